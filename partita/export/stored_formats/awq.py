@@ -97,9 +97,7 @@ def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
                 f"{list(shape)}: the group size of the quantisation settings is wrong",
             )
     tensors = (qweight, scales, qzeros)
-    return _Weight(
-        f"{stem}.weight", (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales
-    )
+    return _Weight(f"{stem}.weight", (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales)
 
 
 FORMAT = StoredFormat("awq", ("AWQ",), "integers of 4 bits and zero points, packed for GEMM kernels", _read)

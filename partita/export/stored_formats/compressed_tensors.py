@@ -201,9 +201,7 @@ def of_integers(
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {integers.name} has {width} inputs")
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
-    return _Weight(
-        name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx
-    )
+    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx)
 
 
 def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:

@@ -40,6 +40,7 @@ class ScaledWeight(StoredWeight):
     """Numbers along each axis that share a scale."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Numbers times scales, in float32."""
         return files.read(self.weight, region).float() * expanded(self.scales, self.blocks, region, files)
 
 
@@ -77,8 +78,9 @@ def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: 
             break
     if len(found) != len(shape) or len(grid) != len(shape):
         raise sources.wrong(
-            scales.name, f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
-            f"{' x '.join(map(str, wanted))}"
+            scales.name,
+            f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
+            f"{' x '.join(map(str, wanted))}",
         )
     return tuple(found)
 

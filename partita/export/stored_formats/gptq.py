@@ -7,8 +7,8 @@
 
     W[n, k] = scales[g, n] * (q[k, n] - z[g, n]),  g = g_idx[k]
 
-(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A stored zero point of all
-ones is 0 less 1 to what masks it and 2^bits to what does not, so it is refused: kernels disagree on it.
+(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A stored zero point of
+all ones is 0 less 1 to what masks it and 2^bits to what does not, so it is refused: kernels disagree on it.
 """
 
 from __future__ import annotations
@@ -127,9 +127,7 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
-    return _Weight(
-        name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less
-    )
+    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
 
 
 def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:

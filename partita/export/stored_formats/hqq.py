@@ -23,9 +23,18 @@ from partita.export.weight_files import OpenFiles, TensorInfo
 PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
 """Bits, and how many integers a number of W_q holds."""
 OTHERS = (
-    ".unpack_view_dtype .view_as_float .quant_scale .quant_zero .offload_meta .encoded_state_dict .stores_quant_config "
-    ".channel_wise .optimize .round_zero .nbits"
-).split()
+    ".unpack_view_dtype",
+    ".view_as_float",
+    ".quant_scale",
+    ".quant_zero",
+    ".offload_meta",
+    ".encoded_state_dict",
+    ".stores_quant_config",
+    ".channel_wise",
+    ".optimize",
+    ".round_zero",
+    ".nbits",
+)
 """Settings that lie beside a weight and say nothing that is needed."""
 
 

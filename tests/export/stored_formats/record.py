@@ -2,8 +2,8 @@
 
     python -m tests.export.stored_formats.record
 
-in an environment with compressed-tensors, bitsandbytes, auto-gptq, autoawq, hqq, optimum-quanto and torchao beside torch
-and transformers, or some of them: what is not there is left as it is. Written were `libraries/*.safetensors` with
+in an environment with compressed-tensors, bitsandbytes, auto-gptq, autoawq, hqq, optimum-quanto and torchao beside
+torch and transformers, or some of them: what is not there is left as it is. Written were `libraries/*.safetensors` with
 compressed-tensors 0.20.0, bitsandbytes 0.50.2, auto-gptq 0.7.1, autoawq 0.2.7.post3, hqq 0.2.8.post1, optimum-quanto
 0.2.7, torchao 0.18.0, transformers 5.23.0. Each file has the stored tensors, `expected`, and the settings of its config
 as metadata.
@@ -11,6 +11,7 @@ as metadata.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -42,6 +43,11 @@ def without_init(*packages: str) -> None:
             sys.modules[name].__path__ = [str(found)]
 
 
+def library(name: str) -> Any:
+    """A module of a library that may not be there. Raises ImportError."""
+    return importlib.import_module(name)
+
+
 def weight() -> torch.Tensor:
     """A weight [32, 64] like a trained one: most numbers are small, some are not."""
     generator = torch.Generator().manual_seed(7)
@@ -50,8 +56,7 @@ def weight() -> torch.Tensor:
 
 def _gptq(bits: int, group: int, *, symmetric: bool, order: bool) -> Recorded:
     without_init("auto_gptq", "auto_gptq.nn_modules", "auto_gptq.nn_modules.qlinear", "auto_gptq.utils")
-    from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear as Plain
-    from auto_gptq.nn_modules.qlinear.qlinear_cuda import QuantLinear as Ordered
+    kernels = library(f"auto_gptq.nn_modules.qlinear.qlinear_cuda{'' if order else '_old'}")
 
     taken = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(1)) if order else torch.arange(WIDTH)
     _, scales, zeros = ours.rounded(weight()[:, taken], bits, group, symmetric=symmetric)
@@ -61,7 +66,7 @@ def _gptq(bits: int, group: int, *, symmetric: bool, order: bool) -> Recorded:
     linear.weight.data = ((integers - zeros.repeat_interleave(group, 1)) * scales.float().repeat_interleave(group, 1))[
         :, taken.argsort()
     ]
-    made = (Ordered if order else Plain)(bits, group, WIDTH, ROWS, False)
+    made = kernels.QuantLinear(bits, group, WIDTH, ROWS, False)
     made.pack(linear.half(), scales.float(), zeros.float(), groups)
     made.wf = made.wf.to("cpu")
     expected = made(torch.eye(WIDTH, dtype=torch.float16)).T  # x W^T of the unit matrix
@@ -72,26 +77,25 @@ def _gptq(bits: int, group: int, *, symmetric: bool, order: bool) -> Recorded:
 
 def _awq() -> Recorded:
     without_init("awq", "awq.modules", "awq.modules.linear", "awq.utils")
-    from awq.modules.linear.gemm import WQLinear_GEMM
-    from awq.utils.packing_utils import dequantize_gemm
+    gemm, unpacking = library("awq.modules.linear.gemm"), library("awq.utils.packing_utils")
 
     group = 32
     integers, scales, zeros = ours.rounded(weight(), 4, group)
     linear = torch.nn.Linear(WIDTH, ROWS, bias=False)
     linear.weight.data = (integers - zeros.repeat_interleave(group, 1)) * scales.float().repeat_interleave(group, 1)
-    made = WQLinear_GEMM.from_linear(linear.half(), 4, group, scales=scales.T.contiguous(), zeros=zeros.T.contiguous())
-    expected = dequantize_gemm(made.qweight, made.qzeros, made.scales, 4, group).T
+    turned = {"scales": scales.T.contiguous(), "zeros": zeros.T.contiguous()}
+    made = gemm.WQLinear_GEMM.from_linear(linear.half(), 4, group, **turned)
+    expected = unpacking.dequantize_gemm(made.qweight, made.qzeros, made.scales, 4, group).T
     settings = {"quant_method": "awq", "bits": 4, "group_size": group, "zero_point": True, "version": "gemm"}
     return settings, {f"X.{name}": getattr(made, name) for name in ("qweight", "qzeros", "scales")}, expected
 
 
 def _compressed(form: str, weights: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Recorded:
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils import calculate_qparams
+    compressors, quantization = library("compressed_tensors.compressors"), library("compressed_tensors.quantization")
+    calculate_qparams = library("compressed_tensors.quantization.utils").calculate_qparams
 
-    args = QuantizationArgs(**weights)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
+    args = quantization.QuantizationArgs(**weights)
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=args, format=form)
     given = weight().to(dtype)
     if args.strategy == "block":
         high, wide = args.block_structure
@@ -104,7 +108,7 @@ def _compressed(form: str, weights: dict[str, Any], dtype: torch.dtype = torch.b
     if args.strategy == "tensor":
         scale, zero = scale.reshape(1), zero.reshape(1)
     state = {"weight": given, "weight_scale": scale, "weight_zero_point": zero}
-    compressor = BaseCompressor.get_value_from_registry(form)
+    compressor = compressors.BaseCompressor.get_value_from_registry(form)
     stored = compressor.compress(state, scheme)
     expected = compressor.decompress(stored, scheme)["weight"]
     settings = {
@@ -135,8 +139,7 @@ def _mxfp4() -> Recorded:
 
 
 def _four_bits(kind: str, *, nested: bool, dtype: torch.dtype) -> Recorded:
-    from bitsandbytes import functional
-
+    functional = library("bitsandbytes.functional")
     packed, state = functional.quantize_4bit(
         weight().to(dtype), blocksize=64, quant_type=kind, compress_statistics=nested
     )
@@ -145,8 +148,7 @@ def _four_bits(kind: str, *, nested: bool, dtype: torch.dtype) -> Recorded:
 
 
 def _eight_bits() -> Recorded:
-    from bitsandbytes import functional
-
+    functional = library("bitsandbytes.functional")
     stored = ours.scaled_rows(weight())
     expected = functional.int8_vectorwise_dequant(stored[".weight"], stored[".SCB"])
     tensors = {f"X{end}": tensor for end, tensor in stored.items()}
@@ -154,52 +156,36 @@ def _eight_bits() -> Recorded:
 
 
 def _hqq(bits: int, axis: int) -> Recorded:
-    from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
-
+    hqq = library("hqq.core.quantize")
     linear = torch.nn.Linear(WIDTH, ROWS, bias=False)
     linear.weight.data = weight()
-    config = BaseQuantizeConfig(nbits=bits, group_size=32, axis=axis)
-    made = HQQLinear(linear, config, compute_dtype=torch.bfloat16, device="cpu")
+    config = hqq.BaseQuantizeConfig(nbits=bits, group_size=32, axis=axis)
+    made = hqq.HQQLinear(linear, config, compute_dtype=torch.bfloat16, device="cpu")
     tensors = {f"X.{name}": tensor for name, tensor in made.state_dict().items()}
     return {"quant_method": "hqq", "quant_config": config}, tensors, made.dequantize()
 
 
 def _quanto(name: str, dtype: torch.dtype = torch.bfloat16) -> Recorded:
-    from optimum.quanto import QLinear, freeze, qtypes
-
+    quanto = library("optimum.quanto")
     linear = torch.nn.Linear(WIDTH, ROWS, bias=False, dtype=dtype)
     linear.weight.data = weight().to(dtype)
-    made = QLinear.from_module(linear, weights=qtypes[name])
-    freeze(made)
+    made = quanto.QLinear.from_module(linear, weights=quanto.qtypes[name])
+    quanto.freeze(made)
     tensors = {f"X.{name}": tensor for name, tensor in made.state_dict().items()}
     expected = made.weight.dequantize()
     return {"quant_method": "quanto", "weights": name.removeprefix("q")}, tensors, expected
 
 
-def _torchao(config: Any) -> Recorded:
-    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-    from torchao.quantization import quantize_
-
+def _torchao(config: str, **settings: Any) -> Recorded:
+    safetensors = library("torchao.prototype.safetensors.safetensors_support")
     linear = torch.nn.Linear(WIDTH, ROWS, bias=False, dtype=torch.bfloat16)
     linear.weight.data = weight().to(torch.bfloat16)
     model = torch.nn.Sequential()
     model.add_module("X", linear)
-    quantize_(model, config())
-    tensors, metadata = flatten_tensor_state_dict({"X.weight": linear.weight.data})
-    settings = {"quant_method": "torchao", "metadata": metadata}
-    return settings, tensors, linear.weight.dequantize()
-
-
-def _int8_weights() -> Any:
-    from torchao.quantization import Int8WeightOnlyConfig
-
-    return Int8WeightOnlyConfig(version=2)
-
-
-def _float8_weights() -> Any:
-    from torchao.quantization import Float8WeightOnlyConfig
-
-    return Float8WeightOnlyConfig()
+    quantization = library("torchao.quantization")
+    quantization.quantize_(model, getattr(quantization, config)(**settings))
+    tensors, metadata = safetensors.flatten_tensor_state_dict({"X.weight": linear.weight.data})
+    return {"quant_method": "torchao", "metadata": metadata}, tensors, linear.weight.dequantize()
 
 
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
@@ -245,8 +231,8 @@ CASES: dict[str, Callable[[], Recorded]] = {
     "hqq_2": lambda: _hqq(2, 1),
     "quanto_int8": lambda: _quanto("qint8"),
     "quanto_float8": lambda: _quanto("qfloat8"),
-    "torchao_int8": lambda: _torchao(_int8_weights),
-    "torchao_float8": lambda: _torchao(_float8_weights),
+    "torchao_int8": lambda: _torchao("Int8WeightOnlyConfig", version=2),
+    "torchao_float8": lambda: _torchao("Float8WeightOnlyConfig"),
 }
 
 

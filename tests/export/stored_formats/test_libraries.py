@@ -37,9 +37,9 @@ def stored(name: str, folder: Path) -> tuple[Quantised, torch.Tensor]:
 
 
 def test_all_that_can_be_recorded_is() -> None:
-    from tests.export.stored_formats.record import CASES as recorded
+    from tests.export.stored_formats import record
 
-    assert sorted(recorded) == CASES
+    assert sorted(record.CASES) == CASES
 
 
 @pytest.mark.parametrize("name", CASES)
