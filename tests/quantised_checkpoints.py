@@ -1,8 +1,8 @@
 """Tiny quantised checkpoints: the weights of a checkpoint of floats, stored as a format stores them.
 
-The packers are written from the formats' documentation and sources, and `tests/export/stored_formats/record.py` compares
-what they store with the formats' own libraries. Each takes a weight [N, K] and gives the tensors that stand for it, by
-the ends of their names.
+The packers are written from the formats' documentation and sources; what the formats' own libraries store is in
+`tests/export/stored_formats`. Each takes a weight [N, K] and gives the tensors that stand for it, by the ends of their
+names.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 def save_quantised(
     source: Path, folder: Path, settings: dict[str, Any], packer: Packer, modules: tuple[str, ...] = PROJECTIONS
 ) -> Path:
-    """Write the checkpoint `source` to `folder` with the weights of `modules` quantised. Returns `folder`."""
+    """Write the checkpoint `source` to `folder` with the weights of `modules` quantised, or stacks of such names.
+
+    Returns `folder`.
+    """
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        stem, _, end = name.rpartition(".")
-        if end == "weight" and stem.rpartition(".")[2] in modules:
+        stem = name.removesuffix(".weight")
+        if tensor.ndim > 1 and stem.rpartition(".")[2] in modules:
             tensors |= {stem + more: part.contiguous() for more, part in packer(tensor.float()).items()}
         else:
             tensors[name] = tensor
@@ -143,3 +146,14 @@ def scaled_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     largest = weight.abs().amax(1)
     integers = (weight * 127 / largest[:, None]).round().to(torch.int8)
     return {".weight": integers, ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
+
+
+def mxfp4(stack: torch.Tensor) -> dict[str, torch.Tensor]:
+    """MXFP4, of a stack [E, K, N] as gpt_oss has its experts."""
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    blocks = stack.transpose(1, 2).unflatten(-1, (-1, 32))
+    exponents = (blocks.abs().amax(-1).clamp(min=1e-6) / 6).log2().ceil()
+    scaled = blocks / exponents.exp2().unsqueeze(-1)
+    nearest = (scaled.abs().unsqueeze(-1) - table).abs().argmin(-1) + 8 * (scaled < 0)
+    data = (nearest[..., 0::2] | (nearest[..., 1::2] << 4)).to(torch.uint8)
+    return {"_blocks": data, "_scales": (exponents + 127).to(torch.uint8)}

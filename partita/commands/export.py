@@ -263,8 +263,9 @@ def _quality(manifest: Manifest) -> list[str]:
     found = manifest.quality
     if found is None:
         return []
+    other = "the original's" if manifest.source.quantised is None else "that of the stored weights"
     return [
-        f"  quality     perplexity {found.perplexity:.3f}, the original's {found.original_perplexity:.3f}: ratio "
+        f"  quality     perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
         f"{found.kl_mean:.4f}, 99th percentile {found.kl_p99:.3f} ({found.tokens:,} tokens of {found.text}, on "
         f"{found.provider})",

@@ -18,14 +18,15 @@ from partita.export.weight_files import OpenFiles, TensorInfo
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A tensor of the checkpoint in the place of one that is read: what transformers asks of either is `tensor[...]`."""
+    """A tensor of the checkpoint that is yet to be read: what transformers asks of one is `tensor[...]`."""
 
     info: TensorInfo
     files: OpenFiles
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
-        return whole if index is Ellipsis else whole[index]
+        taken = whole if index is Ellipsis else whole[index]
+        return taken.contiguous()  # parameters lie in memory as they are given
 
 
 def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:

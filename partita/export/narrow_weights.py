@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from partita.dtypes import PRECISIONS, Precision
+from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import to_ir
 from partita.export.options import ExportOptions
 from partita.export.origins import Rescaled
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, take_names
+from partita.export.stored_formats.base import StoredFloats
 from partita.export.target import Question, TakesEach, Target
 from partita.export.weight_sources import Plain, StoredPart, stored
 from partita.package_records import NarrowWeights
@@ -41,6 +43,8 @@ class Narrow:
     dtype: str
     gathers: bool
     """The target looks up rows of that type."""
+    exactly: bool = False
+    """Only what the checkpoint has in that type is kept so, and nothing is rounded."""
 
 
 def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
@@ -70,6 +74,20 @@ def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
     return Narrow(computing.stored, takes is not None and all(takes([_question("Gather", computing.stored)])))
 
 
+def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach | None) -> Narrow | None:
+    """How the floats beside the integers of a quantised checkpoint are kept: in the 16 bits that they have, where most
+    have as few and the graph computes in float32; None where that is not so.
+    """
+    sizes: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        if (info.decoder is None or isinstance(info.decoder, StoredFloats)) and len(info.shape) > 1:
+            sizes[info.dtype] = sizes.get(info.dtype, 0) + info.size_bytes
+    dtype = max(sizes, key=lambda name: sizes[name], default=WIDE)
+    if computing.dtype != WIDE or dtype not in (each.dtype for each in PRECISIONS.values()) or dtype == WIDE:
+        return None
+    return Narrow(dtype, takes is not None and all(takes([_question("Gather", dtype)])), exactly=True)
+
+
 def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
     """Keep every matrix of `model` in 16 bits, in place; how many there are, by the name of the pass."""
 
@@ -77,7 +95,7 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
         count = 0
         for value in list(model.graph.initializers.values()):
             part = stored(value)
-            if part is not None and _fits(part):
+            if part is not None and _fits(part, how):
                 with over(next(iter(value.uses())).node):
                     _behind_cast(model.graph, value, part, how)
                 count += 1
@@ -98,9 +116,13 @@ def kept_narrow(how: Narrow, models: Sequence[ir.Model]) -> NarrowWeights:
     return NarrowWeights(dtype=how.dtype, weights=len(sources), rounded=len(rounded))
 
 
-def _fits(part: StoredPart) -> bool:
+def _fits(part: StoredPart, how: Narrow) -> bool:
     """Whether it is a matrix, or a stack of them, as the checkpoint has it."""
     source = part.source
+    if how.exactly and isinstance(source, Plain):
+        infos = list(source.origin.tensors())
+        if any(info.dtype != how.dtype or info.decoder is not None for info in infos):
+            return False
     is_plain = isinstance(source, Plain) and source.dtype == to_ir(WIDE) and not isinstance(source.origin, Rescaled)
     return is_plain and len(part.part.shape) >= 2
 

@@ -218,6 +218,8 @@ def _check_packing(options: ExportOptions) -> None:
             ("max_weight_size", options.max_weight_size),
             ("prefill_precision", options.prefill_precision),
         ):
+            if name == "quality_text" and options.precision == AUTO:
+                continue  # whether there is anything to measure shows when the checkpoint is known
             if value is not None and not (options.measures and name in OF_ANY_ROUNDING):
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"

@@ -1,7 +1,8 @@
 """Checkpoints that are already quantised: recognised by their config or by their tensors.
 
-`METHODS` is all that is known about them. Those that `stored_formats/` has a file for are read; the others, and what fits
-none of them, are refused with the name that the checkpoint gives it: packed integers must not be taken for weights.
+`METHODS` is all that is known about them. Those that `stored_formats/` has a file for are read; the others, and what
+fits none of them, are refused with the name that the checkpoint gives it: packed integers must not be taken for
+weights.
 """
 
 from __future__ import annotations

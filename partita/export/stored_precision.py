@@ -7,6 +7,7 @@ float precision dequantises. Anything else would round weights a second time, an
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
@@ -34,8 +35,10 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
     found = checkpoint.quantised
     if found is None:
         if options.requantise:
-            raise UsageError(f"{spelled('requantise', True)}: the weights of {checkpoint.given} are floats; leave it out")
-        return replace(options, precision=EXACT.name) if options.precision == AUTO else options
+            raise UsageError(
+                f"{spelled('requantise', True)}: the weights of {checkpoint.given} are floats; leave it out"
+            )
+        return _checked(options, EXACT.name) if options.precision == AUTO else options
     bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
     if options.requantise:
         if bits is None:
@@ -61,7 +64,12 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
                 f"({found.method}), and not rounded; leave it out, or add {spelled('requantise', True)}, which rounds "
                 "them a second time"
             )
-    changed = replace(options, precision=own)
+    return _checked(options, own)
+
+
+def _checked(options: ExportOptions, precision: str) -> ExportOptions:
+    """The options with a precision. Raises UsageError where others contradict it."""
+    changed = replace(options, precision=precision)
     check_options(changed)
     return changed
 
@@ -76,8 +84,9 @@ def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource
     found = checkpoint.quantised
     if found is None:
         return None
-    packed = "requantised" if options.requantise else "as stored"
-    taken = packed if options.computing.bits is not None else "dequantised"
+    taken: Literal["as stored", "requantised", "dequantised"] = "dequantised"
+    if options.computing.bits is not None:
+        taken = "requantised" if options.requantise else "as stored"
     return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)
 
 

@@ -169,9 +169,9 @@ def test_not_a_decoder(tmp_path: Path, model_type: str, words: str) -> None:
 def test_quantised_checkpoint_is_refused_by_name(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
 ) -> None:
-    folder = edit_config(own_copy(tiny_checkpoint("llama")), quantization_config={"quant_method": "gptq", "bits": 4})
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), quantization_config={"quant_method": "aqlm", "bits": 4})
     error = refuse(folder, tmp_path / "o" / "out")
-    assert isinstance(error, UnsupportedModelError) and "quantised: GPTQ" in str(error)
+    assert isinstance(error, UnsupportedModelError) and "quantised: AQLM" in str(error)
 
 
 def test_pickled_code_in_a_bin_file_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:

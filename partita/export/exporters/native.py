@@ -21,7 +21,7 @@ from partita.export.drafts import Adapters, Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
 from partita.export.fake_model import FakeModel, build_fake_model
 from partita.export.mixes import Mixes
-from partita.export.narrow_weights import kept_narrow, narrow, settled
+from partita.export.narrow_weights import kept_narrow, narrow, narrow_floats, settled
 from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
@@ -128,7 +128,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             beside = make_beside(options, target, plan)
     takes = work.takes if target is None else target.takes
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, narrow(options.computing, takes), adapters)
+    as_stored = plan is not None and plan.stored is not None
+    kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )

@@ -113,7 +113,7 @@ class AsStored:
         """The weight with its columns sorted by group, where they are not in order."""
         first = _rows_of_blocks(origin, [0], files)[0]
         changes = int((first[1:] != first[:-1]).sum())
-        if changes == len(first.unique()) - 1:
+        if changes == len(set(first.tolist())) - 1:
             return origin
         known = {block: place for place, block in enumerate(dict.fromkeys(first.tolist()))}
         groups = torch.tensor([known[block] for block in first.tolist()])
@@ -208,7 +208,9 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles(checkpoint.folder) as files:
         for region in blocks(origin.shape, ROWS_ELEMENTS):
-            read = (origin.read(region, _Part(files, name)).reshape(-1, width // size, size) for name in Quantised._fields)
+            read = (
+                origin.read(region, _Part(files, name)).reshape(-1, width // size, size) for name in Quantised._fields
+            )
             integers, scales, zeros = read
             first, zero = scales[..., :1], zeros[..., :1]
             alike = bool((scales == first).all()) and bool((zeros == zero).all())

@@ -306,6 +306,8 @@ class _Rewriter:
             if weight is None or not isinstance(weight.source, Plain) or weight.shape.rank() < 2:
                 continue
             name = weight.source.name
+            if self.plan.stored is not None and not is_stored(weight.source.origin):
+                continue  # floats of a checkpoint whose integers are taken: they are what they were
             if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.asked_to_stay:
                 continue
             operator = next((use.node.op_type for use in value.uses()), "nothing")

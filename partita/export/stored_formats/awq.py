@@ -68,15 +68,15 @@ def _read(sources: Sources) -> Read:
     version = str(sources.settings.get("version") or "gemm").lower()
     if version != "gemm":
         raise sources.refused(f"packed for the kernels {version[:40]}", "save it in AWQ's version gemm")
-    bits = sources.number("bits", sources.number("w_bit", BITS))
-    if bits != BITS:
+    bits = sources.number("bits", "w_bit")
+    if bits not in (None, BITS):
         raise sources.refused(f"with {bits} bits", f"only {BITS} bits can be read")
-    size = sources.number("group_size", sources.number("q_group_size", 128, -1), -1)
+    size = sources.number("group_size", "q_group_size", least=-1)
     found = [_weight(sources, stem, size) for stem in sources.stems(".qweight", INT32)]
     return Read([weight for weight in found if weight is not None])
 
 
-def _weight(sources: Sources, stem: str, size: int) -> _Weight | None:
+def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
     qweight, scales = sources.take(f"{stem}.qweight", INT32), sources.take(f"{stem}.scales", FLOAT)
     qzeros = sources.take(f"{stem}.qzeros", INT32)
     if qweight is None or scales is None or qzeros is None:
@@ -85,8 +85,9 @@ def _weight(sources: Sources, stem: str, size: int) -> _Weight | None:
         if len(info.shape) != 2:
             raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
     width, rows = qweight.shape[0], qweight.shape[1] * PER_WORD
+    size = width // max(1, scales.shape[0]) if size is None else size
     group = size if size > 0 else width
-    if width % group:
+    if not group or width % group:
         raise sources.wrong(qweight.name, f"has {width} inputs, which groups of {size} do not divide")
     for info, shape in ((scales, (width // group, rows)), (qzeros, (width // group, rows // PER_WORD))):
         if info.shape != shape:
@@ -96,9 +97,7 @@ def _weight(sources: Sources, stem: str, size: int) -> _Weight | None:
                 f"{list(shape)}: the group size of the quantisation settings is wrong",
             )
     tensors = (qweight, scales, qzeros)
-    return _Weight(
-        f"{stem}.weight", (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales
-    )
+    return _Weight(f"{stem}.weight", (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales)
 
 
 FORMAT = StoredFormat("awq", ("AWQ",), "integers of 4 bits and zero points, packed for GEMM kernels", _read)

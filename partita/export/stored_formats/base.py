@@ -151,11 +151,14 @@ class Sources:
         """The error of a setting, or of a kind of tensors, that cannot be read."""
         return UnsupportedModelError(f"{self.folder}: the checkpoint is quantised: {self.method} {what}; {advice}")
 
-    def number(self, key: str, default: int, least: int = 1) -> int:
-        """A setting. Raises CheckpointError when it is no number, or too small."""
-        value = self.settings.get(key, default)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    def number(self, *keys: str, least: int = 1) -> int | None:
+        """The first of some settings that is there; None where none is, and what it says shows in the tensors.
+
+        Raises CheckpointError when it is no number, or too small.
+        """
+        key = next((key for key in keys if self.settings.get(key) is not None), None)
+        value = None if key is None else self.settings[key]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise CheckpointError(f"{self.folder}: {key} of the quantisation settings is {str(value)[:40]!r}")
         return value
 

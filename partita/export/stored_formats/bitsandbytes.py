@@ -142,8 +142,8 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     elements = shape[0] * shape[1]
     if 2 * _count(data) != elements + elements % 2 or _count(absmax) != -(-elements // block) or table.shape != (16,):
         raise sources.wrong(
-            name, f"is {list(data.shape)} with {_count(absmax)} scales, and {said.name} says {shape} in blocks of "
-            f"{block}"
+            name,
+            f"is {list(data.shape)} with {_count(absmax)} scales, and {said.name} says {shape} in blocks of {block}",
         )
     tensors = (data, absmax, table, *(each for each in others if each is not None))
     offset, dtype = float(settings.get("nested_offset") or 0.0), str(settings.get("dtype"))

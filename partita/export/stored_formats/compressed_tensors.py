@@ -40,8 +40,7 @@ from partita.export.stored_formats.base import (
 from partita.export.stored_formats.fp8 import ACTIVATIONS, BLOCK, scaled, take_activation_scales
 from partita.export.weight_files import OpenFiles, TensorInfo
 
-BITS = (2, 4, 8)
-"""Those that fill a word."""
+BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _read(sources: Sources) -> Read:
         if weight is None or scales is None:
             continue
         if weight.dtype in ("I8", "torch.int8"):
-            weights.append(_integers(sources, stem, weight, scales, 8, weight.shape))
+            weights.append(_of_module(sources, stem, weight, scales, 8, weight.shape))
         else:
             weights.append(scaled(sources, weight, scales, blocks))
             sources.optional(f"{stem}.weight_zero_point")
@@ -150,20 +149,40 @@ def _packed(sources: Sources, stem: str) -> StoredWeight | None:
         shape = tuple(files.read(stored, tuple((0, size) for size in stored.shape)).reshape(-1).tolist())
     if len(shape) != 2 or min(shape) < 1 or len(packed.shape) != 2 or packed.shape[0] != shape[0]:
         raise sources.wrong(packed.name, f"is {list(packed.shape)}, and {stored.name} says {list(shape)}")
-    bits = next((bits for bits in BITS if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
+    said = [each.get("num_bits") for each in _groups_with(sources.settings, "weights")]
+    allowed = [bits for bits in BITS if bits in said or not any(said)]
+    bits = next((bits for bits in allowed if -(-shape[1] * bits // WORD) == packed.shape[1]), None)
     if bits is None:
+        asked = " or ".join(str(bits) for bits in (allowed or said))
         raise sources.wrong(
             packed.name,
-            f"is {list(packed.shape)} for {shape[1]} inputs, which is none of {', '.join(map(str, BITS))} bits",
+            f"is {list(packed.shape)}, and {shape[1]} inputs do not fill it with integers of {asked} bits; "
+            f"{', '.join(map(str, BITS))} can be read",
         )
-    return _integers(sources, stem, packed, scales, bits, (int(shape[0]), int(shape[1])))
+    return _of_module(sources, stem, packed, scales, bits, (int(shape[0]), int(shape[1])))
 
 
-def _integers(
+def _of_module(
     sources: Sources, stem: str, integers: TensorInfo, scales: TensorInfo, bits: int, shape: tuple[int, ...]
-) -> _Weight:
-    """A weight of integers. Raises CheckpointError when the tensors do not fit one another."""
+) -> StoredWeight:
+    """A weight of integers, with what is optional beside it."""
     zeros, g_idx = sources.optional(f"{stem}.weight_zero_point"), sources.optional(f"{stem}.weight_g_idx", INT32)
+    return of_integers(sources, f"{stem}.weight", shape, bits, integers, scales, zeros, g_idx)
+
+
+def of_integers(
+    sources: Sources,
+    name: str,
+    shape: tuple[int, ...],
+    bits: int,
+    integers: TensorInfo,
+    scales: TensorInfo,
+    zeros: TensorInfo | None,
+    g_idx: TensorInfo | None = None,
+) -> StoredWeight:
+    """A weight of integers with a sign, or of words of such. Raises CheckpointError when the tensors do not fit one
+    another.
+    """
     if len(shape) != 2:
         raise sources.wrong(integers.name, f"is {list(shape)}, not a matrix")
     rows, width = shape
@@ -182,8 +201,7 @@ def _integers(
     if g_idx is not None and g_idx.shape != (width,):
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {integers.name} has {width} inputs")
     tensors = tuple(info for info in (integers, scales, zeros, g_idx) if info is not None)
-    name, block = f"{stem}.weight", width // groups
-    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, block, integers, scales, zeros, g_idx)
+    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, width // groups, integers, scales, zeros, g_idx)
 
 
 def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:

@@ -40,6 +40,7 @@ class ScaledWeight(StoredWeight):
     """Numbers along each axis that share a scale."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Numbers times scales, in float32."""
         return files.read(self.weight, region).float() * expanded(self.scales, self.blocks, region, files)
 
 
@@ -77,17 +78,23 @@ def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: 
             break
     if len(found) != len(shape) or len(grid) != len(shape):
         raise sources.wrong(
-            scales.name, f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
-            f"{' x '.join(map(str, wanted))}"
+            scales.name,
+            f"is {list(scales.shape)}, which does not fit {weight.name} {list(shape)} in blocks of "
+            f"{' x '.join(map(str, wanted))}",
         )
     return tuple(found)
 
 
-def scaled(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int]) -> ScaledWeight:
-    """The weight of a tensor of narrow floats and its scales. Raises CheckpointError when they do not fit."""
+def scaled(
+    sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int], name: str | None = None
+) -> ScaledWeight:
+    """The weight of a tensor of narrow floats and its scales, called `name` where that is not the tensor's.
+
+    Raises CheckpointError when they do not fit.
+    """
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
     blocks = blocks_of(sources, weight, scales, wanted)
-    return ScaledWeight(weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
+    return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
 def take_activation_scales(sources: Sources) -> tuple[str, ...]:

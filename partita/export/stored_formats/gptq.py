@@ -7,14 +7,14 @@
 
     W[n, k] = scales[g, n] * (q[k, n] - z[g, n]),  g = g_idx[k]
 
-(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A stored zero point of all
-ones is 0 less 1 to what masks it and 2^bits to what does not, so it is refused: kernels disagree on it.
+(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A stored zero point of
+all ones is 0 less 1 to what masks it and 2^bits to what does not, so it is refused: kernels disagree on it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +105,14 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
     qzeros, g_idx = sources.take(f"{stem}.qzeros", INT32), sources.optional(f"{stem}.g_idx", INT32)
     if qweight is None or scales is None or qzeros is None:
         return None
+    _check_ranks(sources, (qweight, scales, qzeros))
+    rows = qweight.shape[1]
     bits, size = _settings_of(sources, stem)
+    bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
         raise sources.wrong(qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} can be read")
-    check_ranks(sources, {qweight: 2, scales: 2, qzeros: 2})
-    width, rows = qweight.shape[0] * WORD // bits, qweight.shape[1]
+    width = qweight.shape[0] * WORD // bits
+    size = size or width // max(1, scales.shape[0])
     group = width if size < 0 else size
     groups = -(-width // group)
     wanted = {scales: (groups, rows), qzeros: (groups, rows * bits // WORD)}
@@ -124,21 +127,21 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
-    return _Weight(
-        name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less
-    )
+    return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
 
 
-def check_ranks(sources: Sources, ranks: Mapping[TensorInfo, int]) -> None:
-    """Raise CheckpointError for a tensor of another number of axes."""
-    for info, rank in ranks.items():
-        if len(info.shape) != rank:
-            raise sources.wrong(info.name, f"is {list(info.shape)}, not a tensor of {rank} axes")
+def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:
+    """Raise CheckpointError for a tensor that is no matrix."""
+    for info in infos:
+        if len(info.shape) != 2:
+            raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
 
 
-def _settings_of(sources: Sources, stem: str) -> tuple[int, int]:
-    """Bits and group size of a module: GPTQModel may have others for some ("dynamic", regular expressions)."""
-    found: dict[str, Any] = {"bits": sources.number("bits", 4), "group_size": sources.number("group_size", 128, -1)}
+def _settings_of(sources: Sources, stem: str) -> tuple[int | None, int | None]:
+    """Bits and group size of a module, as far as they are said: GPTQModel may have others for some ("dynamic", regular
+    expressions).
+    """
+    found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
     dynamic = sources.settings.get("dynamic")
     for pattern, override in (dynamic if isinstance(dynamic, Mapping) else {}).items():
         if not isinstance(override, Mapping) or pattern.startswith("-"):
@@ -149,9 +152,10 @@ def _settings_of(sources: Sources, stem: str) -> tuple[int, int]:
             raise sources.refused(f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json") from error
         if fits:
             found |= {key: value for key, value in override.items() if key in found and isinstance(value, int)}
-    if found["group_size"] == 0 or found["group_size"] < -1:
-        raise sources.wrong(f"{stem}.qweight", f"has a group size of {found['group_size']}")
-    return found["bits"], found["group_size"]
+    size = found["group_size"]
+    if size is not None and (size == 0 or size < -1):
+        raise sources.wrong(f"{stem}.qweight", f"has a group size of {size}")
+    return found["bits"], size
 
 
 FORMAT = StoredFormat("gptq", ("GPTQ",), "integers of 2, 3, 4 or 8 bits, zero points, act-order", _read)

@@ -41,7 +41,7 @@ class _Weight(AffineWeight):
         places = unpack(data.reshape(-1, BYTES), 4, BLOCK).reshape(*data.shape[:2], -1)
         integers = (torch.tensor(TWICE, dtype=torch.int16) + MIDDLE).to(torch.uint8)[places.long()]
         exponents = files.read(self.scales, (experts, rows, (low, high))).to(torch.int32) - BIAS - 1
-        scales = torch.ldexp(torch.ones(()), exponents).repeat_interleave(BLOCK, -1)
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents).repeat_interleave(BLOCK, -1)
         inside = slice(begin - low * BLOCK, end - low * BLOCK)
         middle = torch.full((1, 1, 1), MIDDLE, dtype=torch.uint8)
         return Parts(integers[..., inside].transpose(1, 2), scales[..., inside].transpose(1, 2), middle)

@@ -1,0 +1,132 @@
+"""HQQ: integers of 1 to 8 bits with a scale and a zero point for each group; zero points are floats.
+
+    X.W_q [rows / 2, columns] uint8    of a table of groups: a group is a row of it (axis 1) or a column (axis 0); the
+                                       first part of its rows in the highest bits, the last in the lowest
+    X.scale, X.zero                    [groups, 1] or [1, groups]
+    X.nbits, X.group_size, X.axis, X.shape, X.packing, X.compute_dtype    as tensors
+
+    W = ((q - zero) * scale) in compute_dtype, as rows of `shape`
+
+(hqq, core/quantize.py Quantizer.dequantize, core/bitpack.py.) A zero point that is no integer cannot be packed exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from partita.export.origins import Region
+from partita.export.stored_formats.base import FLOAT, INTEGER, Read, Sources, StoredFormat, StoredWeight
+from partita.export.weight_files import OpenFiles, TensorInfo
+
+PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
+"""Bits, and how many integers a number of W_q holds."""
+OTHERS = (
+    ".unpack_view_dtype",
+    ".view_as_float",
+    ".quant_scale",
+    ".quant_zero",
+    ".offload_meta",
+    ".encoded_state_dict",
+    ".stores_quant_config",
+    ".channel_wise",
+    ".optimize",
+    ".round_zero",
+    ".nbits",
+)
+"""Settings that lie beside a weight and say nothing that is needed."""
+
+
+@dataclass(frozen=True)
+class _Weight(StoredWeight):
+    """[N, K]."""
+
+    group: int
+    along_rows: bool
+    """A group is a row of the table (axis 1)."""
+    bits: int
+    per_number: int
+    rounded: torch.dtype
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        (first, last), (begin, end) = region
+        width = self.shape[1]
+        start, stop = first * width, last * width
+        elements = self.shape[0] * width
+        columns = self.group if self.along_rows else elements // self.group
+        low, high = start // columns, -(-stop // columns)
+        integers = self._table(low, high, elements // columns, columns, files)
+        one, other = (low, high), (0, 1)
+        places = (one, other) if self.along_rows else ((0, 1), (0, columns))
+        scales, zeros = (files.read(info, places) for info in self.tensors[1:3])
+        made = (integers.to(self.rounded) - zeros.to(self.rounded)) * scales.to(self.rounded)
+        flat = made.float().reshape(-1)[start - low * columns : stop - low * columns]
+        return flat.reshape(last - first, width)[:, begin:end]
+
+    def _table(self, low: int, high: int, rows: int, columns: int, files: OpenFiles) -> torch.Tensor:
+        """Rows `low` .. `high` of the table of groups."""
+        data = self.tensors[0]
+        step = data.shape[0]
+        made = torch.empty(high - low, columns, dtype=torch.int32)
+        for part in range(self.per_number):
+            begin, end = max(low, part * step), min(high, (part + 1) * step, rows)
+            if begin < end:
+                some = files.read(data, ((begin - part * step, end - part * step), (0, columns))).to(torch.int32)
+                shift = self.bits * (self.per_number - 1 - part)
+                made[begin - low : end - low] = (some >> shift) & ((1 << self.bits) - 1)
+        return made
+
+
+def _read(sources: Sources) -> Read:
+    found = [_weight(sources, stem) for stem in sources.stems(".W_q", INTEGER)]
+    return Read([weight for weight in found if weight is not None])
+
+
+def _weight(sources: Sources, stem: str) -> _Weight | None:
+    data, scale, zero = sources.take(f"{stem}.W_q"), sources.take(f"{stem}.scale", FLOAT), sources.take(f"{stem}.zero")
+    said = {key: sources.take(f"{stem}.{key}") for key in ("shape", "axis", "group_size", "packing", "compute_dtype")}
+    sources.taken.update(f"{stem}{end}" for end in OTHERS if f"{stem}{end}" in sources.tensors)
+    if data is None or scale is None or zero is None or None in said.values():
+        return None
+    shape, (axis,), (group,) = (_numbers(sources, said[key]) for key in ("shape", "axis", "group_size"))
+    packing, dtype = (_text(sources, said[key]) for key in ("packing", "compute_dtype"))
+    rounded = getattr(torch, dtype.removeprefix("torch."), None)
+    if packing not in PACKINGS or not isinstance(rounded, torch.dtype):
+        raise sources.wrong(data.name, f"is packed as {packing[:40]!r} for {dtype[:40]!r}, which cannot be read")
+    bits, per_number = PACKINGS[packing]
+    elements = shape[0] * shape[1] if len(shape) == 2 else 0
+    if not elements or group < 1 or elements % group or axis not in (0, 1):
+        raise sources.wrong(data.name, f"is of shape {shape} in groups of {group} along axis {axis}")
+    groups = elements // group
+    table = (groups, group) if axis == 1 else (group, groups)
+    stored = (-(-table[0] // per_number), table[1])
+    wanted = {data: stored, scale: (groups, 1) if axis == 1 else (1, groups)}
+    wanted[zero] = wanted[scale]
+    for info, expected in wanted.items():
+        if info.shape != expected:
+            raise sources.wrong(
+                info.name, f"is {list(info.shape)}; {shape} in groups of {group} asks for {list(expected)}"
+            )
+    name = dtype.removeprefix("torch.")
+    return _Weight(
+        f"{stem}.weight", (shape[0], shape[1]), (data, scale, zero), name, group, axis == 1, bits, per_number, rounded
+    )
+
+
+def _numbers(sources: Sources, info: TensorInfo | None) -> list[int]:
+    """The whole numbers in a small tensor. Raises CheckpointError when it is none."""
+    assert info is not None
+    if len(info.shape) > 1 or sum(info.shape) > 64:
+        raise sources.wrong(info.name, f"is {list(info.shape)}, not a setting")
+    with OpenFiles(sources.folder) as files:
+        found = files.read(info, tuple((0, size) for size in info.shape))
+    return [int(number) for number in found.reshape(-1).tolist()]
+
+
+def _text(sources: Sources, info: TensorInfo | None) -> str:
+    """The text whose characters are the numbers of a small tensor."""
+    return "".join(chr(number) for number in _numbers(sources, info) if 0 < number < 0x110000)
+
+
+FORMAT = StoredFormat("hqq", ("HQQ",), "integers of 1 to 8 bits; zero points are floats", _read)
