@@ -75,8 +75,17 @@ class Checkpoint:
     """How its weights are quantised; None when they are floats."""
     unmerged: Mapping[str, TensorInfo] | None = None
     """Its tensors without the adapter that is merged into `tensors`; None where none is."""
+    file: Path | None = None
+    """The GGUF file that `folder`, a temporary one, was made of."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it was read."""
     scratch: Any = field(default=None, compare=False, repr=False)
-    """What keeps `folder` where it is, of a checkpoint that is none itself."""
+    """What keeps such a folder where it is."""
+
+    @property
+    def where(self) -> Path:
+        """What messages call it by: the folder, or the file."""
+        return self.file or self.folder
 
     @property
     def model_type(self) -> str:
@@ -131,7 +140,16 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
     tensors = dict(quantised.tensors)
     name = Path(given).name
     return Checkpoint(
-        folder, name, config, _architecture(config), tensors, (prepared.file,), quantised, scratch=prepared.scratch
+        folder,
+        name,
+        config,
+        _architecture(config),
+        tensors,
+        (prepared.file,),
+        quantised if quantised.weights else None,
+        file=file,
+        notes=prepared.notes,
+        scratch=prepared.scratch,
     )
 
 

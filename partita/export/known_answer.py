@@ -118,7 +118,7 @@ def load(checkpoint: Checkpoint) -> Any:
     give_back()  # of what was done before, sessions too, which is most of what an export holds beside the model
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with quiet(), translated("loading the original model"), _read_and_not_mapped():
-        if checkpoint.quantised is not None or checkpoint.unmerged is not None:
+        if any(info.decoder is not None for info in checkpoint.tensors.values()):
             loaded = dequantised.load(checkpoint, config)
         else:
             loaded = auto_class(checkpoint.config).from_pretrained(
@@ -133,7 +133,7 @@ def load(checkpoint: Checkpoint) -> Any:
     model, info = loaded
     if info.get("missing_keys"):
         raise UnsupportedModelError(
-            f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}"
+            f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.where}"
         )
     return model
 

@@ -25,6 +25,7 @@ from partita.export.origins import Rescaled
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, take_names
+from partita.export.stored_formats.base import StoredFloats
 from partita.export.target import Question, TakesEach, Target
 from partita.export.weight_sources import Plain, StoredPart, stored
 from partita.package_records import NarrowWeights
@@ -84,7 +85,7 @@ def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach
     """
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
-        if info.decoder is None and len(info.shape) > 1:
+        if (info.decoder is None or isinstance(info.decoder, StoredFloats)) and len(info.shape) > 1:
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.size_bytes
     dtype = max(sizes, key=lambda name: sizes[name], default=WIDE)
     if computing.dtype != WIDE or dtype not in (each.dtype for each in PRECISIONS.values()) or dtype == WIDE:

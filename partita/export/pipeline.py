@@ -99,7 +99,7 @@ def _run(
         stops = stop_tokens(runtime.reader, checkpoint.folder)
     work.options = options = _settled(stored_precision.settled(work.options, checkpoint), target, quality_text)
     _refuse_exporter(options, chosen, checkpoint.quantised)
-    for note in stored_precision.notes(options, checkpoint):
+    for note in (*checkpoint.notes, *stored_precision.notes(options, checkpoint)):
         tell(work, note)
     cache_rounding.ask(options, target)
     try:

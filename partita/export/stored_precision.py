@@ -109,7 +109,7 @@ def _own(found: Quantised, checkpoint: Checkpoint) -> str:
     if found.all_affine and found.bits is not None:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
     raise UnsupportedModelError(
-        f"{checkpoint.folder}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
+        f"{checkpoint.where}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
         f"package can have as they are stored; name {spelled('precision', 'bf16')}, fp16 or fp32, which keep the "
         f"numbers and need more room, or add {spelled('requantise', True)} to {spelled('precision', 'int8')} or int4, "
         "which rounds them a second time"

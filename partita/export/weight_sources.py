@@ -142,7 +142,7 @@ class Plain:
                 cast = piece.to(target)
                 if torch.isnan(cast).any():
                     raise CheckpointError(
-                        f"{self.checkpoint.folder}: tensor {self.name} holds NaN; the checkpoint is broken"
+                        f"{self.checkpoint.where}: tensor {self.name} holds NaN; the checkpoint is broken"
                     )
                 if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
                     raise CheckpointError(

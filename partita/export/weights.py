@@ -83,7 +83,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             if items
         ]
         raise CheckpointError(
-            f"{checkpoint.folder}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
+            f"{checkpoint.where}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
         )
 
 

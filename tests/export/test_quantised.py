@@ -142,21 +142,12 @@ def test_by_its_tensors(
     assert f"quantised: {words}" in error and f"(by its tensor {PROJECTION}" in error
 
 
-def test_gguf(
-    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beside a config, alone, or given itself; a checkpoint that has weights as well is one."""
+def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     from partita.export.checkpoint import open_checkpoint
 
     folder = own_copy(tiny_checkpoint("llama"))
     (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    open_checkpoint(str(folder))
-    (folder / "model.safetensors").unlink()
-    assert "quantised: GGUF (model-Q4_K_M.gguf)" in refused(folder, tmp_path, capsys)
-    (folder / "config.json").unlink()
-    assert "gguf_file='model-Q4_K_M.gguf'" in refused(folder, tmp_path, capsys)
-    assert run(["export", str(folder / "model-Q4_K_M.gguf"), str(tmp_path / "out")]) == 1
-    assert "quantised: GGUF (model-Q4_K_M.gguf)" in capsys.readouterr().err
+    assert open_checkpoint(str(folder)).files == ("model.safetensors",)
 
 
 @pytest.mark.parametrize(

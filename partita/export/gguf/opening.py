@@ -117,7 +117,7 @@ def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
         weights = weights_of(prepared.header, config, prepared.file)
     packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
     tensors = {name: weight.info for name, weight in weights.items()}
-    return Quantised(_method(prepared.header), tensors, packed, prepared.notes)
+    return Quantised(_method(prepared.header), tensors, packed)
 
 
 def _mapped_as(architecture: str) -> str:

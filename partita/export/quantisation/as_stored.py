@@ -216,8 +216,8 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
             if not alike or (grid.symmetric and bool((zero != grid.middle).any())):
                 name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.folder}: {name}: the numbers of a block have several scales")
+                raise CheckpointError(f"{checkpoint.where}: {name}: the numbers of a block have several scales")
             if not bool(torch.isfinite(first).all()):
                 name = min(info.name for info in origin.tensors())
-                raise CheckpointError(f"{checkpoint.folder}: {name}: a stored scale is NaN or infinite")
+                raise CheckpointError(f"{checkpoint.where}: {name}: a stored scale is NaN or infinite")
             yield region[0][0], Quantised(integers, first.squeeze(-1).contiguous(), zero.squeeze(-1).contiguous())

@@ -179,7 +179,7 @@ class _Rounds:
         weight = module.weight.detach()
         if not all(bool(torch.isfinite(each).all()) for each in given):
             raise CheckpointError(
-                f"{self.checkpoint.folder}: what is multiplied by {wanted.tensor} overflows float32 on "
+                f"{self.checkpoint.where}: what is multiplied by {wanted.tensor} overflows float32 on "
                 f"{spelled('calibrate', self.text.name)}, though no weight is NaN or infinite; leave "
                 f"{spelled('calibrate')} out"
             )
@@ -295,6 +295,6 @@ def _refuse_broken(model: Any, checkpoint: Checkpoint) -> None:
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise CheckpointError(
-                f"{checkpoint.folder}: tensor {name} holds NaN or infinite values and cannot be quantised; the "
+                f"{checkpoint.where}: tensor {name} holds NaN or infinite values and cannot be quantised; the "
                 "checkpoint is broken"
             )

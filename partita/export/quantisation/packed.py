@@ -121,7 +121,7 @@ class Packed:
                 rows = self.origin.read(region, files).to(torch.float32)
                 if not torch.isfinite(rows).all():
                     raise CheckpointError(
-                        f"{self.checkpoint.folder}: tensor {self.name} holds NaN or infinite values and cannot be "
+                        f"{self.checkpoint.where}: tensor {self.name} holds NaN or infinite values and cannot be "
                         "quantised; the checkpoint is broken"
                     )
                 step = max(1, WORKING_ELEMENTS // self.width)

@@ -31,7 +31,7 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
             raise NotAsStoredError(f"{form.summary} takes 8 bits without zero points")
     except NotAsStoredError as error:
         raise UnsupportedModelError(
-            f"{plain.checkpoint.folder}: {plain.name} cannot be packed as it is stored: {error}; add "
+            f"{plain.checkpoint.where}: {plain.name} cannot be packed as it is stored: {error}; add "
             f"{spelled('requantise', True)}, which rounds the weights a second time, or name {spelled('precision')} "
             "fp16 or bf16, which keeps their numbers"
         ) from error
@@ -61,7 +61,7 @@ def taken_by_experts(plan: Plan, weights: Sequence[Plain]) -> Taken | None:
         taken = _of(plan).take([plain.origin for plain in weights])
     except NotAsStoredError as error:
         raise UnsupportedModelError(
-            f"{weights[0].checkpoint.folder}: {weights[0].name} and {weights[1].name} cannot be packed as they are "
+            f"{weights[0].checkpoint.where}: {weights[0].name} and {weights[1].name} cannot be packed as they are "
             f"stored: {error}; add {spelled('requantise', True)}, which rounds the weights a second time, or name "
             f"{spelled('precision')} fp16 or bf16, which keeps their numbers"
         ) from error
