@@ -193,7 +193,7 @@ class Manifest(Record):
         """
         if self.rounded_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
-        exact = self.narrow is not None and not self.narrow.rounded
+        exact = self.narrow is not None and not self.narrow.rounded and self.packed is None
         return TOLERANCES[EXACT.name if exact else self.graph.precision]
 
     def file(self, name: str) -> FileRecord | None:

@@ -220,6 +220,16 @@ def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported)
     assert np.array_equal(array, expected) or np.array_equal(array, expected.T)
 
 
+def test_a_package_of_a_checkpoint_in_16_bits_is_replayed_as_it_is(
+    quantised: Quantised, exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not quantised is exact, and the products round activations all the same."""
+    package = exported(quantised("gptq_fp16", GPTQ, formats.gptq(), "float16"))
+    manifest = read_manifest(package)
+    assert manifest.narrow is not None and not manifest.narrow.rounded and manifest.tolerance == 1e-1
+    assert run(["verify", str(package), "--provider", "cpu"]) == 0, capsys.readouterr().err
+
+
 def test_rounding_a_second_time_is_said(quantised: Quantised, exported: Exported, short_text: Path) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     asked: dict[str, Any] = {"precision": "int4", "requantise": True}
