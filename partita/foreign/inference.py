@@ -68,7 +68,8 @@ class Inference:
             self.check_causal(main)
         for graph, phase in self.graphs:
             self.check_states(graph, phase, meant[graph.file], pairs)
-        logits = {graph.file: self.logits_port(graph) for graph, _ in self.graphs}
+        presents = frozenset(pair.present.name for pair in pairs)
+        logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
         batch = self.batch_size(main, meant[main.file])
         length = length_of(self.where, pairs, self.evidence, self.written, self.max_length, self.notes)
         vocab = self.vocab_size(logits[main.file], main)
@@ -136,11 +137,11 @@ class Inference:
         shown = listing(port.declared for port in graph.inputs[:5]) or "none"
         return self.wrong(graph, f"no input can be told to take token ids; its inputs are {shown}", WRITE_CONTRACT)
 
-    def logits_port(self, graph: GraphFacts) -> PortFact:
+    def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
         """The output of logits. Raises PackageError where none can be told."""
         given = [name for name, role in self.written.ports.items() if role == "logits"]
         wanted = given[0] if given else self.evidence.names.get("logits")
-        found = logits_of(graph, wanted, self.evidence.vocab_size)
+        found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
             raise self.wrong(graph, f"no output can be told to be logits [B, S, vocabulary]: {shown}", WRITE_CONTRACT)
