@@ -50,6 +50,13 @@ class Meaning:
     source: str
 
 
+def fits(port: PortFact, role: Role) -> bool:
+    """Whether an input can have a role by its type and rank."""
+    sign = next((sign for sign in INPUTS if sign.role == role), None)
+    dtypes, ranks = (INTEGERS, frozenset((0, 1))) if sign is None else (sign.dtypes, sign.ranks)
+    return port.dtype in dtypes and (port.shape is None or len(port.shape) in ranks)
+
+
 def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     """What an input means by its name, type and rank. `roles`: those that a configuration gives names."""
     if port.name in roles:
