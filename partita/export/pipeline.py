@@ -50,8 +50,8 @@ def export(
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
-    `options.quality_text`; `offer` adds to the refusal of a model what else may export it. Raises a PartitaError that names what is wrong; nothing that looks like a package is left
-    behind.
+    `options.quality_text`; `offer` adds to the refusal of a model what else may export it. Raises a PartitaError that
+    names what is wrong; nothing that looks like a package is left behind.
     """
     check_options(options)
     if options.computing.bits is not None and options.activations is None:

@@ -1,4 +1,4 @@
-"""`--cache growing`: the layout of optimum. Past has a row for each token so far, and a mask says which of them count."""
+"""`--cache growing`: the layout of optimum. Past has a row for each token so far; a mask says which of them count."""
 
 from __future__ import annotations
 

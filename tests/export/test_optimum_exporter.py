@@ -1,4 +1,4 @@
-"""`--exporter optimum` without optimum: the environment is played by a script, which writes what optimum would, or fails.
+"""`--exporter optimum` without optimum: a script plays its environment, and writes what optimum would, or fails.
 
 What the real one does is in tests/optimum.
 """

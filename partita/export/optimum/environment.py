@@ -17,6 +17,7 @@ from partita import orphans
 from partita.errors import InstallationError, PartitaError, UnsupportedModelError
 from partita.export.optimum import child
 from partita.remedies import Remedy
+from partita.spelling import spelled
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 """Environment variable with the interpreter of the environment."""
@@ -56,9 +57,10 @@ class Environment:
         }
         found = self._ask(request, out.parent)
         if child.TASK not in found["tasks"]:
+            version = found["versions"].get(DISTRIBUTION, "")
             raise UnsupportedModelError(
-                f"optimum-onnx {found['versions'].get(DISTRIBUTION, '')} does not export decoders of type {model_type}; "
-                "leave the exporter out to use Partita's own"
+                f"optimum-onnx {version} does not export decoders of type {model_type}; "
+                f"{spelled('exporter', 'native')} may"
             )
         versions: dict[str, str] = found["versions"]
         return versions
