@@ -72,6 +72,8 @@ def main() -> None:
     runpy.run_path(request["orphans"])["end_with_parent"](request["parent"])
     try:
         found = answer(request)
+    except ModuleNotFoundError as error:
+        found = {"lacks": error.name}
     except Exception as error:  # noqa: BLE001 - the parent says it in one line; the log has the traceback
         import traceback
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from partita import orphans
-from partita.errors import InstallationError, PartitaError, UnsupportedModelError
+from partita.errors import InstallationError, UnsupportedModelError
 from partita.export.optimum import child
 from partita.remedies import Remedy
 from partita.spelling import spelled
@@ -75,6 +75,8 @@ class Environment:
             found: dict[str, Any] = {}
             with suppress(OSError, ValueError):
                 found = json.loads(answer.read_text(encoding="utf-8"))
+            if "lacks" in found:
+                raise InstallationError(f"the environment of optimum lacks the module {found['lacks']}", remedy=MAKE)
             if "error" in found:
                 raise _failed(found["error"])
             if "tasks" not in found:
@@ -138,10 +140,8 @@ def _run(python: Path, request: str, log: Any, folder: Path) -> int:
             running.wait()
 
 
-def _failed(said: str) -> PartitaError:
+def _failed(said: str) -> UnsupportedModelError:
     """The error for an export that optimum did not do."""
-    if "No module named" in said:
-        return InstallationError(f"the environment of optimum lacks a library ({said})", remedy=MAKE)
     return UnsupportedModelError(f"optimum's exporter failed: {said[:400]}")
 
 
