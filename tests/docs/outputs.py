@@ -128,6 +128,24 @@ def bench() -> str:
     return on_a_page(lambda console: render(recordings.bench(), console))
 
 
+def foreign(line: str, layout: str, *copies: str) -> str:
+    """What a command line prints of a sample folder of another exporter; its model is copied to these names."""
+    from tests.foreign.conftest import SAMPLES
+
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with place_of_examples() as folder, redirect_stdout(out), redirect_stderr(err):
+        name = shlex.split(line)[2]
+        shutil.copytree(SAMPLES / layout, folder / name)
+        for copy in copies:
+            (folder / name / copy).parent.mkdir(exist_ok=True)
+            shutil.copy(SAMPLES / layout / "model.onnx", folder / name / copy)
+        if copies:
+            (folder / name / "model.onnx").unlink()
+        cli.run([*shlex.split(line)[1:], *(["--reference", str(SAMPLES / "checkpoint")] if "verify" in line else [])])
+    out.seek(0)
+    return out.read() + err.getvalue()
+
+
 def verdicts(*names: str) -> str:
     """The first sentence of each of these reports."""
     from partita.partition_reports.verdict import give_verdict
@@ -158,4 +176,9 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "memcpy": lambda: run("partita report explain webgpu.json Memcpy_token_0"),
     "bench": bench,
     "error-json": error_as_json,
+    "foreign-candidates": lambda: foreign(
+        "partita generate hub 1,2 --token-ids", "optimum", "onnx/model_fp16.onnx", "onnx/model_q4.onnx"
+    ),
+    "foreign-place": lambda: foreign("partita place optimum --provider cpu", "optimum").partition("\n")[2],
+    "foreign-verify": lambda: foreign("partita verify genai-fp32-cpu --provider cpu", "genai-fp32-cpu"),
 }

@@ -160,6 +160,18 @@ def check_options(block: Block) -> None:
         assert command.make_context("partita", words), line
 
 
+def check_contract(block: Block) -> None:
+    """A contract file that `--contract` takes, with every field that there is."""
+    import tomllib
+
+    from partita.foreign.written import Written, WrittenFile, WrittenStates
+
+    written = Written.model_validate(tomllib.loads(block.text))
+    assert written.model_fields_set == set(Written.model_fields)
+    for entry, kind in ((written.files[0], WrittenFile), (written.states[0], WrittenStates)):
+        assert entry.model_fields_set == set(kind.model_fields)
+
+
 NOT_COMPARED = {"support-webgpu": "2,942 experiments on a WebGPU device; tests/support renders tables of its own"}
 """Outputs that no test can make again, and why."""
 CHECKS: dict[str, Callable[[Block], None]] = {
@@ -172,6 +184,7 @@ CHECKS: dict[str, Callable[[Block], None]] = {
     "manifest": check_manifest,
     "update": check_update,
     "options": check_options,
+    "foreign-contract": check_contract,
 }
 
 
@@ -189,7 +202,7 @@ def test_a_block_is_accounted_for(block: Block) -> None:
     elif block.name in CHECKS:
         CHECKS[block.name](block)
     elif block.name in OUTPUTS or block.text.startswith("$ "):
-        if block.name.startswith("export"):
+        if block.name.startswith(("export", "foreign-verify")):
             require("torch")  # whose module the summary of an export is in
         lines = printed(block)
         assert lines is not None
