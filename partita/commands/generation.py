@@ -29,7 +29,7 @@ from partita.library.chain import Target
 from partita.library.engine import ReportRequest
 from partita.library.generation import Generation, GenerationStep, begin, told_options
 from partita.library.local import LocalEngine
-from partita.library.notes import idle, unverified
+from partita.library.notes import idle, inferred, unverified
 from partita.library.run_report import limits_error
 from partita.package import Manifest
 from partita.partition_reports import storage
@@ -103,7 +103,7 @@ def _say_notes(
 ) -> None:
     """What the user should know before the first token."""
     say_chain(engine.target, engine.runner.resolutions)
-    known = (*map(idle, engine.opened.idle), *unverified(engine.manifest.verification))
+    known = (*map(idle, engine.opened.idle), *unverified(engine.manifest.verification), *inferred(engine.manifest))
     for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
         say(line)
 

@@ -25,10 +25,13 @@ from partita.foreign.layouts import (
 from partita.foreign.reading import read_graph
 from partita.foreign.shapes import cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
+from partita.observations.text_format import listing
 from partita.package import MANIFEST, FileRecord, Graph, Manifest, Source, TokenizerKind, read_manifest, unreadable
 from partita.package_records import ForeignRecord, Verification
 from partita.spelling import spelled
 
+LONGEST = 1 << 24
+"""The most tokens of a text that can be asked for."""
 NO_ANSWER = "Partita did not write it, so it has no known answer"
 TOKENIZERS: Mapping[str, TokenizerKind] = {
     "tokenizer.json": "tokenizers",
@@ -93,8 +96,8 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
             )
         return read_manifest(folder)
     written = NOTHING if choice.contract is None else read_written(choice.contract)
-    if choice.max_length is not None and choice.max_length < 1:
-        raise UsageError(f"{spelled('max_length')} is {choice.max_length}; it must be at least 1")
+    if choice.max_length is not None and not 1 <= choice.max_length <= LONGEST:
+        raise UsageError(f"{spelled('max_length')} is {choice.max_length}; it must be between 1 and {LONGEST:,}")
     evidence = read_evidence(folder)
     found = _candidates(folder, evidence, written)
     chosen = choose(folder, found, choice.variant)
@@ -118,6 +121,12 @@ def _candidates(folder: Path, evidence: Evidence, written: Written) -> tuple[Can
     """The models of a folder. Raises PackageError for folders of other models than decoders."""
     if written.files:
         files: tuple[tuple[str, Phase], ...] = tuple((entry.file, entry.phase) for entry in written.files)
+        if sorted(phase for _, phase in files) not in (["any"], ["decode", "prefill"]):
+            raise UsageError(
+                f"{spelled('contract')}: its files are {listing(f'{file} ({phase})' for file, phase in files)}; name one "
+                "for any phase, or one for prefill and one for decode"
+            )
+        files = tuple(sorted(files, key=lambda entry: entry[1] == "decode"))
         return (Candidate("", files),)
     if evidence.file:
         return (Candidate("", ((evidence.file, "any"),)),)

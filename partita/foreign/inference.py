@@ -15,7 +15,7 @@ from partita.foreign.agreement import check_agreement
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
-from partita.foreign.ports import INTEGERS, Meaning, by_name, logits_of, tokens_by_use
+from partita.foreign.ports import INTEGERS, Meaning, by_name, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import Shapes, length_of
 from partita.foreign.states import Pair, pair_up
 from partita.foreign.written import NOTHING, Written
@@ -62,13 +62,15 @@ class Inference:
     def run(self) -> Inferred:
         """The contract. Raises PackageError for what cannot be understood."""
         main = next((graph for graph, phase in self.graphs if phase != "prefill"), self.graphs[0][0])
+        self.check_written()
         meant = {graph.file: self.inputs_of(graph) for graph, _ in self.graphs}
         pairs = self.states_of(main, meant[main.file])
         if not pairs:
             self.check_causal(main)
         for graph, phase in self.graphs:
             self.check_states(graph, phase, meant[graph.file], pairs)
-        logits = {graph.file: self.logits_port(graph) for graph, _ in self.graphs}
+        presents = frozenset(pair.present.name for pair in pairs)
+        logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
         batch = self.batch_size(main, meant[main.file])
         length = length_of(self.where, pairs, self.evidence, self.written, self.max_length, self.notes)
         vocab = self.vocab_size(logits[main.file], main)
@@ -94,6 +96,13 @@ class Inference:
             tuple(self.notes),
         )
 
+    def check_written(self) -> None:
+        """Raise PackageError for a port that the user wrote down and no graph has."""
+        there = {port.name for graph, _ in self.graphs for port in (*graph.inputs, *graph.outputs)}
+        odd = [name for name in self.written.ports if name not in there]
+        if odd:
+            raise PackageError(f"{self.where}: {WRITTEN} has a port {odd[0]!r}, which no graph has")
+
     # --- inputs and outputs -------------------------------------------------------------------------------------------
 
     def inputs_of(self, graph: GraphFacts) -> dict[str, Meaning]:
@@ -102,7 +111,10 @@ class Inference:
         found: dict[str, Meaning] = {}
         for port in graph.inputs:
             if port.name in self.written.ports:
-                found[port.name] = Meaning(self.written.ports[port.name], WRITTEN)
+                role = self.written.ports[port.name]
+                if not fits(port, role):
+                    raise self.wrong(graph, f"the input {port.declared} cannot be for {role} by its type and rank")
+                found[port.name] = Meaning(role, WRITTEN)
             elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
                 found[port.name] = meaning
         if all(meaning.role != "tokens" for meaning in found.values()):
@@ -136,11 +148,11 @@ class Inference:
         shown = listing(port.declared for port in graph.inputs[:5]) or "none"
         return self.wrong(graph, f"no input can be told to take token ids; its inputs are {shown}", WRITE_CONTRACT)
 
-    def logits_port(self, graph: GraphFacts) -> PortFact:
+    def logits_port(self, graph: GraphFacts, presents: frozenset[str]) -> PortFact:
         """The output of logits. Raises PackageError where none can be told."""
         given = [name for name, role in self.written.ports.items() if role == "logits"]
         wanted = given[0] if given else self.evidence.names.get("logits")
-        found = logits_of(graph, wanted, self.evidence.vocab_size)
+        found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
             raise self.wrong(graph, f"no output can be told to be logits [B, S, vocabulary]: {shown}", WRITE_CONTRACT)

@@ -50,6 +50,13 @@ class Meaning:
     source: str
 
 
+def fits(port: PortFact, role: Role) -> bool:
+    """Whether an input can have a role by its type and rank."""
+    sign = next((sign for sign in INPUTS if sign.role == role), None)
+    dtypes, ranks = (INTEGERS, frozenset((0, 1))) if sign is None else (sign.dtypes, sign.ranks)
+    return port.dtype in dtypes and (port.shape is None or len(port.shape) in ranks)
+
+
 def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     """What an input means by its name, type and rank. `roles`: those that a configuration gives names."""
     if port.name in roles:
@@ -87,12 +94,16 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
     return False
 
 
-def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int) -> PortFact | None:
-    """The output [B, S, vocab] of logits: the one with that name, or called so, or of the vocabulary's size."""
+def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
+    """The output [B, S, vocab] of logits: the one with that name, or called so, or of the vocabulary's size, or the
+    only one that is none of `states`.
+    """
     if wanted is not None:
         return graph.output(wanted)
     ranked = [
-        port for port in graph.outputs if port.dtype in FLOATS and port.shape is not None and len(port.shape) == 3
+        port
+        for port in graph.outputs
+        if port.name not in states and port.dtype in FLOATS and port.shape is not None and len(port.shape) == 3
     ]
     called = [port for port in ranked if re.fullmatch(r"(.*[./_])?logits", port.name)]
     sized = [port for port in ranked if vocab_size and port.shape is not None and port.shape[-1] == vocab_size]

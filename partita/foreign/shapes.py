@@ -89,6 +89,8 @@ class Shapes:
         axis = TOKENS_AXIS if shared else growing_axis(pair, self.graph, batch_axis)
         if said is not None and said.grows is not None:
             axis = None if said.grows is False else said.grows
+        if axis is not None and not 0 <= axis < len(pair.past.shape or ()):
+            raise self._wrong(pair, f"it has no axis {axis}")
         grows = None if in_place else axis
         return State(
             past=pair.past.name,

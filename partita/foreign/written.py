@@ -61,7 +61,7 @@ class Written(Record):
     ports: Mapping[str, Role] = {}
     """Role of inputs and outputs by name."""
     states: tuple[WrittenStates, ...] = ()
-    max_length: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=1, le=1 << 24)
     batch_size: int | None = Field(default=None, ge=1)
     vocab_size: int | None = Field(default=None, ge=1)
     appends_chunks: bool | None = None

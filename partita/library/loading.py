@@ -13,7 +13,7 @@ from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.engine import Engine
 from partita.library.model import Model
-from partita.library.notes import idle, not_used, unverified
+from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.where import Libraries, ProviderOptions, Providers, where
 from partita.package import Manifest
 
@@ -97,6 +97,6 @@ def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
     for entry in engine.opened.chain:
         if entry.status != "active":
             notes.append(not_used(entry.provider, entry))
-    notes += [*map(idle, engine.opened.idle), *unverified(manifest.verification)]
+    notes += [*map(idle, engine.opened.idle), *unverified(manifest.verification), *inferred(manifest)]
     for line in notes:
         LOGGER.warning(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partita.library.engine import Begun
 from partita.observations.records import ChainEntry, remedy_of
+from partita.package import Manifest
 from partita.package_records import Verification
 from partita.providers.resolve import Resolution
 from partita.spelling import spelled
@@ -19,6 +20,11 @@ def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = T
 def idle(name: str) -> str:
     """A provider of the chain that started and took no node."""
     return f"{name} is in the chain but was assigned no nodes; place shows why"
+
+
+def inferred(manifest: Manifest) -> tuple[str, ...]:
+    """What was decided about a folder that Partita did not write, and could have been otherwise."""
+    return () if manifest.foreign is None else manifest.foreign.notes
 
 
 def unverified(verification: Verification, package: str = "this package") -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def test_without_a_reference_there_is_nothing_to_verify_with(
     assert "no known answer" in err and f"partita verify {folder} --reference CHECKPOINT" in err
 
 
-@pytest.mark.parametrize("layout", ["optimum", "merged", "genai-fp32-cpu"])
+@pytest.mark.parametrize("layout", ["merged", "genai-fp32-cpu"])
 def test_the_original_model_is_the_reference(layout: str, sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     require("torch")
     folder = sample(layout)

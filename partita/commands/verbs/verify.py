@@ -20,6 +20,7 @@ from partita.commands.arguments import (
     VariantOption,
     chain_options,
     folder_choice,
+    not_empty,
 )
 
 app = typer.Typer()
@@ -38,6 +39,7 @@ def verify(
         str | None,
         typer.Option(
             metavar="CHECKPOINT",
+            parser=not_empty,
             help="Original model, a folder or a hub id, to compare a folder with that has no known answer.",
         ),
     ] = None,

@@ -49,11 +49,15 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
     for row, prompt in enumerate(prompts):
         check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
     if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
-        raise not_apart("prompts of different lengths")
+        raise not_apart("prompts of different lengths", moves=executor.cache.moves)
 
 
-def not_apart(what: str) -> GenerationError:
-    """Rows that cannot begin at different steps."""
+def not_apart(what: str, *, moves: bool) -> GenerationError:
+    """Rows that cannot begin at different steps. `moves`: of a cache that grows."""
+    if moves:
+        return GenerationError(
+            f"{what}: this cache grows, and has one length for all rows; give prompts of equal length together"
+        )
     return GenerationError(
         f"{what}: one row's part of a bfloat16 state on this device cannot be zeroed; give prompts of equal length "
         f"together, or export with another {spelled('precision')}"

@@ -79,7 +79,7 @@ class Engine:
         if not cache.begins_rows_apart and any(
             filled or other.known != len(request.prompt) for other, filled in others
         ):
-            raise not_apart("a prompt that begins beside others")
+            raise not_apart("a prompt that begins beside others", moves=cache.moves)
         cache.release_row(row)
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
         return row

@@ -52,6 +52,11 @@ class Cache:
         return all(store.clears(len(self.filled)) for store in self.stores)
 
     @property
+    def moves(self) -> bool:
+        """Whether a step leaves some state elsewhere than it found it."""
+        return any(store.moves and any(True for _ in store.named()) for store in self.stores)
+
+    @property
     def staying(self) -> frozenset[str]:
         """States, by the names that graphs read them as, that are bound once and for all."""
         return frozenset(past for store in self.stores if not store.moves for past, _ in store.named())

@@ -20,7 +20,7 @@ from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
 from partita.runtime.engine.cache.buffers import Residence
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.session import Session
 
 
@@ -93,10 +93,14 @@ class GrowingStates:
             self.clear()
 
     def rewinds(self, tokens: int) -> bool:
-        """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has."""
-        return tokens == 0 or (
-            self._rows == 1 and all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
-        )
+        """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has and
+        in memory that can be read back.
+        """
+        if tokens == 0:
+            return True
+        known = all(buffer.memory in (HOST_MEMORY, CUDA_MEMORY) for buffer in self._now)
+        plain = all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
+        return self._rows == 1 and known and plain
 
     def rewind(self, row: int, tokens: int) -> None:
         """Keep all but the last tokens of every state; by way of the host."""
