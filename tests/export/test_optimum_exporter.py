@@ -51,7 +51,7 @@ if request["do"] == "export" and tasks and MODE == "copy":
 Path(request["answer"]).write_text(json.dumps(found))
 """
 Play = Callable[..., Path]
-NO_TARGET = {"cache": "growing"}
+NO_TARGET: dict[str, Any] = {"cache": "growing"}
 """With which no provider is looked for, and which says of optimum's graphs nothing new."""
 
 
