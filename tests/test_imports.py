@@ -97,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "package_records",
         "process",
         "signals",
+        "orphans",
         "files",
         "extras",
         "strangers",

@@ -52,6 +52,7 @@ READ = {
     "export quality_text",
     "inspect package",
     "inspect against",
+    "inspect contract",
     "place model",
     "bench package",
     "bench against",

@@ -177,6 +177,9 @@ def check_command(command: tuple[str, ...]) -> None:
         assert words[0] in ("install", "uninstall")
         for word in words[1:]:
             assert word.startswith("--") or installable(word), f"{word} is no package that Partita knows of"
+    elif program == "make":
+        targets = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+        assert all(re.search(rf"^{word}:", targets, re.MULTILINE) for word in words[1:]), words
     else:
         assert program in TRIED or program in OF_SYSTEMS, f"nobody tries {program}"
 

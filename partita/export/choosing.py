@@ -14,6 +14,7 @@ from partita.export.attention import ranked
 from partita.export.drafts import Draft
 from partita.export.fake_model import FakeModel
 from partita.export.operators import CONTRIB
+from partita.export.ports import TOTAL
 from partita.export.progress import stage
 from partita.export.recurrence import used_by
 from partita.export.target import Answer, Target, asked, candidates, describe, instead_of, rank, skeleton
@@ -162,7 +163,11 @@ class Choosing:
 
 def _one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
     """Sizes of the inputs of a graph that reads one token."""
-    ports = {port.name: tuple(size if isinstance(size, int) else 1 for size in port.shape) for port in traced.inputs}
+    sizes = {TOTAL: traced.spec.max_length + 1}  # a cache that grows, and has its most rows before the step
+    ports = {
+        port.name: tuple(size if isinstance(size, int) else sizes.get(size, 1) for size in port.shape)
+        for port in traced.inputs
+    }
     return {**ports, **{state.past: state.shape for state in traced.states}}
 
 

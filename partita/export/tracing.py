@@ -20,13 +20,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.contract import Port, State
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
-from partita.export.attention.base import Cursor
 from partita.export.axis_names import name_axes
 from partita.export.calling import call
 from partita.export.causal_buffers import rows_by_position
 from partita.export.cleaning import clean
 from partita.export.complex_numbers import complex_as_pairs
-from partita.export.element_types import of_ir, of_torch, to_torch
+from partita.export.element_types import to_torch
 from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
 from partita.export.experts import experts_form
 from partita.export.fake_model import FakeModel, quiet, translated
@@ -35,20 +34,17 @@ from partita.export.node_names import ROOT, name_nodes
 from partita.export.operators import DOMAINS
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
+from partita.export.ports import TORCH_POSITIONS, check_grows, cursor_shape, past_shape, ports_of, state_table
 from partita.export.recurrence import read_states, replaced
 from partita.export.rope import rope_by_length
 from partita.export.spec import TraceSpec
-from partita.export.state import LayerState, layer_count
+from partita.export.state import layer_count
 from partita.export.translations import TABLE
 from partita.spelling import spelled
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
 SMALL_SIZES = 130
 """Sizes below are all tried on what a trace takes for granted: more than any usual chunk."""
-POSITIONS, TORCH_POSITIONS = "int32", torch.int32
-"""GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
-fits."""
-
 TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
 """Nodes of the last trace that torch 2.13 keeps in a module of its own, and through them the whole graph."""
 
@@ -147,8 +143,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
     """
     if lowering.grows:
-        _check_grows(fake, spec)
-    table = _state_table(fake, lowering, spec)
+        check_grows(fake, spec)
+    table = state_table(fake, lowering, spec)
     states = tuple(table.values())
     arguments = _examples(fake, lowering, spec, states)
     with (
@@ -189,24 +185,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         name_nodes(model)
         if spec.opset < WRITTEN:
             to_opset17(model)
-    return Traced(model, *_ports(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
-
-
-def _check_grows(fake: FakeModel, spec: TraceSpec) -> None:
-    """Raise UnsupportedModelError for a model whose states or inputs have no place in the layout that grows."""
-    said = spelled("cache", "growing")
-    if fake.probed.extras:
-        kind = fake.probed.extras[0].kind
-        raise UnsupportedModelError(f"{said}: the model keeps {kind} states, which do not grow; leave it out")
-    if fake.rope_by_length:
-        raise UnsupportedModelError(
-            f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
-            "it out"
-        )
-    if spec.sequence_length is not None:
-        raise UnsupportedModelError(
-            f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out"
-        )
+    return Traced(model, *ports_of(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
 
 
 def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
@@ -220,24 +199,12 @@ def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tupl
             "position_ids": torch.zeros(spec.batch, length, dtype=positions),
             "rows": () if lowering.grows else (torch.zeros(rows, dtype=torch.long),),
             "cursors": tuple(
-                torch.zeros(_cursor_shape(c, spec, EXAMPLE_PAST + length), dtype=getattr(torch, c.dtype))
+                torch.zeros(cursor_shape(c, spec, EXAMPLE_PAST + length), dtype=getattr(torch, c.dtype))
                 for c in lowering.cursors
             ),
-            "past": tuple(torch.zeros(_past_shape(s, EXAMPLE_PAST), dtype=to_torch(s.dtype)) for s in states),
+            "past": tuple(torch.zeros(past_shape(s, EXAMPLE_PAST), dtype=to_torch(s.dtype)) for s in states),
             "lengths": (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else (),
         }
-
-
-def _cursor_shape(cursor: Cursor, spec: TraceSpec, total: Any) -> tuple[Any, ...]:
-    """The shape of a cursor; `total`: T, the rows of a cache that grows."""
-    if cursor.per_key:
-        return spec.batch, total
-    return (spec.batch,) if cursor.per_row else ()
-
-
-def _past_shape(state: State, past: int) -> tuple[int, ...]:
-    """The shape of a state before a step; `past`: P, the rows that a state that grows has then."""
-    return tuple(past if axis == state.grows else size for axis, size in enumerate(state.shape))
 
 
 def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
@@ -289,44 +256,6 @@ def broken_guard(taken: Granted, max_length: int) -> str | None:
             if expression.subs(dict.fromkeys(expression.free_symbols, size)) == False:  # noqa: E712 - sympy's own
                 return f"{expression} does not hold for {size}"
     return None
-
-
-def _state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:
-    """Every state of the model in the order of the graph's inputs."""
-    table: dict[Key, State] = {}
-    for layer in fake.probed.layers:
-        key_width, value_width = _widths(layer, lowering)
-        for kind, width in (("key", key_width), ("value", value_width)):
-            table[kind, layer.layer, 0] = State(
-                past=f"past_key_values.{layer.layer}.{kind}",
-                present=f"present.{layer.layer}.{kind}",
-                layer=layer.layer,
-                kind=kind,  # type: ignore[arg-type]
-                shape=(spec.batch, layer.kv_heads, spec.max_length, width),
-                dtype=fake.dtype,
-                window=layer.window,
-                grows=2 if lowering.grows else None,
-                in_place=not lowering.grows,
-            )
-    for extra in fake.probed.extras:
-        name = f"{extra.layer}.{extra.kind}" + (f".{extra.index}" if extra.index else "")
-        table[extra.kind, extra.layer, extra.index] = State(
-            past=f"past_key_values.{name}",
-            present=f"present.{name}",
-            layer=extra.layer,
-            kind=extra.kind,
-            shape=extra.shape,
-            dtype=of_torch(extra.dtype),
-        )
-    return table
-
-
-def _widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
-    """Head size of keys and values in the cache."""
-    if lowering.same_kv_width and layer.fused:
-        widest = max(layer.key_width, layer.value_width)
-        return widest, widest
-    return layer.key_width, layer.value_width
 
 
 def _settle_length(model: ir.Model, batch: int) -> None:
@@ -422,27 +351,3 @@ def _drop_unused_inputs(model: ir.Model) -> None:
         if value.name == "input_ids":
             raise UnsupportedModelError("the traced graph does not read its tokens; this model cannot be exported")
         graph.inputs.remove(value)
-
-
-def _ports(
-    model: ir.Model, lowering: Lowering, spec: TraceSpec, fake: FakeModel
-) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
-    """Ports of the graph that are not states, by role."""
-    tokens: tuple[int | str, ...] = (spec.batch, spec.sequence_length or "sequence_length")
-    rows: int | str = 1 if spec.sequence_length else "sequence_length" if lowering.grows else "logits_rows"
-    positions = "int64" if lowering.grows else POSITIONS
-    known = {
-        "input_ids": Port(name="input_ids", role="tokens", shape=tokens, dtype="int64"),
-        "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype=positions),
-        "logits_indices": Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"),
-        "rope_length": Port(name="rope_length", role="rope_length", shape=(), dtype=POSITIONS),
-    }
-    for cursor in lowering.cursors:
-        shape: tuple[int | str, ...] = _cursor_shape(cursor, spec, "total_sequence_length")
-        known[cursor.name] = Port(name=cursor.name, role=cursor.role, shape=shape, dtype=cursor.dtype)
-    inputs = tuple(known[v.name] for v in model.graph.inputs if v.name in known)
-    logits = model.graph.outputs[0]
-    assert logits.dtype is not None
-    shape = (spec.batch, rows, fake.vocab_size)
-    output = Port(name="logits", role="logits", shape=shape, dtype=of_ir(logits.dtype))
-    return inputs, (output,)

@@ -231,13 +231,14 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
 
-    Left out where rotary frequencies depend on the length of the text: the reference has those of the whole. Where
+    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole, and where
+    the cache grows, as all rows share its length. Where
     prompts have a graph with weights of its own, only prompts are compared: what the reference has after them was
     computed after the whole of its own.
     """
     runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
     lengths = _row_lengths(runner, answer)
-    if len(set(lengths)) < 2 or _depends_on_length(runner):
+    if len(set(lengths)) < 2 or _why_together(runner):
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
     reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
@@ -269,9 +270,13 @@ def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
     return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.contract.batch_size)]
 
 
-def _depends_on_length(runner: Runner) -> bool:
-    """Whether the logits of a text depend on how long it gets."""
-    return port_by_role(runner.loaded("decode").graph, "rope_length") is not None
+def _why_together(runner: Runner) -> str:
+    """Why rows of different length cannot be compared; empty where they can."""
+    if port_by_role(runner.loaded("decode").graph, "rope_length") is not None:
+        return "the rotary frequencies depend on the length of the text"
+    if any(state.grows is not None for state in runner.contract.states):
+        return "the cache grows, and all rows share its length"
+    return ""
 
 
 def _forced(answer: KnownAnswer) -> Sampler:
@@ -286,7 +291,7 @@ def _forced(answer: KnownAnswer) -> Sampler:
 
 def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
     """What of a package the known answer cannot have shown, as the end of a sentence."""
-    apart = len(set(_row_lengths(runner, answer))) > 1 and _depends_on_length(runner)
+    together = _why_together(runner) if len(set(_row_lengths(runner, answer))) > 1 else ""
     tokens = len(answer.prompt) + len(answer.tokens)
     windows = sorted({state.window or 0 for state in runner.contract.states if (state.window or 0) >= tokens})
     parts = (
@@ -295,8 +300,8 @@ def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> s
         else []
     )
     parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
-    if apart:
-        parts.append("rows of different length not compared: the rotary frequencies depend on the length of the text")
+    if together:
+        parts.append(f"rows of different length not compared: {together}")
     return "".join(f"; {part}" for part in parts)
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from partita import cli
 from partita.partition_reports import storage
 from tests.docs import recordings
+from tests.foreign.conftest import SAMPLES
 
 WIDTH = 100
 """Columns of every output on the pages."""
@@ -27,11 +28,14 @@ FILES = {"run": "webgpu", "webgpu": "webgpu", "fp16": "fp16", "fp32": "fp32"}
 
 @contextmanager
 def place_of_examples() -> Iterator[Path]:
-    """A folder with the report files that the examples name, as the working directory, and WIDTH columns."""
+    """A folder with the files that the examples name, reports and an export of optimum, as the working directory, and
+    WIDTH columns.
+    """
     before, columns = Path.cwd(), os.environ.get("COLUMNS")
     with TemporaryDirectory() as name:
         for file, recording in FILES.items():
             storage.write(recordings.report(recording), Path(name) / f"{file}.json")
+        shutil.copytree(SAMPLES / "optimum", Path(name) / "my-onnx")
         os.chdir(name)
         os.environ["COLUMNS"] = str(WIDTH)
         try:

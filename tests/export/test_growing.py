@@ -1,4 +1,4 @@
-"""`--cache growing`: the layout of optimum. Past has a row for each token so far, and a mask says which of them count."""
+"""`--cache growing`: the layout of optimum. Past has a row for each token so far; a mask says which of them count."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from partita.export.pipeline import ExportOptions, check_options
 from partita.package import again, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
-VARIED = ("llama", "gemma2", "bloom", "gpt_oss")
-"""Grouped heads; windows and softcap; position biases of the model's own; sinks and experts."""
+HEAVY = pytest.mark.heavy
+VARIED = ("llama", "bloom", pytest.param("gemma2", marks=HEAVY), pytest.param("gpt_oss", marks=HEAVY))
+"""Grouped heads; position biases of the model's own; windows and softcap; sinks and experts."""
 Array = npt.NDArray[Any]
 
 
@@ -63,13 +64,13 @@ def run(
     return dict(zip(names, session.run(None, given), strict=True))
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "bloom"])
+@pytest.mark.parametrize("kind", ["bloom", pytest.param("gemma2", marks=HEAVY)])
 def test_padding_at_the_left_of_a_row_changes_nothing(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str
 ) -> None:
     """As transformers' generate pads prompts of unequal length. Positions of bloom follow from the places."""
-    checkpoint = tiny_checkpoint(kind)
-    folder = exported(checkpoint, cache="growing", batch_size=2, verify=False)
+    folder = exported(tiny_checkpoint(kind), cache="growing", batch_size=2)
+    assert "all rows share its length" in read_manifest(folder).verification.detail
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     ids = np.array([[5, 9, 12, 40, 7, 3], [0, 0, 12, 40, 7, 3]])
     mask = np.array([[1] * 6, [0, 0, 1, 1, 1, 1]])
@@ -87,7 +88,7 @@ def test_padding_at_the_left_of_a_row_changes_nothing(
 
 
 def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    checkpoint = tiny_checkpoint("gemma2")
+    checkpoint = tiny_checkpoint("llama")
     tokens = []
     for cache in ("fixed", "growing"):
         with partita.load(exported(checkpoint, cache=cache), "cpu") as model:

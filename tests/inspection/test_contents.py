@@ -24,6 +24,7 @@ from partita.package import MANIFEST, read_manifest
 from partita.runtime.contents.licence import licence_of
 from partita.runtime.contents.light import read_light
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.foreign.conftest import SAMPLES
 from tests.inspection.graphs import FLOAT, model, save, weight
 
 MS = "com.microsoft"
@@ -322,3 +323,32 @@ def test_neither_onnxruntime_nor_torch_is_loaded(package, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0 []", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sample", "layout", "module", "how"),
+    [
+        ("optimum", "optimum", "model.layers.0.mlp.up_proj", "float32"),
+        ("genai-int4-cpu", "onnxruntime-genai", "model.layers.0.mlp.up_proj", "int4, MatMulNBits, blocks of 32"),
+    ],
+)
+def test_folders_of_other_exporters_have_a_contract_that_is_inferred(sample, layout, module, how):
+    found = partita.inspect(SAMPLES / sample)
+    assert (found.kind, found.model.layout, found.findings) == ("onnx folder", layout, ())
+    assert found.contract is not None and layout in found.contract.source and found.foreign is not None
+    assert {port.role for port in found.graphs[0].inputs} >= {"tokens", "mask"}
+    assert found.cache is not None and found.cache.bytes_per_token * found.contract.max_length == found.cache.size_bytes
+    (kept_as,) = kept(found, module)
+    assert kept_as.startswith(how)
+    assert partita.inspect(SAMPLES / "optimum", against=SAMPLES / sample).differences or sample == "optimum"
+
+
+def test_absurd_sizes_are_told_and_nothing_is_made_of_them(tmp_path):
+    nodes, weights = cast_to_float()
+    path = save(model(nodes, weights), tmp_path / "model.onnx", external=True)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.initializer[0].dims[:] = [1 << 40, 1 << 20]
+    path.write_bytes(proto.SerializeToString())
+    found = partita.inspect(path)
+    assert found.weights.size_bytes == 1 << 61
+    assert any("it is cut off" in finding.what for finding in found.findings)

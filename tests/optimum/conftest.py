@@ -15,7 +15,7 @@ from tests.foreign.makers.with_optimum import TYPES
 
 HERE = Path(__file__).parent
 MAKER = HERE.parent / "foreign" / "makers" / "with_optimum.py"
-ROUNDED = ("llama", "qwen2", "gpt2")
+ROUNDED = ("llama", "qwen2", "mistral")
 """Types of which there are exports in fp16 and int8, too."""
 __all__ = ["ROUNDED", "TYPES"]
 
@@ -55,7 +55,7 @@ def ask(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Ask:
 
 @pytest.fixture(scope="session")
 def made(python: Path, ask: Ask, tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders TYPE/checkpoint, TYPE/optimum and TYPE/tokens.json; of some TYPE/fp16 and TYPE/int8; of llama the rest."""
+    """TYPE/checkpoint, TYPE/optimum and TYPE/tokens.json; of some TYPE/fp16 and TYPE/int8; of llama the rest."""
     out = tmp_path_factory.mktemp("optimum-")
     run(python, "-I", MAKER, out, tiny_checkpoint("llama"))
     ask(

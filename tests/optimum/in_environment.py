@@ -17,7 +17,7 @@ from typing import Any
 
 def fp16(request: dict[str, Any]) -> None:
     """What `optimum-cli export onnx --dtype fp16` writes."""
-    from optimum.exporters.onnx import main_export
+    from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
 
     task = "text-generation-with-past"
     main_export(request["source"], request["out"], task=task, dtype="fp16", do_validation=False, no_post_process=True)
@@ -25,8 +25,8 @@ def fp16(request: dict[str, Any]) -> None:
 
 def int8(request: dict[str, Any]) -> None:
     """What `optimum-cli onnxruntime quantize --avx512_vnni` writes, with the files beside it."""
-    from optimum.onnxruntime import ORTQuantizer
-    from optimum.onnxruntime.configuration import AutoQuantizationConfig
+    from optimum.onnxruntime import ORTQuantizer  # type: ignore[import-not-found]
+    from optimum.onnxruntime.configuration import AutoQuantizationConfig  # type: ignore[import-not-found]
 
     quantizer = ORTQuantizer.from_pretrained(request["source"], file_name="model.onnx")
     config = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=False)

@@ -16,8 +16,8 @@ from tests.optimum.conftest import ROUNDED, TYPES, Ask, generated, known
 
 pytestmark = pytest.mark.heavy
 GROUPED = ("phi3",)
-"""Types with fewer KV heads than heads for which optimum-onnx 0.1.0 takes as many: it runs none of their graphs, its own
-included."""
+"""Types with fewer KV heads than heads for which optimum-onnx 0.1.0 takes as many: it runs no graph of theirs, not even
+its own."""
 PRECISIONS = ("fp16", "int8")
 
 

@@ -1,6 +1,6 @@
 """Runs in the environment of optimum: `python -I child.py`, a request as JSON on stdin, the answer as JSON in a file.
 
-Knows no Partita: what it needs of it, ending with its parent, it is given as the path of a file without imports of ours.
+Knows no Partita: what it needs of it, ending with its parent, is the path of a file that imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def versions() -> dict[str, str]:
 
 def tasks_of(model_type: str) -> list[str]:
     """Tasks that optimum's ONNX exporter has for a model type; none for one that it does not know."""
-    import optimum.exporters.onnx.model_configs  # noqa: F401 - registers the types
-    from optimum.exporters.tasks import TasksManager
+    import optimum.exporters.onnx.model_configs  # type: ignore[import-not-found]  # noqa: F401 - registers the types
+    from optimum.exporters.tasks import TasksManager  # type: ignore[import-not-found]
 
     try:
         return list(TasksManager.get_supported_tasks_for_model_type(model_type, "onnx", library_name="transformers"))
@@ -72,6 +72,8 @@ def main() -> None:
     runpy.run_path(request["orphans"])["end_with_parent"](request["parent"])
     try:
         found = answer(request)
+    except ModuleNotFoundError as error:
+        found = {"lacks": error.name}
     except Exception as error:  # noqa: BLE001 - the parent says it in one line; the log has the traceback
         import traceback
 

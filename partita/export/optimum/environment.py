@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from partita import orphans
-from partita.errors import InstallationError, PartitaError, UnsupportedModelError
+from partita.errors import InstallationError, UnsupportedModelError
 from partita.export.optimum import child
 from partita.remedies import Remedy
+from partita.spelling import spelled
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 """Environment variable with the interpreter of the environment."""
@@ -56,9 +57,10 @@ class Environment:
         }
         found = self._ask(request, out.parent)
         if child.TASK not in found["tasks"]:
+            version = found["versions"].get(DISTRIBUTION, "")
             raise UnsupportedModelError(
-                f"optimum-onnx {found['versions'].get(DISTRIBUTION, '')} does not export decoders of type {model_type}; "
-                "leave the exporter out to use Partita's own"
+                f"optimum-onnx {version} does not export decoders of type {model_type}; "
+                f"{spelled('exporter', 'native')} may"
             )
         versions: dict[str, str] = found["versions"]
         return versions
@@ -73,6 +75,8 @@ class Environment:
             found: dict[str, Any] = {}
             with suppress(OSError, ValueError):
                 found = json.loads(answer.read_text(encoding="utf-8"))
+            if "lacks" in found:
+                raise InstallationError(f"the environment of optimum lacks the module {found['lacks']}", remedy=MAKE)
             if "error" in found:
                 raise _failed(found["error"])
             if "tasks" not in found:
@@ -136,10 +140,8 @@ def _run(python: Path, request: str, log: Any, folder: Path) -> int:
             running.wait()
 
 
-def _failed(said: str) -> PartitaError:
+def _failed(said: str) -> UnsupportedModelError:
     """The error for an export that optimum did not do."""
-    if "No module named" in said:
-        return InstallationError(f"the environment of optimum lacks a library ({said})", remedy=MAKE)
     return UnsupportedModelError(f"optimum's exporter failed: {said[:400]}")
 
 

@@ -7,7 +7,7 @@ Inputs are `input_ids`, `attention_mask`, `position_ids` where the model has any
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -73,7 +73,7 @@ def weights_of(model: ir.Model) -> tuple[int, int]:
     return count, sum(tensor.nbytes for tensor in tensors)
 
 
-def _ports(values: Iterator[ir.Value] | list[ir.Value], batch: int) -> Iterator[Port]:
+def _ports(values: Iterable[ir.Value], batch: int) -> Iterator[Port]:
     for value in values:
         name = value.name or ""
         if PAST.fullmatch(name):

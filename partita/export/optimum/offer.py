@@ -9,7 +9,7 @@ from partita.export.options import ExportOptions
 from partita.remedies import Remedy
 
 USE = Remedy("optimum's exporter covers the type; use it with", options=("--exporter", "optimum"))
-MAY = Remedy("optimum's exporter may cover the type: make its environment, and add --exporter optimum", MAKE.command)
+MAY = Remedy("exporter optimum may cover the type, once its environment is made by", MAKE.command)
 
 
 def offered(error: UnsupportedModelError, checkpoint: Checkpoint, options: ExportOptions) -> UnsupportedModelError:
