@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,11 +140,10 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     if not _is_shape(shape) or not isinstance(block, int) or block < 1 or not isinstance(rounded, torch.dtype):
         raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
-    elements = shape[0] * shape[1]
-    if 2 * _count(data) != elements + elements % 2 or _count(absmax) != -(-elements // block) or table.shape != (16,):
+    elements, held, scales = shape[0] * shape[1], 2 * math.prod(data.shape), math.prod(absmax.shape)
+    if held != elements + elements % 2 or scales != -(-elements // block) or table.shape != (16,):
         raise sources.wrong(
-            name,
-            f"is {list(data.shape)} with {_count(absmax)} scales, and {said.name} says {shape} in blocks of {block}",
+            name, f"is {list(data.shape)} with {scales} scales, and {said.name} says {shape} in blocks of {block}"
         )
     tensors = (data, absmax, table, *(each for each in others if each is not None))
     offset, dtype = float(settings.get("nested_offset") or 0.0), str(settings.get("dtype"))
@@ -166,13 +166,6 @@ def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
 
 def _is_shape(shape: Any) -> bool:
     return isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
-
-
-def _count(info: TensorInfo) -> int:
-    found = 1
-    for size in info.shape:
-        found *= size
-    return found
 
 
 FORMAT = StoredFormat(

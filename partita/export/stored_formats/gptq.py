@@ -36,7 +36,7 @@ from partita.export.stored_formats.base import (
 from partita.export.weight_files import OpenFiles, TensorInfo
 
 BITS = (2, 3, 4, 8)
-PLAIN, SECOND = ("gptq", "", "None"), ("gptq_v2",)
+PLAIN, SECOND = ("gptq", ""), ("gptq_v2",)
 """What `checkpoint_format` is where zero points are stored less 1, and where they are as they are."""
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from partita.cli import run
 from partita.demo import heldout_path
-from partita.errors import CheckpointError, UsageError
+from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import load
 from partita.export.options import ExportOptions
@@ -188,6 +188,33 @@ def test_every_format_of_integers_is_exported(
         manifest = read_manifest(exported(folder, quality_text=short_text, **options))
         assert manifest.verification.status == "verified" and manifest.packed is not None
         assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["other_orders", "floats_beside"])
+def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
+    tiny_checkpoint: TinyCheckpoint,
+    quantised: Quantised,
+    exported: Exported,
+    short_text: Path,
+    own_copy: Callable[[Path], Path],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    """Queries, keys and values are one product in the graph, and were quantised in several ways, or not all of them."""
+    if kind == "other_orders":
+        folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
+        another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
+        queries = [f"model.layers.{layer}.self_attn.q_proj.g_idx" for layer in range(2)]
+        damaged(folder, lambda t: t.update({name: another.clone() for name in queries}))
+    else:
+        folder = tmp_path / "some"
+        formats.save_quantised(tiny_checkpoint("llama"), folder, GPTQ, formats.gptq(), ("q_proj", "up_proj"))
+    with pytest.raises(UnsupportedModelError, match="--without-pass packed_attention keeps queries"):
+        exported(folder, quality_text=short_text)
+    manifest = read_manifest(exported(folder, quality_text=short_text, without_pass=("packed_attention",)))
+    assert manifest.verification.status == "verified" and manifest.packed is not None
+    assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
 
 
 FLOATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
