@@ -379,6 +379,12 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
         {},
         r"weight_scale_inv is \[5, 7\], which does not fit .*\[64, 96\]",
     ),
+    "no_scales_at_all": (
+        "fp8",
+        lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(0, 3)}),
+        {},
+        r"weight_scale_inv is \[0, 3\], which does not fit",
+    ),
     "blocks_of_nothing": ("fp8", lambda t: None, {"weight_block_size": [0]}, "with blocks of"),
 }
 
