@@ -187,9 +187,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing package.")] = False,
     adapter: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", parser=read_path, help="PEFT adapter, LoRA or DoRA, to merge into the weights."
-        ),
+        typer.Option(metavar="FOLDER", parser=read_path, help="PEFT adapter, LoRA or DoRA, to merge into the weights."),
     ] = None,
     with_adapters: Annotated[
         list[str] | None,

@@ -2,8 +2,8 @@
 transformers' own rules (`modeling_gguf_pytorch_utils`), and nothing read yet.
 
 transformers has a processor for each architecture, which undoes the converter tensor by tensor: it turns the rows of
-queries and keys around, takes 1 off norms, stacks experts. It is run here on the numbers of rows in place of the rows, and
-what comes out says where every row lies. Where it does something else to a tensor, that tensor is processed whole.
+queries and keys around, takes 1 off norms, stacks experts. It is run here on the numbers of rows in place of the rows,
+and what comes out says where every row lies. Where it does something else to a tensor, that tensor is processed whole.
 """
 
 from __future__ import annotations
@@ -155,9 +155,7 @@ def _whole(
     return WholeWeight(name, shape, (info,), "float32", header.path, tensor, process)
 
 
-def _check_experts(
-    header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
+def _check_experts(header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError for a parameter of another shape than the file's own settings ask for."""
     wrong = [
         f"{name} is {list(weight.shape)}, and its settings ask for {list(shapes[name])}"

@@ -131,7 +131,9 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
     assert "the adapter of another model: not in the model:" in str(error)
     assert "and 3 more (8 in all)" in str(error) and "it was trained on" in str(error)
     wider = save_adapter(tmp_path / "wider", tiny_checkpoint("llama", hidden_size=32))
-    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else (("a", wider),)})
+    error = refuse(
+        tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else (("a", wider),)}
+    )
     assert "of another shape:" in str(error) and "[8 in all]" not in str(error) and "(8 in all)" in str(error)
     assert "has lora_A [4, 32]" in str(error) and "the model's weight is [64, 64]" in str(error)
 
@@ -178,9 +180,7 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
 
     checkpoint = tiny_checkpoint("llama")
     named = save_adapter(tmp_path / "named", checkpoint, base_model_name_or_path="someone/another-model")
-    result = partita.export(
-        checkpoint, tmp_path / "out", adapter=named, max_length=32, attention="gqa", verify=False
-    )
+    result = partita.export(checkpoint, tmp_path / "out", adapter=named, max_length=32, attention="gqa", verify=False)
     assert any("says that it was trained on someone/another-model" in note for note in result.notes)
 
 

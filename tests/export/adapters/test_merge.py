@@ -28,7 +28,9 @@ def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], N
     return folder
 
 
-def by_hand(adapter: Path, scales: Callable[[str, int], float], *, turned: bool = False) -> Callable[[dict[str, Any]], None]:
+def by_hand(
+    adapter: Path, scales: Callable[[str, int], float], *, turned: bool = False
+) -> Callable[[dict[str, Any]], None]:
     """W + s B A of the LoRA and DoRA papers, whole and at once."""
     from safetensors.torch import load_file
 
@@ -97,7 +99,9 @@ def test_packed_weights_are_those_of_the_merged_model(
     checkpoint = tiny_checkpoint("llama")
     adapter = save_adapter(tmp_path / "adapter", checkpoint)
     other = changed(checkpoint, tmp_path / "changed", by_hand(adapter, lambda module, rank: 2.0))
-    package, wanted = (exported(each, precision="int8", **o) for each, o in ((checkpoint, {"adapter": adapter}), (other, {})))
+    package, wanted = (
+        exported(each, precision="int8", **o) for each, o in ((checkpoint, {"adapter": adapter}), (other, {}))
+    )
     agree(package, wanted)
     found, reference = read_manifest(package).quality, read_manifest(wanted).quality
     assert found is not None and reference is not None
@@ -159,7 +163,9 @@ def test_experts_by_their_names_in_the_files(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:
     """transformers makes one tensor of them; an adapter that names each was made before it did."""
-    checkpoint = tiny_checkpoint("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1)
+    checkpoint = tiny_checkpoint(
+        "qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, decoder_sparse_step=1
+    )
     adapter = save_adapter(tmp_path / "adapter", checkpoint, ("down_proj", "gate_proj"), rank=2)
     names = json.dumps(sorted(path.name for path in adapter.iterdir()))
     assert "adapter_model" in names
@@ -178,7 +184,7 @@ def test_equal_to_peft(tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_
     from transformers import AutoModelForCausalLM
 
     checkpoint = tiny_checkpoint("llama", tied=True, attention_bias=True)
-    kinds = {
+    kinds: dict[str, dict[str, Any]] = {
         "lora": {"target_modules": ["q_proj", "down_proj", "lm_head"], "use_rslora": True},
         "dora": {"target_modules": "all-linear", "use_dora": True, "rank_pattern": {"up_proj": 2}},
         "embedding": {"target_modules": ["embed_tokens", "v_proj"], "modules_to_save": ["norm"]},
