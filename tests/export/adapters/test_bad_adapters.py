@@ -10,6 +10,9 @@ import pytest
 
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.adapters.files import read_adapter
+from partita.export.adapters.merge import merged
+from partita.export.checkpoint import open_checkpoint
+from partita.export.original import auto_class
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
 from tests.conftest import Exported, TinyCheckpoint
@@ -176,12 +179,16 @@ def test_force_never_replaces_the_adapter_that_is_read(
 
 
 def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    import partita
+    import torch
 
     checkpoint = tiny_checkpoint("llama")
-    named = save_adapter(tmp_path / "named", checkpoint, base_model_name_or_path="someone/another-model")
-    result = partita.export(checkpoint, tmp_path / "out", adapter=named, max_length=32, attention="gqa", verify=False)
-    assert any("says that it was trained on someone/another-model" in note for note in result.notes)
+    opened = open_checkpoint(str(checkpoint))
+    with torch.device("meta"):
+        model = auto_class(opened.config).from_config(opened.config)
+    for base, noted in (("someone/another-model", True), (f"someone/{checkpoint.name}", False)):
+        adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
+        _, notes = merged(opened, model, read_adapter(adapter))
+        assert any("says that it was trained on someone/another-model" in note for note in notes) is noted
 
 
 def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:
