@@ -47,6 +47,7 @@ READ = {
     "generate package",
     "verify package",
     "evaluate package",
+    "export adapter",
     "export calibrate",
     "export quality_text",
     "place model",
