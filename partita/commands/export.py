@@ -154,7 +154,8 @@ def _adapters(manifest: Manifest) -> list[str]:
     """A line for each adapter in the weights or beside them."""
     lines = []
     for record in manifest.adapters:
-        what = f"{record.kind.upper()} of rank {', '.join(map(str, record.ranks)) or 0}, {plural(record.modules, 'module')}"
+        ranks = ", ".join(map(str, record.ranks)) or "0"
+        what = f"{record.kind} of rank {ranks}, {plural(record.modules, 'module')}"
         file = None if record.file is None else manifest.file(record.file)
         where = f"for --adapter {record.name}: {human_bytes(file.size_bytes)}" if file else "merged into the weights"
         lines.append(f"  adapter     {record.name}, {what}; {where}")
