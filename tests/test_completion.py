@@ -70,7 +70,7 @@ def test_verbs_and_options():
 
 
 def test_values_of_choices():
-    assert offered("partita export c o --precision ") == ["fp32", "fp16", "bf16", "int8", "int4"]
+    assert offered("partita export c o --precision ") == ["auto", "fp32", "fp16", "bf16", "int8", "int4"]
     assert offered("partita export c o --activations ") == ["fp32", "fp16", "bf16", "int8"]
     assert offered("partita export c o --prefill-precision ") == ["auto", "int8"]
     assert offered("partita export c o --attention p") == ["primitives"]
@@ -98,7 +98,7 @@ def test_a_path_is_left_to_the_shell():
 
 
 def test_the_words_are_those_that_the_verbs_take():
-    assert completion.precisions("") == list(PRECISIONS)
+    assert completion.precisions("") == ["auto", *PRECISIONS]
     assert set(completion.attentions("")) == {"auto", *(each.name for each in ranked())}
 
 

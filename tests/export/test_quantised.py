@@ -1,5 +1,5 @@
-"""Checkpoints that are already quantised are refused by name, told by their config, by files beside it, or by their
-tensors.
+"""Checkpoints that are already quantised are recognised by their config, by files beside it, or by their tensors, and
+what nothing reads is refused by name.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4}, "quantised: GPTQ (quantization_config in config.json)"),
     "gptq_without_name": ({"bits": 4, "group_size": 128, "desc_act": False}, "quantised: GPTQ ("),
     "awq": ({"quant_method": "awq", "bits": 4, "zero_point": True}, "quantised: AWQ ("),
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "FineGrainedFP8Config(dequantize=True)"),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantised: fp8 ("),
     "fp8_without_name": ({"activation_scheme": "dynamic"}, "quantised: fp8 ("),
-    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "model.dequantize()"),
+    "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised: bitsandbytes ("),
     "bitsandbytes_without_name": ({"load_in_8bit": True, "llm_int8_threshold": 6.0}, "quantised: bitsandbytes ("),
-    "mxfp4": ({"quant_method": "mxfp4"}, "Mxfp4Config(dequantize=True)"),
-    "compressed_tensors": ({"quant_method": "compressed-tensors"}, "CompressedTensorsConfig(dequantize=True)"),
+    "mxfp4": ({"quant_method": "mxfp4"}, "quantised: MXFP4 ("),
+    "compressed_tensors": ({"quant_method": "compressed-tensors"}, "quantised: compressed-tensors ("),
     "compressed_tensors_without_name": ({"config_groups": {}, "format": "pack-quantized"}, "compressed-tensors ("),
     "torchao": ({"quant_method": "torchao", "quant_type": "int4wo"}, "quantised: TorchAO ("),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantised: ModelOpt ("),
+    "aqlm": ({"quant_method": "aqlm", "in_group_size": 8}, "quantised: AQLM ("),
     "unheard_of": ({"quant_method": "q99"}, "quantised: q99 ("),
     "nameless": ({"x": 1}, "quantised: an unknown method ("),
 }
@@ -66,7 +67,10 @@ def test_by_its_config(
     (folder / "config.json").write_text(json.dumps(config))
     error = refused(folder, tmp_path, capsys)
     assert words.replace("in config.json", "in text_config of config.json" if inside else "in config.json") in error
-    assert "cannot be exported yet, export the checkpoint that it was quantised from" in error
+    if "AQLM" in error or "ModelOpt" in error or "q99" in error or "unknown" in error:
+        assert "cannot be exported yet, export the checkpoint that it was quantised from" in error
+    else:  # the weights beside this config are floats
+        assert "and none of its tensors is stored so; correct config.json" in error
 
 
 FILES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -105,13 +109,7 @@ def ints(dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 SCALES = torch.ones(8, 1)
 TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
-    "gptq": ({".qweight": ints(), ".qzeros": ints(), ".scales": SCALES, ".g_idx": ints()}, "GPTQ"),
-    "awq": ({".qweight": ints(), ".qzeros": ints(), ".scales": SCALES}, "AWQ"),
-    "bitsandbytes": ({".weight": ints(torch.uint8), ".weight.absmax": SCALES, ".weight.quant_map": SCALES}, "bitsandb"),
-    "llm_int8": ({".weight": ints(torch.int8), ".SCB": SCALES}, "bitsandbytes LLM.int8"),
-    "fp8": ({".weight": ints(torch.float32).to(torch.float8_e4m3fn), ".weight_scale_inv": SCALES}, "fp8"),
-    "mxfp4": ({"_blocks": ints(torch.uint8), "_scales": ints(torch.uint8)}, "MXFP4"),
-    "compressed_tensors": ({".weight_packed": ints(), ".weight_scale": SCALES}, "compressed-tensors"),
+    "exl2": ({".q_weight": ints(), ".q_scale": SCALES}, "EXL2"),
     "nvfp4": (
         {
             ".weight": ints(torch.uint8),
@@ -120,11 +118,34 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
         },
         "NVFP4",
     ),
-    "hqq": ({".W_q": ints(torch.uint8), ".meta": SCALES}, "HQQ"),
     "mlx": ({".weight": ints().view(torch.uint32), ".scales": SCALES, ".biases": SCALES}, "MLX"),
     "int8": ({".weight": ints(torch.int8), ".weight_scale": SCALES}, "int8"),
     "unknown": ({".weight": ints(torch.int8)}, "an unknown method"),
 }
+READ: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+    "gptq": ({".qweight": ints(), ".qzeros": ints(), ".scales": SCALES, ".g_idx": ints()}, ".qweight has integers of"),
+    "awq": ({".qweight": ints(), ".qzeros": ints(), ".scales": SCALES}, ".scales is [8, 1]"),
+    "bitsandbytes": (
+        {".weight": ints(torch.uint8), ".weight.absmax": SCALES, ".weight.quant_map": SCALES},
+        "lacks model.layers.0.mlp.down_proj.weight.quant_state.bitsandbytes__nf4",
+    ),
+    "fp8": (
+        {".weight": ints(torch.float32).to(torch.float8_e4m3fn)},
+        "lacks model.layers.0.mlp.down_proj.weight_scale",
+    ),
+    "mxfp4": ({"_blocks": ints(torch.uint8), "_scales": ints(torch.uint8)}, "_blocks is [8, 64], not [experts"),
+    "compressed_tensors": ({".weight_packed": ints(), ".weight_scale": SCALES}, "down_proj.weight_shape"),
+    "hqq": ({".W_q": ints(torch.uint8), ".meta": SCALES}, "and 2 more (7 in all)"),
+}
+
+
+def with_tensors(folder: Path, added: dict[str, torch.Tensor]) -> Path:
+    """The checkpoint with other tensors in the place of one weight."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"{PROJECTION}.weight"]
+    tensors |= {PROJECTION + end: tensor.clone() for end, tensor in added.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @pytest.mark.parametrize("kind", sorted(TENSORS))
@@ -133,13 +154,17 @@ def test_by_its_tensors(
 ) -> None:
     """The config says nothing: it was lost, or the tool writes none."""
     added, words = TENSORS[kind]
-    folder = own_copy(tiny_checkpoint("llama"))
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[f"{PROJECTION}.weight"]
-    tensors |= {PROJECTION + end: tensor.clone() for end, tensor in added.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    error = refused(folder, tmp_path, capsys)
+    error = refused(with_tensors(own_copy(tiny_checkpoint("llama")), added), tmp_path, capsys)
     assert f"quantised: {words}" in error and f"(by its tensor {PROJECTION}" in error
+
+
+@pytest.mark.parametrize("kind", sorted(READ))
+def test_what_does_not_fit_together_is_named(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Formats that are read, recognised by their tensors, whose shapes make no sense."""
+    added, words = READ[kind]
+    assert words in refused(with_tensors(own_copy(tiny_checkpoint("llama")), added), tmp_path, capsys)
 
 
 def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
@@ -156,9 +181,9 @@ def test_a_gguf_file_beside_other_weights_is_left_alone(tiny_checkpoint: TinyChe
 def test_a_config_that_says_that_nothing_is_quantised(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, settings: dict[str, Any] | None
 ) -> None:
-    from partita.export.quantised import refuse_by_config
+    from partita.export.quantised import by_config
 
-    refuse_by_config(tiny_checkpoint("llama"), {"quantization_config": settings})
+    assert by_config(tiny_checkpoint("llama"), {"quantization_config": settings}) is None
 
 
 def test_plain_checkpoints_are_not_taken_for_quantised(tiny_checkpoint: TinyCheckpoint) -> None:

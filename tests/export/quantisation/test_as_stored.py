@@ -121,7 +121,7 @@ def test_the_bytes_are_the_stored_numbers(quantised: Quantised, name: str, layou
 
 
 def test_the_model_of_the_stored_weights_is_that_of_transformers(quantised: Quantised) -> None:
-    """The reference for everything: transformers' model with the dequantised weights under the names it has for them."""
+    """The reference for everything: transformers' model, with the dequantised weights under its own names."""
     folder = quantised("gptq_act_order", *INTEGERS["gptq_act_order"])
     model = load(open_checkpoint(str(folder)))
     state = model.state_dict()
@@ -167,7 +167,7 @@ def test_experts_of_mxfp4(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """gpt_oss: the numbers of MXFP4 are integers of 8 bits, in stacks that one operator reads."""
-    settings = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 16}
+    settings: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 16}
     source = tiny_checkpoint("gpt_oss", **settings)
     folder = tmp_path_factory.mktemp("mxfp4-") / "gpt_oss"
     formats.save_quantised(source, folder, {"quant_method": "mxfp4"}, formats.mxfp4, ("gate_up_proj", "down_proj"))
