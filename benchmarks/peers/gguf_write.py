@@ -21,7 +21,7 @@ FORMS = {"f32": 0, "f16": 1, "q4_0": 2, "q4_0-pure": 2, "q8_0": 7, "q4_k_m": 15,
 
 def write(checkpoint: Path, out: Path, *, wide: bool) -> None:
     """Write `checkpoint` as F32 or F16, a tensor in memory at a time."""
-    import gguf  # type: ignore[import-not-found]
+    import gguf
 
     config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text("utf-8"))
     source = Safetensors(checkpoint / "model.safetensors")

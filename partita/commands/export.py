@@ -87,6 +87,7 @@ def describe(summary: Summary) -> list[str]:
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
         f"  weights     {human_bytes(graph.weight_bytes)}",
+        *_adapters(manifest),
         *_packed(manifest),
         *_narrow(manifest),
         f"  cache       {_cache(manifest)}",
@@ -147,6 +148,18 @@ def _quantised(manifest: Manifest) -> list[str]:
         f"  quantised   {plural(found.weights, 'weight')} of the checkpoint, with {found.method}: {found.taken}; the "
         "model before that is not known"
     ]
+
+
+def _adapters(manifest: Manifest) -> list[str]:
+    """A line for each adapter in the weights or beside them."""
+    lines = []
+    for record in manifest.adapters:
+        ranks = ", ".join(map(str, record.ranks)) or "0"
+        what = f"{record.kind} of rank {ranks}, {plural(record.modules, 'module')}"
+        file = None if record.file is None else manifest.file(record.file)
+        where = f"for --adapter {record.name}: {human_bytes(file.size_bytes)}" if file else "merged into the weights"
+        lines.append(f"  adapter     {record.name}, {what}; {where}")
+    return lines
 
 
 def _packed(manifest: Manifest) -> list[str]:

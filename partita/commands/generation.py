@@ -204,6 +204,7 @@ def _as_record(
         ),
         chain_source=engine.target.source,
         options=SamplingOptions(**options.sampling.figures()),
+        adapter=options.adapter,
         prefill_chunk_tokens=generation.begun.chunk_tokens,
         threads=options.where.threads,
         load_seconds=engine.opened.load_seconds,

@@ -165,6 +165,8 @@ class GenerateResult(Record):
     chain: tuple[ChainLink, ...]
     chain_source: str
     options: SamplingOptions
+    adapter: str | None = None
+    """The adapter of the package that was used; null: none."""
     prefill_chunk_tokens: int
     """Prompt tokens per run, as the package takes them."""
     threads: int | None

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
-from partita.export.adapters.branches import Branch, Switched, add_branches, add_to
+from partita.export.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint
+from partita.export.continuing import Phase, continuing
 from partita.export.fake_model import FakeModel
 from partita.export.naming import match_names
 from partita.export.narrow_weights import Narrow, store_narrow
@@ -40,22 +41,8 @@ from partita.export.tracing import FixedLengthError, Traced, trace, without_unre
 from partita.export.ways import Way
 from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
-from partita.package import AdapterRecord
 from partita.package_records import Calibration, PrefillChoice
 from partita.spelling import spelled
-
-Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
-"""File name, phase and fixed S of a graph."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """The adapters of a package."""
-
-    merged: tuple[AdapterRecord, ...] = ()
-    """Those in its weights."""
-    switched: tuple[Switched, ...] = ()
-    """Those beside them."""
 
 
 @dataclass(slots=True)
@@ -152,7 +139,7 @@ class Draft:
                 self.max_length,
                 tokens,
                 prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
-                weights=_told_weights(placed or narrowed, prompts, adapter),
+                weights=told_weights(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,
             )
         return self.answers[key]
@@ -193,7 +180,7 @@ class Draft:
         with stage(work.progress, "trace", work.seconds, of=str(way)):
             wanted, traced = self._trace_told(way)
         if self.fake.probed.recurs:
-            wanted, traced = _continuing(work, wanted, traced)
+            wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
             tell(work, note)
         if not self.fake.probed.length_as_tensor:
@@ -249,14 +236,6 @@ class Draft:
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
 
-def _told_weights(placed: object, prompts: object, adapter: Switched | None) -> str:
-    """Whose weights the original model was given, as the end of a sentence."""
-    parts = ["the package's rounded weights"] if placed else []
-    parts += [] if adapter is None else [f"the adapter {adapter.name}"]
-    told = f", with {' and '.join(parts)}" if parts else ""
-    return told + (", which are others after the prompt" if prompts else "")
-
-
 def _takes_any_length(fake: FakeModel, form: Form) -> bool:
     """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
@@ -270,36 +249,6 @@ def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bo
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
     chunk = min(options.prefill_chunk or default, max_length)
     return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
-
-
-def _continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
-    """The graphs that go on from every state they are given; those that start afresh are left out.
-
-    Some models read the states they keep only in steps of one token: a second chunk of a prompt would forget the first.
-    """
-    forgets = [name for item in traced for name in _unread_states(item)]
-    kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
-    if not kept:
-        raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it back; it cannot be exported")
-    if len(wanted) == 1:
-        return wanted, traced
-    if len(kept) < len(wanted):
-        tell(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
-        (_, _, length), item = kept[-1]
-        return [("model.onnx", "any", length)], [item]
-    chunk = wanted[0][2]
-    tell(
-        work,
-        f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, the "
-        "rest one by one",
-    )
-    return wanted, traced
-
-
-def _unread_states(item: Traced) -> list[str]:
-    """States that a graph is given and does not read."""
-    used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
-    return [state.past for state in item.states if state.past not in used]
 
 
 def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:

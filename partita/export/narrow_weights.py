@@ -27,6 +27,7 @@ from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, take_names
 from partita.export.stored_formats.base import StoredFloats
 from partita.export.target import Question, TakesEach, Target
+from partita.export.weight_files import TensorInfo
 from partita.export.weight_sources import Plain, StoredPart, stored
 from partita.package_records import NarrowWeights
 from partita.spelling import spelled
@@ -85,12 +86,17 @@ def narrow_floats(checkpoint: Checkpoint, computing: Precision, takes: TakesEach
     """
     sizes: dict[str, int] = {}
     for info in checkpoint.tensors.values():
-        if (info.decoder is None or isinstance(info.decoder, StoredFloats)) and len(info.shape) > 1:
+        if _is_float(info) and len(info.shape) > 1:
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.size_bytes
     dtype = max(sizes, key=lambda name: sizes[name], default=WIDE)
     if computing.dtype != WIDE or dtype not in (each.dtype for each in PRECISIONS.values()) or dtype == WIDE:
         return None
     return Narrow(dtype, looks_up(takes, dtype), exactly=True)
+
+
+def _is_float(info: TensorInfo) -> bool:
+    """Whether a tensor is stored as floats."""
+    return info.decoder is None or isinstance(info.decoder, StoredFloats)
 
 
 def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
@@ -126,7 +132,7 @@ def _fits(part: StoredPart, how: Narrow) -> bool:
     source = part.source
     if how.exactly and isinstance(source, Plain):
         infos = list(source.origin.tensors())
-        if any(info.dtype != how.dtype or info.decoder is not None for info in infos):
+        if any(info.dtype != how.dtype or not _is_float(info) for info in infos):
             return False
     return is_matrix(part)
 

@@ -1,4 +1,4 @@
-"""The adapters beside the weights of a package: found by name, held against the inputs that they are for, switched on."""
+"""The adapters beside the weights of a package: found by name, and held against the inputs that they are for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Adapters:
         if name not in self.kept:
             record = next(record for record in self.manifest.switchable if record.name == name)
             if record.file is None:
-                raise PackageError(f"{self.folder}: the manifest names no file of adapter {name}", remedy=FROM_CHECKPOINT)
+                raise PackageError(
+                    f"{self.folder}: the manifest names no file of adapter {name}", remedy=FROM_CHECKPOINT
+                )
             self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files)
         return self.kept[name]
 

@@ -3,10 +3,10 @@
     x ─ product with W ─ y                       x ─ product with W ────────────┐
                                     becomes      x ─ MatMul(A) ─ MatMul(B) ─ Add ┴─ y
 
-A [K, r] and B [r, N] are graph inputs and initializers at once. Without an adapter they are the initializers, of rank 0,
-and nothing is added; ONNX Runtime's adapter files hold values for them by name (onnxruntime.ai, "LoRA adapters"; Olive
-writes the same). A product of joined weights, as of query, key and value, has one path: B has the rows of each module
-where its outputs are, and zeros elsewhere.
+A [K, r] and B [r, N] are graph inputs and initializers at once. Without an adapter they are the initializers, of rank
+0, and nothing is added; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
+joined weights, as of query, key and value, has one path: B has the rows of each module where its outputs are, and zeros
+elsewhere.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from partita.export.quantisation.reference import Places, moves
 from partita.export.quantisation.rewrite import weight_of_product
 from partita.export.weight_files import OpenFiles, few
 from partita.export.weight_sources import Plain
+from partita.package import AdapterRecord
 from partita.spelling import spelled
 
 ADAPTED = ("float32", "float16")
@@ -51,6 +52,16 @@ class Switched:
     def rank(self, modules: Iterable[str]) -> int:
         """The ranks of its matrices for these modules together."""
         return sum(self.adapter.modules[module].rank for module in modules if module in self.adapter.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a package."""
+
+    merged: tuple[AdapterRecord, ...] = ()
+    """Those in its weights."""
+    switched: tuple[Switched, ...] = ()
+    """Those beside them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +221,7 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
 
 
 def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDArray[Any]]:
-    """What an adapter has for the inputs of the graphs, by name. Raises CheckpointError for what does not fit the type."""
+    """What an adapter has for the inputs of the graphs, by name. Raises CheckpointError for what does not fit."""
     found: dict[str, npt.NDArray[Any]] = {}
     with OpenFiles(each.adapter.folder) as files:
         for branch in branches:
@@ -251,3 +262,10 @@ def add_to(model: Any, each: Switched) -> None:
             added = matrices.up.read(files) @ matrices.down.read(files) * each.adapter.config.scale(module)
             owner.weight.add_(added.T if site.turned else added)
 
+
+def told_weights(placed: object, prompts: object, adapter: Switched | None) -> str:
+    """Whose weights the original model was given, as the end of a sentence."""
+    parts = ["the package's rounded weights"] if placed else []
+    parts += [] if adapter is None else [f"the adapter {adapter.name}"]
+    told = f", with {' and '.join(parts)}" if parts else ""
+    return told + (", which are others after the prompt" if prompts else "")

@@ -84,7 +84,7 @@ class AdapterConfig:
 
     rank: int
     alpha: float
-    rank_pattern: tuple[tuple[str, int], ...]
+    rank_pattern: tuple[tuple[str, float], ...]
     alpha_pattern: tuple[tuple[str, float], ...]
     rank_stabilised: bool
     """Scaled by alpha / sqrt(rank) (rsLoRA, arXiv 2312.03732) in place of alpha / rank."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from partita.errors import CheckpointError
 from partita.export.adapters.config import AdapterConfig, read_config
@@ -112,7 +113,8 @@ def _sorted(folder: Path, file: str, config: AdapterConfig, tensors: list[Tensor
             whole[WHOLE.sub("", name)] = tensor
             continue
         known = modules.get(module, Matrices())
-        modules[module] = replace(known, **{field: tensor, "embedding": known.embedding or embedding is not None})
+        changed: dict[str, Any] = {field: tensor, "embedding": known.embedding or embedding is not None}
+        modules[module] = replace(known, **changed)
     broken = [name for name, each in modules.items() if _problem(each, config.rank_of(name), dora=config.dora)]
     if broken:
         first = broken[0]

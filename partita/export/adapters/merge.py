@@ -75,7 +75,10 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
         _merge_module(work, name, matrices)
     _refuse(work)
     tensors = {**checkpoint.tensors, **work.made}
-    return replace(checkpoint, tensors=tensors, unmerged=checkpoint.tensors), [*_base_note(checkpoint, adapter), *work.notes]
+    return replace(checkpoint, tensors=tensors, unmerged=checkpoint.tensors), [
+        *_base_note(checkpoint, adapter),
+        *work.notes,
+    ]
 
 
 def sites(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> dict[str, Site]:

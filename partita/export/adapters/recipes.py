@@ -1,7 +1,7 @@
 """What an adapter makes of a weight, region by region and in float32; nothing is read before that.
 
-    LoRA (arXiv 2106.09685)   W + s B A                          A [r, K], B [N, r], W [N, K]
-    DoRA (arXiv 2402.09353)   m / |W + s B A| (W + s B A)        m [N]; |.| of each row
+LoRA (arXiv 2106.09685)   W + s B A                          A [r, K], B [N, r], W [N, K]
+DoRA (arXiv 2402.09353)   m / |W + s B A| (W + s B A)        m [N]; |.| of each row
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from partita.contract import Contract, GraphFile
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError
 from partita.export import weights
-from partita.export.adapters.branches import Switched, parameters, switched
+from partita.export.adapters.branches import Adapters, Switched, parameters, switched
 from partita.export.adapters.files import Adapter, read_adapter
 from partita.export.adapters.merge import merged
 from partita.export.adapters.record import adapter_record
@@ -18,7 +18,7 @@ from partita.export.attention import GROWING
 from partita.export.checkpoint import Checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.config_values import named
-from partita.export.drafts import Adapters, Draft, Graphs
+from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
 from partita.export.fake_model import FakeModel, build_fake_model
 from partita.export.mixes import Mixes

@@ -4,7 +4,7 @@
     settings: name, type u32, value;  tensors: name, axes u32, sizes u64 each (the fastest first), type u32, offset u64
     padding up to a multiple of general.alignment, then the data
 
-(ggml, docs/gguf.md.) Everything is little-endian here; files of the other order are refused, as parts of a split file are.
+(ggml, docs/gguf.md.) Everything is little-endian here; files of the other order are refused, and parts of a split file.
 """
 
 from __future__ import annotations
@@ -205,12 +205,14 @@ class _Reader:
             if name in tensors:
                 raise self.wrong(f"it has two tensors named {name}")
             if shape[-1] % known.block:
-                raise self.wrong(f"tensor {name} has rows of {shape[-1]:,}, and {known.name} is in blocks of {known.block}")
+                raise self.wrong(
+                    f"tensor {name} has rows of {shape[-1]:,}, and {known.name} is in blocks of {known.block}"
+                )
             tensor = GgufTensor(name, shape, known, start + offset)
             if offset % alignment or tensor.start + tensor.size_bytes > self.size:
                 raise self.wrong(
-                    f"tensor {name} {list(shape)} of {known.name} ends at byte {tensor.start + tensor.size_bytes:,}, and "
-                    f"the file has {self.size:,}"
+                    f"tensor {name} {list(shape)} of {known.name} ends at byte {tensor.start + tensor.size_bytes:,}, "
+                    f"and the file has {self.size:,}"
                 )
             tensors[name] = tensor
         return tensors

@@ -2,8 +2,8 @@
 transformers' own rules (`modeling_gguf_pytorch_utils`), and nothing read yet.
 
 transformers has a processor for each architecture, which undoes the converter tensor by tensor: it turns the rows of
-queries and keys around, takes 1 off norms, stacks experts. It is run here on the numbers of rows in place of the rows, and
-what comes out says where every row lies. Where it does something else to a tensor, that tensor is processed whole.
+queries and keys around, takes 1 off norms, stacks experts. It is run here on the numbers of rows in place of the rows,
+and what comes out says where every row lies. Where it does something else to a tensor, that tensor is processed whole.
 """
 
 from __future__ import annotations
@@ -97,29 +97,43 @@ def _run(
     processor: Any, tensors: Mapping[str, GgufTensor], firsts: Mapping[str, int], mapping: Mapping[str, str], turn: Any
 ) -> _Made:
     """What a processor makes of the numbers of rows [..., 1], or of the places in a vector."""
-    made = _Made()
+    made, parsed = _Made(), _Noting()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
         numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)
-        parsed: dict[str, Any] = {"tensors": {key: torch.from_numpy(value) for key, value in made.values.items()}}
-        before = {key: value.clone() for key, value in parsed["tensors"].items()}
-        for key, value in _processed(processor, numbers, name, mapping, parsed).items():
-            if key in before and torch.equal(value, before[key]):
-                continue
-            made.values[key] = value.numpy()
+        parsed.noted.clear()
+        _processed(processor, numbers, name, mapping, parsed)
+        for key in parsed.noted:
             made.sources.setdefault(key, []).append(tensor)
+    made.values = {key: value.numpy() for key, value in parsed.items()}
     return made
 
 
+class _Noting(dict[str, torch.Tensor]):
+    """What a processor makes, by name, and the names that it asked for or wrote to since that was last cleared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[str, None] = {}
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        self.noted[key] = None
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        self.noted[key] = None
+        super().__setitem__(key, value)
+
+
 def _processed(
-    processor: Any, values: Array, name: str, mapping: Mapping[str, str], parsed: dict[str, Any]
+    processor: Any, values: Array, name: str, mapping: Mapping[str, str], found: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What one tensor becomes, by name in the model, with all that was there before it."""
+    """Put what one tensor becomes beside `found`, what others have become, by name in the model."""
+    parsed = {"tensors": found}
     with np.errstate(all="ignore"):
         result = processor.process(weights=values, name=name, tensor_key_mapping=mapping, parsed_parameters=parsed)
     if result.name is not None and result.name in mapping:
-        parsed["tensors"][mapping[result.name]] = torch.from_numpy(np.copy(result.weights))
-    found: dict[str, torch.Tensor] = parsed["tensors"]
+        found[mapping[result.name]] = torch.from_numpy(np.copy(result.weights))
     return found
 
 
@@ -149,15 +163,13 @@ def _whole(
     """A weight that is made of all of a tensor."""
 
     def process(values: Array) -> Array:
-        return _processed(processor, values, tensor.name, mapping, {"tensors": {}})[name].numpy()
+        return _processed(processor, values, tensor.name, mapping, {})[name].numpy()
 
     shape = process(np.ones(tensor.shape, np.float32)).shape
     return WholeWeight(name, shape, (info,), "float32", header.path, tensor, process)
 
 
-def _check_experts(
-    header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]
-) -> None:
+def _check_experts(header: Header, found: Mapping[str, StoredWeight], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise CheckpointError for a parameter of another shape than the file's own settings ask for."""
     wrong = [
         f"{name} is {list(weight.shape)}, and its settings ask for {list(shapes[name])}"

@@ -77,7 +77,8 @@ def gguf_file(given: Path) -> Path | None:
     files = sorted(given.glob(f"*{SUFFIX}"))
     if len(files) > 1:
         raise UnsupportedModelError(
-            f"{given}: {len(files)} GGUF files and no other weights: {few([path.name for path in files])}; give one of them"
+            f"{given}: {len(files)} GGUF files and no other weights: {few([path.name for path in files])}; give one of "
+            "them"
         )
     return files[0] if files else None
 
@@ -141,7 +142,7 @@ def _settings_left_out(header: Header) -> tuple[str, ...]:
     Raises UnsupportedModelError for those of the rotary embedding, without which it computes something else.
     """
     prefix = f"{header.architecture}."
-    mapping: Mapping[str, Any] = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    mapping: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
     read_keys = set(mapping.get(_mapped_as(header.architecture), {})) | OF_THE_FILE
     left = {
         name.removeprefix(prefix): value
@@ -161,11 +162,13 @@ def _settings_left_out(header: Header) -> tuple[str, ...]:
 
 def _sizes(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Sizes in the file that transformers does not read, as settings of its config."""
-    mapping: Mapping[str, Any] = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    mapping: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
     known = mapping.get(_mapped_as(header.architecture), {})
     given = {name: header.settings.get(f"{header.architecture}.{name}") for name in SIZES}
     return {
-        key: given[name] for name, key in SIZES.items() if key in raw and name not in known and isinstance(given[name], int)
+        key: given[name]
+        for name, key in SIZES.items()
+        if key in raw and name not in known and isinstance(given[name], int)
     }
 
 

@@ -1,8 +1,8 @@
 """The types of numbers in GGUF files: how long their blocks are, and which are integers with a scale.
 
 Every type that the package gguf dequantises can be read as floats. Those in `AFFINE` are d * (q - 128) or d * (q - 8)
-with integers q, so that a package can have them as they are; the others have a minimum for each block as well (Q4_1, Q5_1,
-Q2_K, Q4_K, Q5_K), or numbers of no grid. Layouts are those of ggml-quants.h and of gguf-py's quants.py.
+with integers q, so that a package can have them as they are; the others have a minimum for each block as well (Q4_1,
+Q5_1, Q2_K, Q4_K, Q5_K), or numbers of no grid. Layouts are those of ggml-quants.h and of gguf-py's quants.py.
 """
 
 from __future__ import annotations
@@ -107,30 +107,35 @@ def _shifted(packed: Bytes, width: int, shifts: tuple[int, ...]) -> Bytes:
     return wide.reshape(len(packed), -1)
 
 
+def _moved(integers: npt.NDArray[Any], offset: int) -> Bytes:
+    """Integers and what their zero point is moved by, together below 256."""
+    return (integers + offset).astype(np.uint8)
+
+
 def _q4_0(blocks: Bytes) -> Split:
     return _nibbles(blocks[:, 2:]), _halves(blocks, 0)
 
 
 def _q8_0(blocks: Bytes) -> Split:
-    return blocks[:, 2:] ^ 128, _halves(blocks, 0)  # q + 128 of a number in two's complement
+    return blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0)  # q + 128 of a number in two's complement
 
 
 def _q5_0(blocks: Bytes) -> Split:
     high = np.unpackbits(blocks[:, 2:6], axis=1, bitorder="little")
-    return (_nibbles(blocks[:, 6:]) | high << 4) + (128 - 16), _halves(blocks, 0)
+    return _moved(_nibbles(blocks[:, 6:]) | high << 4, 128 - 16), _halves(blocks, 0)
 
 
 def _q3_k(blocks: Bytes) -> Split:
     high, low, packed = blocks[:, :32], blocks[:, 32:96], blocks[:, 96:108]
     scales = (_shifted(packed[:, :8], 8, (0, 4)) & 15) | (_shifted(packed[:, 8:], 4, (0, 2, 4, 6)) & 3) << 4
     integers = (_shifted(low, 32, (0, 2, 4, 6)) & 3) + ((_shifted(high, 32, tuple(range(8))) & 1) << 2)
-    return integers + (8 - 4), _halves(blocks, 108) * (scales.astype(np.int8) - 32).astype(np.float32)
+    return _moved(integers, 8 - 4), _halves(blocks, 108) * (scales.astype(np.int8) - 32).astype(np.float32)
 
 
 def _q6_k(blocks: Bytes) -> Split:
     low, high = _shifted(blocks[:, :128], 64, (0, 4)) & 15, _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6)) & 3
-    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return (low | high << 4) + (128 - 32), _halves(blocks, 208) * scales
+    scales: npt.NDArray[np.float32] = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return _moved(low | high << 4, 128 - 32), _halves(blocks, 208) * scales
 
 
 IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)

@@ -1,4 +1,4 @@
-"""Weights of a model that lie in a GGUF file: rows of one tensor or of several, in an order of their own, or all of it."""
+"""Weights of a model in a GGUF file: rows of one tensor or of several, in an order of their own, or all of it."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ class AffineRows(AffineWeight):
         blocks = raw.reshape(-1, self.rows.tensors[0].type.size_bytes)
         integers, scales = kind.split(blocks)
         wide = np.repeat(scales, kind.group, axis=1).reshape(len(raw), -1)
-        return Parts(
-            _as_region(integers.reshape(len(raw), -1), region, first), _as_region(wide, region, first), zero
-        )
+        return Parts(_as_region(integers.reshape(len(raw), -1), region, first), _as_region(wide, region, first), zero)
 
     def zero_points(self, files: OpenFiles) -> torch.Tensor:
         """The one of all blocks."""
@@ -135,4 +133,3 @@ def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[Tenso
     if affine is None:
         return RowWeight(name, shape, infos, "float32", rows)
     return AffineRows(name, shape, infos, "float32", affine.bits, len(shape) - 1, affine.group, rows)
-

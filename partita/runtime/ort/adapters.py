@@ -20,6 +20,8 @@ from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer
 
 VERSION = 1
+FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, KeyError)
+"""KeyError: a value of another type than those below."""
 TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 
@@ -38,7 +40,7 @@ def read_adapter(path: Path) -> dict[str, tuple[Buffer, tuple[int, ...]]]:
     try:
         adapter = ort.AdapterFormat.read_adapter(str(path))
         return {name: _buffer(value, adapter) for name, value in adapter.get_parameters().items()}
-    except (*NATIVE_ERRORS, KeyError) as error:
+    except FAILURES as error:
         raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=FROM_CHECKPOINT) from error
 
 

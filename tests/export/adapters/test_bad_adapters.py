@@ -10,6 +10,9 @@ import pytest
 
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.adapters.files import read_adapter
+from partita.export.adapters.merge import merged
+from partita.export.checkpoint import open_checkpoint
+from partita.export.original import auto_class
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
 from tests.conftest import Exported, TinyCheckpoint
@@ -131,7 +134,9 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
     assert "the adapter of another model: not in the model:" in str(error)
     assert "and 3 more (8 in all)" in str(error) and "it was trained on" in str(error)
     wider = save_adapter(tmp_path / "wider", tiny_checkpoint("llama", hidden_size=32))
-    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else (("a", wider),)})
+    error = refuse(
+        tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else (("a", wider),)}
+    )
     assert "of another shape:" in str(error) and "[8 in all]" not in str(error) and "(8 in all)" in str(error)
     assert "has lora_A [4, 32]" in str(error) and "the model's weight is [64, 64]" in str(error)
 
@@ -174,14 +179,16 @@ def test_force_never_replaces_the_adapter_that_is_read(
 
 
 def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    import partita
+    import torch
 
     checkpoint = tiny_checkpoint("llama")
-    named = save_adapter(tmp_path / "named", checkpoint, base_model_name_or_path="someone/another-model")
-    result = partita.export(
-        checkpoint, tmp_path / "out", adapter=named, max_length=32, attention="gqa", verify=False
-    )
-    assert any("says that it was trained on someone/another-model" in note for note in result.notes)
+    opened = open_checkpoint(str(checkpoint))
+    with torch.device("meta"):
+        model = auto_class(opened.config).from_config(opened.config)
+    for base, noted in (("someone/another-model", True), (f"someone/{checkpoint.name}", False)):
+        adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
+        _, notes = merged(opened, model, read_adapter(adapter))
+        assert any("says that it was trained on someone/another-model" in note for note in notes) is noted
 
 
 def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:

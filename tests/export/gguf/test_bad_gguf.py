@@ -1,4 +1,4 @@
-"""GGUF files that are damaged, cut off, of other kinds, or count more than they hold: one line, and nothing allocated."""
+"""GGUF files that are damaged, cut off, of other kinds, or count more than they hold: one line, nothing allocated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def tensor(name: bytes = b"a.weight", shape: tuple[int, ...] = (32,), kind: int 
 
 
 def file_of(
-    settings: Any = (ARCHITECTURE,), tensors: Any = (), *, version: int = 3, counts: Any = None, data: bytes = b"\0" * 256
+    settings: Any = (ARCHITECTURE,),
+    tensors: Any = (),
+    *,
+    version: int = 3,
+    counts: Any = None,
+    data: bytes = b"\0" * 256,
 ) -> bytes:
     """A GGUF file by hand."""
     wanted = counts or (len(tensors), len(settings))

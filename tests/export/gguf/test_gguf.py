@@ -54,7 +54,7 @@ def test_experts_are_stacked_as_the_model_has_them(tiny_checkpoint: TinyCheckpoi
     require("gguf")
     import torch
 
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
     checkpoint = tiny_checkpoint("qwen3_moe", **sizes)
     file = save_gguf(tmp_path / "model.gguf", checkpoint)
     wanted = dict(load(open_checkpoint(str(checkpoint))).named_parameters())

@@ -10,8 +10,8 @@ from tests.conftest import require
 AFFINE = ("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "MXFP4")
 OTHERS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "IQ4_XS", "F16", "BF16", "F32")
 HALVES = {
-    **{name: (0,) for name in ("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS")},
-    **{name: (0, 2) for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
+    **dict.fromkeys(("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
