@@ -231,8 +231,8 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
 
-    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole, and where
-    the cache grows, as all rows share its length. Where
+    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole, and
+    where the cache grows, as all rows share its length. Where
     prompts have a graph with weights of its own, only prompts are compared: what the reference has after them was
     computed after the whole of its own.
     """
@@ -310,7 +310,10 @@ def _output_name(runner: Runner) -> str:
 
 
 def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
-    """Read known_answer.safetensors, or that of an adapter. Raises PackageError when the package has none or it is damaged."""
+    """Read known_answer.safetensors, or that of an adapter.
+
+    Raises PackageError when the package has none or it is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     path = inside(folder, name)

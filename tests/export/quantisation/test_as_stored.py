@@ -167,7 +167,12 @@ def test_experts_of_mxfp4(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """gpt_oss: the numbers of MXFP4 are integers of 8 bits, in stacks that one operator reads."""
-    settings: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 16}
+    settings: dict[str, Any] = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "head_dim": 16,
+    }
     source = tiny_checkpoint("gpt_oss", **settings)
     folder = tmp_path_factory.mktemp("mxfp4-") / "gpt_oss"
     formats.save_quantised(source, folder, {"quant_method": "mxfp4"}, formats.mxfp4, ("gate_up_proj", "down_proj"))
