@@ -123,8 +123,8 @@ def _candidates(folder: Path, evidence: Evidence, written: Written) -> tuple[Can
         files: tuple[tuple[str, Phase], ...] = tuple((entry.file, entry.phase) for entry in written.files)
         if sorted(phase for _, phase in files) not in (["any"], ["decode", "prefill"]):
             raise UsageError(
-                f"{spelled('contract')}: its files are {listing(f'{file} ({phase})' for file, phase in files)}; name one "
-                "for any phase, or one for prefill and one for decode"
+                f"{spelled('contract')}: its files are {listing(f'{file} ({phase})' for file, phase in files)}; name "
+                "one for any phase, or one for prefill and one for decode"
             )
         files = tuple(sorted(files, key=lambda entry: entry[1] == "decode"))
         return (Candidate("", files),)
