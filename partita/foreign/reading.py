@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from partita import dtypes
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
 from partita.package import inside
-from partita.runtime.model_file import all_nodes, all_tensors, bodies, reads
-from partita.runtime.onnx_model import read_onnx
 
 if TYPE_CHECKING:
     import onnx
@@ -24,6 +22,10 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
 
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
+    # Here, because `partita.load` is there before ONNX Runtime is loaded, which is in the same room.
+    from partita.runtime.model_file import all_nodes, all_tensors
+    from partita.runtime.onnx_model import read_onnx
+
     model = read_onnx(inside(folder, file))
     proto, within = model.proto, PurePosixPath(file).parent
     stored = Counter[str]()
@@ -69,6 +71,8 @@ def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
 
 
 def _node(node: onnx.NodeProto) -> NodeFact:
+    from partita.runtime.model_file import bodies, reads
+
     inner = frozenset(reads(node)) - set(node.input) if any(True for _ in bodies(node)) else frozenset()
     return NodeFact(
         node.op_type,
