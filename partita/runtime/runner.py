@@ -237,4 +237,5 @@ def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelF
     if graph.phase == "prefill" and not pasts & set(model.inputs):
         differing -= {state.past for state in contract.states if moves(state)}
     if differing:
-        raise PackageError(f"{path}: inputs and outputs differ from the manifest: {', '.join(sorted(differing))}")
+        odd = sorted(differing | (set(model.outputs) - given))
+        raise PackageError(f"{path}: inputs and outputs differ from the manifest: {', '.join(odd)}")
