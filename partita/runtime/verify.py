@@ -208,8 +208,8 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
 
-    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole, and where
-    the cache grows, as all rows share its length. Where
+    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole, and
+    where the cache grows, as all rows share its length. Where
     prompts have a graph with weights of its own, only prompts are compared: what the reference has after them was
     computed after the whole of its own.
     """
