@@ -183,7 +183,7 @@ class _Reader:
         split = found.get("split.count")
         if isinstance(split, int) and split > 1:
             raise UnsupportedModelError(
-                f"{self.path}: one of {plural(split, 'part')} of a split file; join them with llama-gguf-split --merge"
+                f"{self.path}: one of {plural(split, 'part')} of a split file; join them with llama-gguf-split"
             )
 
     def _alignment(self, found: Mapping[str, Any]) -> int:

@@ -214,6 +214,6 @@ def test_equal_to_peft(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
                 if parameter.requires_grad:
                     scale = 0.1 if "magnitude" in parameter_name or "norm" in parameter_name else 0.3
                     parameter.add_(torch.randn_like(parameter), alpha=scale)
-        model.save_pretrained(tmp_path / name)
+        model.save_pretrained(str(tmp_path / name))
         found = logits(merged_model(checkpoint, tmp_path / name))
         np.testing.assert_allclose(found, logits(model), atol=3e-4, rtol=3e-4, err_msg=name)
