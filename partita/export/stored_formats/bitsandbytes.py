@@ -160,9 +160,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
         raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
-    found = _Table(
-        name, (shape[0], shape[1]), tensors, str(settings["dtype"]), block, nested, float(offset), rounded
-    )
+    found = _Table(name, (shape[0], shape[1]), tensors, str(settings["dtype"]), block, nested, float(offset), rounded)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
         raise sources.wrong(name, f"is stored as {shapes}; {said.name} says {shape} in blocks of {block}")
