@@ -88,7 +88,9 @@ class Source(Record):
     model_type: str
     architecture: str
     dtype: str
-    """dtype of most weights in the checkpoint files, in ONNX spelling: float32, float16, bfloat16."""
+    """dtype of most weights in the checkpoint files, in ONNX spelling: float32, float16, bfloat16; of quantised ones
+    that of their scales.
+    """
     parameters: int
     """Number of weights the graph uses; a tied weight counts once."""
     files: tuple[FileRecord, ...]

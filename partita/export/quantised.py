@@ -42,7 +42,6 @@ METHODS = (
         ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"),
         ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_quant_type"),
         ((".weight.absmax .weight.quant_map", ANY),),
-        IN_TRANSFORMERS.format("model.dequantize()"),
     ),
     Method("bitsandbytes LLM.int8", tensors=((".SCB", ANY), (".weight", BYTE))),
     Method(
@@ -63,7 +62,6 @@ METHODS = (
         ("mxfp4",),
         (),
         (("_blocks", BYTE), ("_scales", BYTE)),
-        IN_TRANSFORMERS.format("quantization_config=Mxfp4Config(dequantize=True)"),
     ),
     Method("NVFP4", ("nvfp4",), (), ((".weight_scale_2", ANY), (".weight", BYTE))),
     Method(
@@ -71,7 +69,6 @@ METHODS = (
         ("compressed-tensors", "sparseml"),
         ("config_groups", "quantization_status", "sparsity_config"),
         ((".weight_packed", INTEGER),),
-        IN_TRANSFORMERS.format("quantization_config=CompressedTensorsConfig(dequantize=True)"),
     ),
     Method("ModelOpt", ("modelopt",), ("quant_algo",)),
     Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",)),
@@ -80,7 +77,6 @@ METHODS = (
         ("fp8", "mxfp8"),
         ("activation_scheme", "weight_block_size"),
         (("", FLOAT8),),
-        IN_TRANSFORMERS.format("quantization_config=FineGrainedFP8Config(dequantize=True)"),
     ),
     Method("HQQ", ("hqq",), (), ((".W_q", ANY),)),
     Method("Quanto", ("quanto",), (), (("._data", ANY), ("._scale", ANY))),

@@ -8,6 +8,7 @@ group, and so is what they are multiplied with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ from partita.export.checkpoint import Checkpoint
 from partita.export.origins import Origin, Region, Reordered, blocks
 from partita.export.quantisation.packing import Packing
 from partita.export.quantisers import Grid, Quantised
-from partita.export.stored_formats import AffineWeight, affine, container
+from partita.export.stored_formats import AffineWeight, Parts, affine, container
 from partita.export.stored_formats.base import StoredFloats
 from partita.export.weight_files import OpenFiles, TensorInfo
 
@@ -164,7 +165,7 @@ class _Blocks(OpenFiles):
         total = 0
         for info in infos:
             self.first[info.name] = total
-            total += _count(info.shape)
+            total += math.prod(info.shape)
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
         """Numbers of blocks in `region`; those of different places of the other axes differ."""
@@ -179,24 +180,19 @@ class _Blocks(OpenFiles):
         return found
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 class _Part(OpenFiles):
     """Files that hold, for every number of a stored weight, its integer, its scale or its zero point."""
 
-    def __init__(self, files: OpenFiles, name: str) -> None:
-        self.files, self.name = files, name
+    def __init__(self, files: OpenFiles, name: str, known: dict[tuple[str, Region], Parts]) -> None:
+        self.files, self.name, self.known = files, name, known
 
     def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
         """The part of the numbers in `region`."""
         weight = affine(info)
         assert weight is not None
-        part: torch.Tensor = getattr(weight.parts(region, self.files), self.name)
+        if (info.name, region) not in self.known:  # the other two of a number are asked for at once
+            self.known[info.name, region] = weight.parts(region, self.files)
+        part: torch.Tensor = getattr(self.known[info.name, region], self.name)
         return part.expand([end - begin for begin, end in region])
 
 
@@ -208,10 +204,11 @@ def rows(checkpoint: Checkpoint, origin: Origin, packing: Packing) -> Iterator[t
     size, grid, width = packing.block_size, packing.grid, origin.shape[1]
     with OpenFiles(checkpoint.folder) as files:
         for region in blocks(origin.shape, ROWS_ELEMENTS):
-            read = (
-                origin.read(region, _Part(files, name)).reshape(-1, width // size, size) for name in Quantised._fields
+            known: dict[tuple[str, Region], Parts] = {}
+            integers, scales, zeros = (
+                origin.read(region, _Part(files, name, known)).reshape(-1, width // size, size)
+                for name in Quantised._fields
             )
-            integers, scales, zeros = read
             first, zero = scales[..., :1], zeros[..., :1]
             alike = bool((scales == first).all()) and bool((zeros == zero).all())
             if not alike or (grid.symmetric and bool((zero != grid.middle).any())):

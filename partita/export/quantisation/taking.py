@@ -16,6 +16,8 @@ from partita.export.weight_sources import Plain
 from partita.spelling import spelled
 
 ORDERED = "ordered"
+PACKED_ATTENTION = "packed_attention"
+"""The pass that makes one product of those of queries, keys and values."""
 
 
 def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
@@ -30,10 +32,11 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
         if form.one_scale and not (grid.symmetric and grid.bits in form.bits):
             raise NotAsStoredError(f"{form.summary} takes 8 bits without zero points")
     except NotAsStoredError as error:
+        apart = ""
+        if len(plain.tensors) > 1:
+            apart = f"; {spelled('without_pass', PACKED_ATTENTION)} keeps queries, keys and values apart"
         raise UnsupportedModelError(
-            f"{plain.checkpoint.where}: {plain.name} cannot be packed as it is stored: {error}; add "
-            f"{spelled('requantise', True)}, which rounds the weights a second time, or name {spelled('precision')} "
-            "fp16 or bf16, which keeps their numbers"
+            f"{plain.checkpoint.where}: {plain.name} cannot be packed as it is stored: {error}{apart}; {_instead()}"
         ) from error
     if said is not None and said != grid.bits:
         raise UsageError(
@@ -62,8 +65,7 @@ def taken_by_experts(plan: Plan, weights: Sequence[Plain]) -> Taken | None:
     except NotAsStoredError as error:
         raise UnsupportedModelError(
             f"{weights[0].checkpoint.where}: {weights[0].name} and {weights[1].name} cannot be packed as they are "
-            f"stored: {error}; add {spelled('requantise', True)}, which rounds the weights a second time, or name "
-            f"{spelled('precision')} fp16 or bf16, which keeps their numbers"
+            f"stored: {error}; {_instead()}"
         ) from error
     return None if any(isinstance(origin, Reordered) for origin in taken.origins) else taken
 
@@ -77,6 +79,14 @@ def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Valu
         made = place.node("Gather", [hidden, index], dtype=hidden.dtype, shape=hidden.shape, attributes={"axis": -1})
         place.shared[key] = (made,)
     return place.shared[key][0]
+
+
+def _instead() -> str:
+    """What to do about a weight that cannot be taken as it is stored."""
+    return (
+        f"add {spelled('requantise', True)}, which rounds the weights a second time, or name {spelled('precision')} "
+        "fp16 or bf16, which keeps their numbers"
+    )
 
 
 def _of(plan: Plan) -> AsStored:

@@ -7,6 +7,7 @@ package can have them as they are, packing asks the weights for them (`quantisat
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class Quantised:
         counts = {4: 0, 8: 0}
         for weight in self.weights.values():
             if isinstance(weight, AffineWeight):
-                counts[container(weight)] += _elements(weight)
+                counts[container(weight)] += math.prod(weight.shape)
         return None if not any(counts.values()) else max(counts, key=lambda bits: counts[bits])
 
     @property
@@ -68,13 +69,6 @@ class Quantised:
 def container(weight: AffineWeight) -> int:
     """Bits of the integers of a package that hold those of `weight`."""
     return 4 if weight.bits <= 4 else 8
-
-
-def _elements(weight: StoredWeight) -> int:
-    count = 1
-    for size in weight.shape:
-        count *= size
-    return count
 
 
 def affine(info: TensorInfo) -> AffineWeight | None:

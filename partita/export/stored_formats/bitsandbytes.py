@@ -18,6 +18,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,14 +57,31 @@ class _Table(StoredWeight):
     rounded: torch.dtype
     """What the library rounds the numbers to."""
 
+    @property
+    def fits(self) -> bool:
+        """Whether the tensors have as many numbers as the shape asks for."""
+        data, absmax, table, *others = self.tensors
+        elements = math.prod(self.shape)
+        held, scales = -(-elements // 2), -(-elements // self.block)
+        outer = [(-(-scales // self.nested),), (256,)] if self.nested else []
+        return (
+            data.shape in ((held, 1), (1, held), (held,))
+            and absmax.shape == (scales,)
+            and table.shape == (16,)
+            and [each.shape for each in others] == outer
+            and bool(re.fullmatch(BYTE if self.nested else FLOAT, absmax.dtype))
+        )
+
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         width = self.shape[-1]
         (first, last), (begin, end) = region
         start, stop = first * width, last * width
         data, absmax, table, *others = self.tensors
         low, high = start // 2, -(-stop // 2)
-        flat = ((low, high), (0, 1)) if data.shape[0] != 1 else ((0, 1), (low, high))
-        found = files.read(data, flat[: len(data.shape)] if len(data.shape) > 1 else ((low, high),)).reshape(-1)
+        flat: Region = ((low, high), (0, 1)) if len(data.shape) > 1 else ((low, high),)
+        if data.shape[0] == 1 and len(data.shape) > 1:
+            flat = ((0, 1), (low, high))
+        found = files.read(data, flat).reshape(-1)
         places = torch.stack([found >> 4, found & 15], -1).reshape(-1)[start - 2 * low : stop - 2 * low].long()
         numbers = files.read(table, ((0, 16),)).float()[places]
         blocks = torch.arange(start, stop) // self.block
@@ -130,25 +150,27 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     if data is None or absmax is None or table is None or said is None:
         return None
     settings = _state(sources, said)
-    nested = settings.get("nested_blocksize") or 0
+    nested = _number(settings, "nested_blocksize")
     others = [sources.take(f"{name}.{each}", FLOAT) for each in ("nested_absmax", "nested_quant_map") if nested]
-    shape, block = settings.get("shape"), settings.get("blocksize")
     if any(each is None for each in others):
         return None
+    shape, block, offset = settings.get("shape"), _number(settings, "blocksize"), settings.get("nested_offset") or 0.0
     rounded = getattr(torch, str(settings.get("dtype")), None)
-    if not _is_shape(shape) or not isinstance(block, int) or block < 1 or not isinstance(rounded, torch.dtype):
+    if not _is_shape(shape) or not block or not isinstance(rounded, torch.dtype) or not isinstance(offset, int | float):
         raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
-    elements = shape[0] * shape[1]
-    if 2 * _count(data) != elements + elements % 2 or _count(absmax) != -(-elements // block) or table.shape != (16,):
-        raise sources.wrong(
-            name,
-            f"is {list(data.shape)} with {_count(absmax)} scales, and {said.name} says {shape} in blocks of {block}",
-        )
     tensors = (data, absmax, table, *(each for each in others if each is not None))
-    offset, dtype = float(settings.get("nested_offset") or 0.0), str(settings.get("dtype"))
-    sources.taken.add(said.name)
-    return _Table(name, (shape[0], shape[1]), tensors, dtype, block, int(nested), offset, rounded)
+    found = _Table(name, (shape[0], shape[1]), tensors, str(settings["dtype"]), block, nested, float(offset), rounded)
+    if not found.fits:
+        shapes = ", ".join(str(list(each.shape)) for each in tensors)
+        raise sources.wrong(name, f"is stored as {shapes}; {said.name} says {shape} in blocks of {block}")
+    return found
+
+
+def _number(settings: Mapping[str, Any], key: str) -> int:
+    """A setting; 0 where it is not there or no number of things."""
+    value = settings.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
@@ -166,13 +188,6 @@ def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
 
 def _is_shape(shape: Any) -> bool:
     return isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
-
-
-def _count(info: TensorInfo) -> int:
-    found = 1
-    for size in info.shape:
-        found *= size
-    return found
 
 
 FORMAT = StoredFormat(

@@ -68,6 +68,8 @@ def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: 
     said = (*[1] * (len(shape) - len(wanted)), *wanted) if len(wanted) <= len(shape) else tuple(wanted[-len(shape) :])
     found = []
     for size, count, block in zip(shape, grid, said, strict=False):
+        if count < 1:
+            break
         if count == 1:
             found.append(max(1, size))
         elif -(-size // block) == count:

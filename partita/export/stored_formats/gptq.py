@@ -36,7 +36,7 @@ from partita.export.stored_formats.base import (
 from partita.export.weight_files import OpenFiles, TensorInfo
 
 BITS = (2, 3, 4, 8)
-PLAIN, SECOND = ("gptq", "", "None"), ("gptq_v2",)
+PLAIN, SECOND = ("gptq", ""), ("gptq_v2",)
 """What `checkpoint_format` is where zero points are stored less 1, and where they are as they are."""
 
 
@@ -114,6 +114,8 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
     width = qweight.shape[0] * WORD // bits
     size = size or width // max(1, scales.shape[0])
     group = width if size < 0 else size
+    if group < 1:
+        raise sources.wrong(qweight.name, f"is {list(qweight.shape)}, and {scales.name} {list(scales.shape)}")
     groups = -(-width // group)
     wanted = {scales: (groups, rows), qzeros: (groups, rows * bits // WORD)}
     for info, shape in wanted.items():

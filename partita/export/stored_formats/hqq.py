@@ -89,13 +89,14 @@ def _weight(sources: Sources, stem: str) -> _Weight | None:
     sources.taken.update(f"{stem}{end}" for end in OTHERS if f"{stem}{end}" in sources.tensors)
     if data is None or scale is None or zero is None or None in said.values():
         return None
-    shape, (axis,), (group,) = (_numbers(sources, said[key]) for key in ("shape", "axis", "group_size"))
+    shape, axes, sizes = (_numbers(sources, said[key]) for key in ("shape", "axis", "group_size"))
+    axis, group = next(iter(axes), -1), next(iter(sizes), 0)
     packing, dtype = (_text(sources, said[key]) for key in ("packing", "compute_dtype"))
     rounded = getattr(torch, dtype.removeprefix("torch."), None)
     if packing not in PACKINGS or not isinstance(rounded, torch.dtype):
         raise sources.wrong(data.name, f"is packed as {packing[:40]!r} for {dtype[:40]!r}, which cannot be read")
     bits, per_number = PACKINGS[packing]
-    elements = shape[0] * shape[1] if len(shape) == 2 else 0
+    elements = shape[0] * shape[1] if len(shape) == 2 and min(shape) > 0 else 0
     if not elements or group < 1 or elements % group or axis not in (0, 1):
         raise sources.wrong(data.name, f"is of shape {shape} in groups of {group} along axis {axis}")
     groups = elements // group

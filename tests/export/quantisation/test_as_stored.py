@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from partita.cli import run
 from partita.demo import heldout_path
-from partita.errors import CheckpointError, UsageError
+from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import load
 from partita.export.options import ExportOptions
@@ -28,7 +28,7 @@ from partita.export.quantisation.as_stored import AsStored, NotAsStoredError
 from partita.export.quantisation.layouts import InColumns, InRows, Layout
 from partita.export.quantisation.packed import Packed
 from partita.export.stored_formats import format_of, names
-from partita.export.stored_precision import notes
+from partita.export.stored_precision import notes, settled
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import checkpoint_weight
 from partita.package import read_manifest
@@ -167,7 +167,12 @@ def test_experts_of_mxfp4(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """gpt_oss: the numbers of MXFP4 are integers of 8 bits, in stacks that one operator reads."""
-    settings: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "head_dim": 16}
+    settings: dict[str, Any] = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+        "head_dim": 16,
+    }
     source = tiny_checkpoint("gpt_oss", **settings)
     folder = tmp_path_factory.mktemp("mxfp4-") / "gpt_oss"
     formats.save_quantised(source, folder, {"quant_method": "mxfp4"}, formats.mxfp4, ("gate_up_proj", "down_proj"))
@@ -188,6 +193,33 @@ def test_every_format_of_integers_is_exported(
         manifest = read_manifest(exported(folder, quality_text=short_text, **options))
         assert manifest.verification.status == "verified" and manifest.packed is not None
         assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["other_orders", "floats_beside"])
+def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
+    tiny_checkpoint: TinyCheckpoint,
+    quantised: Quantised,
+    exported: Exported,
+    short_text: Path,
+    own_copy: Callable[[Path], Path],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    """Queries, keys and values are one product in the graph, and were quantised in several ways, or not all of them."""
+    if kind == "other_orders":
+        folder = own_copy(quantised("gptq_act_order", *INTEGERS["gptq_act_order"]))
+        another = torch.randperm(64, generator=torch.Generator().manual_seed(5)).to(torch.int32) // 32
+        queries = [f"model.layers.{layer}.self_attn.q_proj.g_idx" for layer in range(2)]
+        damaged(folder, lambda t: t.update({name: another.clone() for name in queries}))
+    else:
+        folder = tmp_path / "some"
+        formats.save_quantised(tiny_checkpoint("llama"), folder, GPTQ, formats.gptq(), ("q_proj", "up_proj"))
+    with pytest.raises(UnsupportedModelError, match="--without-pass packed_attention keeps queries"):
+        exported(folder, quality_text=short_text)
+    manifest = read_manifest(exported(folder, quality_text=short_text, without_pass=("packed_attention",)))
+    assert manifest.verification.status == "verified" and manifest.packed is not None
+    assert {kind.quantiser for kind in manifest.packed.kinds} == {"as stored"}
 
 
 FLOATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
@@ -220,14 +252,20 @@ def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported)
     assert np.array_equal(array, expected) or np.array_equal(array, expected.T)
 
 
-def test_rounding_a_second_time_is_said(quantised: Quantised, exported: Exported, short_text: Path) -> None:
+def test_rounding_a_second_time_is_said(quantised: Quantised) -> None:
+    folder = quantised("fp8", *FLOATS["fp8"])
+    options = ExportOptions(str(folder), folder, precision="int4", requantise=True)
+    checkpoint = open_checkpoint(str(folder))
+    assert any("rounded a second time" in note for note in notes(settled(options, checkpoint), checkpoint))
+
+
+@pytest.mark.heavy
+def test_weights_are_rounded_a_second_time(quantised: Quantised, exported: Exported, short_text: Path) -> None:
     folder = quantised("fp8", *FLOATS["fp8"])
     asked: dict[str, Any] = {"precision": "int4", "requantise": True}
     manifest = read_manifest(exported(folder, quality_text=short_text, **asked))
     assert manifest.source.quantised is not None and manifest.source.quantised.taken == "requantised"
     assert manifest.packed is not None and {kind.quantiser for kind in manifest.packed.kinds} == {"refit"}
-    told = notes(ExportOptions(str(folder), folder, **asked), open_checkpoint(str(folder)))
-    assert any("rounded a second time" in note for note in told)
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -351,6 +389,12 @@ BAD: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], dict[str,
         lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(5, 7)}),
         {},
         r"weight_scale_inv is \[5, 7\], which does not fit .*\[64, 96\]",
+    ),
+    "no_scales_at_all": (
+        "fp8",
+        lambda t: t.update({f"{DOWN}.weight_scale_inv": torch.ones(0, 3)}),
+        {},
+        r"weight_scale_inv is \[0, 3\], which does not fit",
     ),
     "blocks_of_nothing": ("fp8", lambda t: None, {"weight_block_size": [0]}, "with blocks of"),
 }
