@@ -165,8 +165,8 @@ def _check_adapters(options: ExportOptions) -> None:
         raise UsageError(f"{said} keeps adapters apart from weights into which {spelled('adapter')} merges one; choose")
     if options.with_adapters and options.prefill_precision is not None:
         raise UsageError(
-            f"{said}: with {spelled('prefill_precision', options.prefill_precision)} prompts have weights of their own; "
-            "leave one of the two out"
+            f"{said}: with {spelled('prefill_precision', options.prefill_precision)} prompts have weights of their "
+            "own; leave one of the two out"
         )
     names = [name for name, _ in options.with_adapters]
     for name in names:

@@ -72,8 +72,8 @@ class Reservation:
 
 @contextmanager
 def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
-    """Hold `out` for one export, which reads the folders `read`, the checkpoint first; what it has made and not published
-    is removed at the end.
+    """Hold `out` for one export, which reads the folders `read`, the checkpoint first; what it has made and not
+    published is removed at the end.
 
     Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
     cannot be made.

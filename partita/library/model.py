@@ -132,7 +132,8 @@ class Model:
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. `adapter`: the name of an adapter of the package, for all rows. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without the
+        run. `adapter`: the name of an adapter of the package, for all rows. Raises ArgumentError, GenerationError for
+        prompts that the package cannot take, PackageError without the
         tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)

@@ -303,7 +303,7 @@ def _output_name(runner: Runner) -> str:
 
 
 def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
-    """Read known_answer.safetensors, or that of an adapter. Raises PackageError when the package has none or it is damaged."""
+    """Read a known answer by its file. Raises PackageError when the package has none or it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     path = inside(folder, name)
