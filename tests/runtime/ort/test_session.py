@@ -21,6 +21,7 @@ from partita.package import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain import open_session
+from partita.runtime.engine.feeds import Feed
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
 from partita.runtime.ort.native_log import captured_output
@@ -308,8 +309,9 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
         ("bfloat16", (wanted.view(np.uint32) >> 16).astype(np.uint16)),
     ):
         feed = open_runner().executor.bound("decode", 1, 1)
-        feed._logits = host_buffer((1, 1, 4), dtype)
+        buffer = host_buffer((1, 1, 4), dtype)
+        feed._logits = Feed(buffer, buffer.host)
         feed._wide = np.empty((1, 4), np.float32)
-        feed._logits.host[0, 0] = stored
+        buffer.host[0, 0] = stored
         np.testing.assert_array_equal(feed.logits(0, 0), wanted)
         assert feed.logits(0, 0).dtype == np.float32
