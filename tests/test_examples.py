@@ -72,6 +72,7 @@ def place_of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert line in EXAMPLES and cli.run(shlex.split(line)[1:]) == 0
     (folder / "build" / "demo").mkdir(parents=True)
     package = folder / "package"
+    (folder / "other-package").symlink_to(folder / "package-int4")
     (folder / "build" / "demo" / "package").symlink_to(package)
     onnx.save(parser.parse_model(VISION), folder / "model.onnx")
     given = ["generate", str(package), "Return the", "--max-new-tokens", "4", "--provider", "cpu", "--report"]

@@ -52,7 +52,10 @@ def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
         made = make_huge(added(before, anonymous_memory()))
         assert made in range((28 << 20) + 1)  # a kernel before 6.1 refuses
         np.testing.assert_array_equal(values[: (24 << 20) // 4], np.arange((24 << 20) // 4))
-        assert sum(len(full_blocks(new)) for new in added(before, anonymous_memory())) <= resident + 1
+        left = sum(len(full_blocks(new)) for new in added(before, anonymous_memory()))
+        assert left <= resident + 3, (
+            "of the 8 blocks that nobody has touched hardly any: others of this process grow, too"
+        )
         del values
 
 
