@@ -166,7 +166,7 @@ def _locate(given: str) -> Path:
     path = Path(given)
     if path.is_dir():
         return path
-    if path.suffix == opening.SUFFIX and path.is_file():
+    if path.is_file() and opening.gguf_file(path) is not None:
         return path
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")

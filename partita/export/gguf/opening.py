@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_g
 
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export.fake_model import quiet, translated
-from partita.export.gguf.header import GgufTensor, Header, read_header
+from partita.export.gguf.header import MAGIC, GgufTensor, Header, read_header
 from partita.export.gguf.names import weights_of
 from partita.export.gguf.types import dequantised
 from partita.export.stored_formats import Quantised
@@ -70,7 +70,7 @@ def gguf_file(given: Path) -> Path | None:
 
     Raises UnsupportedModelError for a folder with several.
     """
-    if given.suffix == SUFFIX and given.is_file():
+    if given.is_file() and (given.suffix == SUFFIX or _begins_as_one(given)):
         return given
     if not given.is_dir() or any((given / name).is_file() for layout in LAYOUTS for name in layout):
         return None
@@ -81,6 +81,15 @@ def gguf_file(given: Path) -> Path | None:
             "them"
         )
     return files[0] if files else None
+
+
+def _begins_as_one(path: Path) -> bool:
+    """Whether a file of any name is a GGUF file by its first bytes: what a download is called until it is renamed."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False  # whatever keeps it from being read is told where it is read
 
 
 def prepare(path: Path) -> Prepared:

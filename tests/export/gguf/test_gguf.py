@@ -50,6 +50,12 @@ def test_every_weight_is_what_transformers_reads(
         assert torch.equal(value, wanted[name]), name
 
 
+def test_a_file_of_any_name_is_known_by_how_it_begins(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama")).rename(tmp_path / "sha256-0a1b")
+    assert open_checkpoint(str(file)).model_type == "llama"
+
+
 def test_experts_are_stacked_as_the_model_has_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     require("gguf")
     import torch
