@@ -74,6 +74,7 @@ READ = {
 }
 
 
+OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
 PATHS = (Path, Path | None, list[Path] | None)
 
 
@@ -273,6 +274,24 @@ def stored(
 @pytest.fixture
 def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
     return make_files(tmp_path / "files", *stored)
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [("generate", "--report"), ("place", "--report"), ("bench", "--out"), ("bench", "--report"), ("inspect", "--out")],
+)
+def test_a_contract_file_is_never_written_over(
+    verb: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "contract.toml").write_text("max_length = 64\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "cpu.json").symlink_to(tmp_path / "contract.toml")
+    words: dict[str, list[str]] = {"generate": ["1,2", "--token-ids"], "bench": ["--providers", "cpu"]}
+    target = tmp_path / ("out" if (verb, option) == ("bench", "--report") else "contract.toml")
+    given = [verb, str(OPTIMUM), *words.get(verb, []), "--contract", str(tmp_path / "contract.toml")]
+    assert run([*given, option, str(target)]) == 2
+    assert "which this command reads" in capsys.readouterr().err
+    assert (tmp_path / "contract.toml").read_text() == "max_length = 64\n"
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: f"{w.verb}-{w.option}-{WRITERS.index(w)}")

@@ -30,7 +30,8 @@ def run(options: GenerateOptions) -> int:
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        sink = claim_output(options.report, "report", read_by(options.where, options.package), option="--report")
+        reads = read_by(options.where, options.package, *options.choice.reads)
+        sink = claim_output(options.report, "report", reads, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)
 

@@ -14,7 +14,7 @@ DIFF_VIEWS = "partita.inspection.diff.views"
 
 def run(path: Path, against: Path | None, asked: Asked, choice: Choice = AS_IT_IS) -> None:
     """Look, and show. What is wrong with it was asked about, and is no error. Raises UsageError, PackageError."""
-    reads = files_of(path) if choice.contract is None else (*files_of(path), choice.contract)
+    reads = (*files_of(path), *choice.reads)
     if against is None:
         showing = prepare(asked, VIEWS, reads)
         showing.show(read(path, choice))

@@ -64,7 +64,7 @@ def _claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     if shown.report is None:
         return None
     refuse_two_on_stdout(shown.report, as_json=shown.as_json)
-    given = [options.model, *(path for text in options.values for path in named_files(text))]
+    given = [options.model, *options.choice.reads, *(path for text in options.values for path in named_files(text))]
     if shown.report.exists() and options.model.is_file():  # what is not there yet is not read, either
         given += data_files(options.model)
     return claim_output(shown.report, "report", read_by(options.where, *given), option="--report")

@@ -59,6 +59,11 @@ class Choice:
         """Names of what was said."""
         return tuple(name for name, value in asdict(self).items() if value is not None)
 
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """Files that are read because of it, beside those of the folder."""
+        return () if self.contract is None else (self.contract,)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values, for a child process."""
         return {**asdict(self), "contract": None if self.contract is None else str(self.contract.resolve())}

@@ -121,7 +121,7 @@ def _concerning(names: set[str]) -> Callable[[str], Callable[[str], bool]]:
 
 def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
     """Everything that is read, which nothing may be written over."""
-    return {path for entry in entries for path in read_by(entry.where, *options.packages)}
+    return {path for entry in entries for path in read_by(entry.where, *options.packages, *options.choice.reads)}
 
 
 def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
