@@ -332,15 +332,19 @@ def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
         raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
 
 
+def _is_blob(target: Path, folder: Path) -> bool:
+    """Whether a file is a blob of the Hugging Face cache that `folder` lies in: there `snapshots/REVISION` has links to
+    `blobs` for files.
+    """
+    snapshots = next((parent for parent in folder.parents if parent.name == "snapshots"), None)
+    return snapshots is not None and target.parent == snapshots.parent / "blobs"
+
+
 def inside(folder: Path, name: str) -> Path:
     """`folder/name`, refused with PackageError when it would leave the folder."""
     parts = PurePosixPath(name)
     path = folder / name
-    if (
-        parts.is_absolute()
-        or ".." in parts.parts
-        or "\\" in name
-        or not path.resolve().is_relative_to(folder.resolve())
-    ):
+    leaves = parts.is_absolute() or ".." in parts.parts or "\\" in name
+    if leaves or not (path.resolve().is_relative_to(folder.resolve()) or _is_blob(path.resolve(), folder.resolve())):
         raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
     return path

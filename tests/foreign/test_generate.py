@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,20 @@ def generated(
 @pytest.mark.parametrize("layout", ["optimum", "pair", "merged", "whole", "genai-fp32-cpu"])
 def test_tokens_are_those_of_transformers(layout: str, chunk: int | None, sample: Sample) -> None:
     assert generated(sample(layout), chunk=chunk) == TOKENS
+
+
+def test_a_snapshot_in_the_cache_of_the_hub_is_links_to_blobs(tmp_path: Path) -> None:
+    """Graph and weights: `hub download` leaves nothing else. Links to other places are not followed."""
+    (blobs := tmp_path / "models--me--tiny" / "blobs").mkdir(parents=True)
+    (folder := blobs.parent / "snapshots" / "0a1b").mkdir(parents=True)
+    for number, file in enumerate(sorted((SAMPLES / "genai-fp32-cpu").iterdir())):
+        shutil.copy(file, blobs / f"{number:064x}")
+        (folder / file.name).symlink_to(Path("..") / ".." / "blobs" / f"{number:064x}")
+    assert generated(folder) == TOKENS
+    (folder / "model.onnx").unlink()
+    (folder / "model.onnx").symlink_to(SAMPLES / "genai-fp32-cpu" / "model.onnx")
+    with pytest.raises(partita.PackageError, match=r"'model\.onnx' leaves the package folder"):
+        generated(folder)
 
 
 def test_rounded_weights_give_the_tokens_of_onnxruntime_genai() -> None:
