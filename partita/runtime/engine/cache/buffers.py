@@ -28,6 +28,21 @@ class Residence:
         self.changes += present != self.address
         self.address = present
 
+    def fact(self, state: State, buffer: Buffer, copied_bytes: int = 0) -> StateFact:
+        """What was seen of `state`, which is in `buffer` now. `copied_bytes`: of it, by the last step."""
+        return StateFact(
+            past=state.past,
+            present=state.present,
+            layer=state.layer,
+            kind=state.kind,
+            memory=buffer.memory,
+            size_bytes=buffer.size_bytes,
+            same_address=self.same,
+            address_changes=self.changes,
+            checked_steps=self.steps,
+            copied_bytes=copied_bytes,
+        )
+
 
 class InPlace:
     """One buffer per state, which a step reads as past and writes as present.
@@ -76,20 +91,8 @@ class InPlace:
 
     def facts(self) -> tuple[StateFact, ...]:
         """What was seen of every state."""
-        return tuple(
-            StateFact(
-                past=state.past,
-                present=state.present,
-                layer=state.layer,
-                kind=state.kind,
-                memory=buffer.memory,
-                size_bytes=buffer.size_bytes,
-                same_address=residence.same,
-                address_changes=residence.changes,
-                checked_steps=residence.steps,
-            )
-            for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True)
-        )
+        rows = zip(self.states, self.buffers, self._seen, strict=True)
+        return tuple(residence.fact(state, buffer) for state, buffer, residence in rows)
 
     def release(self) -> None:
         """Let go of the buffers."""

@@ -117,21 +117,8 @@ class GrowingStates:
 
     def facts(self) -> tuple[StateFact, ...]:
         """What was seen of every state."""
-        return tuple(
-            StateFact(
-                past=state.past,
-                present=state.present,
-                layer=state.layer,
-                kind=state.kind,
-                memory=buffer.memory,
-                size_bytes=buffer.size_bytes,
-                same_address=residence.same,
-                address_changes=residence.changes,
-                checked_steps=residence.steps,
-                copied_bytes=copied,
-            )
-            for state, buffer, residence, copied in zip(self.states, self._now, self._seen, self._copied, strict=True)
-        )
+        rows = zip(self.states, self._now, self._seen, self._copied, strict=True)
+        return tuple(residence.fact(state, buffer, copied) for state, buffer, residence, copied in rows)
 
     def release(self) -> None:
         """Let go of the buffers."""
