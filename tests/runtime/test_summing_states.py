@@ -217,7 +217,7 @@ def test_rows_of_a_buffer_are_zeroed_and_others_left(dtype):
     buffer = host_buffer((3, 2, 2), dtype)
     buffer.host.fill(1)
     buffer.clear_rows([0, 2])
-    assert buffer.clears_rows
+    assert buffer.readable
     assert [bool(part.any()) for part in buffer.host] == [False, True, False]
 
 
@@ -229,7 +229,7 @@ def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
     filled.host[...] = np.arange(1, 13).reshape(3, 4)
     before = filled.host.copy()
     buffer = replace(filled, array=None, memory="Cuda")
-    assert buffer.clears_rows
+    assert buffer.readable
     buffer.clear_rows(rows)
     before[rows] = 0
     np.testing.assert_array_equal(filled.host, before)

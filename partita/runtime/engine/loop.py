@@ -19,6 +19,8 @@ from partita.observations.text_format import plural
 from partita.runtime.engine.checks import check_prompt, check_requests, not_apart
 from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
+from partita.runtime.engine.prefix import Prefix, load_prefix, saved_prefix
+from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first
@@ -48,6 +50,8 @@ class Engine:
     prefill_chunk: int = PREFILL_CHUNK_TOKENS
     observers: Sequence[Observer] = ()
     policy: Policy = prompts_first
+    shares: bool = False
+    """What prompts begin with alike is read once, and copied."""
     rows: list[Row | None] = field(init=False)
     """[B]: what each row of the batch is at; None for a free one."""
     made: int = field(default=0, init=False)
@@ -56,10 +60,15 @@ class Engine:
     """The length of text that the keys of the last step have their rotary frequencies for."""
     mark: float = field(default=0.0, init=False)
     """When the last step ended."""
+    longest_rope: int = field(default=0, init=False)
+    """The largest `rope_length` so far."""
+    prefixes: Prefixes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.rows = [None] * self.executor.contract.batch_size
         self.executor.cache.prepare()
+        if self.shares and not self.executor.contract.rereads:
+            self.prefixes = Prefixes(self.executor.cache, self.executor.graphs, self.keeps_keys)
         self.mark = time.perf_counter()
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -81,13 +90,31 @@ class Engine:
         ):
             raise not_apart("a prompt that begins beside others", moves=cache.moves)
         cache.release_row(row)
+        if request.prefix is not None:
+            load_prefix(cache, row, request.prefix, request.prompt, usable=self.keeps_keys(len(request.prompt)))
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
+        if request.prefix is None and self.prefixes is not None:
+            self.prefixes.join(row, self.rows)
         return row
 
     def leave(self, row: int) -> None:
         """Free a row, finished or not."""
         self.rows[row] = None
+        if self.prefixes is not None:
+            self.prefixes.leave(row)
         self.executor.cache.release_row(row)
+
+    def saved(self, row: int) -> Prefix:
+        """What a row has taken in, for others to begin with. Raises GenerationError where it cannot be given out."""
+        entry, count = self.row(row), self.executor.cache.filled[row]
+        return saved_prefix(self.executor.cache, row, entry.history[:count], usable=self.keeps_keys(count))
+
+    def keeps_keys(self, length: int) -> bool:
+        """Whether the cached keys of a text are those of any longer one that has this many tokens."""
+        limit = self.executor.contract.rereads_at
+        if limit is None:
+            return not (self.executor.takes_rope_length or self.executor.contract.rereads)
+        return max(length, self.longest_rope) <= limit
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
         """Give a row more tokens to read, as a next turn: it goes on after what it has in the cache, and with its whole
@@ -144,6 +171,7 @@ class Engine:
         again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
         if self.executor.takes_rope_length:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
+            self.longest_rope = max(self.longest_rope, self.rope_length)
         outcome = self.executor.run(plan, graph, self.rope_length)
         guessed = [0 if row is None else row.guessed for row in self.rows]
         tokens = self.hear(plan, graph)
@@ -171,6 +199,8 @@ class Engine:
         )
         self.mark = now
         self.made += 1
+        if self.prefixes is not None:
+            self.prefixes.after_step()
         for observer in self.observers:
             observer.on_step(step)
         return step
@@ -181,6 +211,8 @@ class Engine:
         if self.executor.contract.rereads:
             return plan_whole([self.begin_again(index, row) for index, row in enumerate(self.rows)])
         views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
+        if self.prefixes is not None:
+            views = self.prefixes.views(self.rows, views)
         return plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
 
     def begin_again(self, index: int, row: Row | None) -> RowView:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.runtime.engine.planner import RowView
+from partita.runtime.engine.prefix import Prefix
 from partita.runtime.sampling import Sampler
 
 Finish = Literal["stop", "length", "cache_full"]
@@ -41,6 +42,10 @@ class Request:
     """
     rope_length: int = 0
     """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
+    shares: int = 0
+    """Tokens of the prompt that others begin with, too, as far as is known; see `engine.prefixes`."""
+    prefix: Prefix | None = None
+    """What the prompt begins with, and the states after it: only what follows is read."""
     continues_at: int | None = None
     """Tokens of the prompt from here on are fed as those that follow one are; None: all are read as a prompt."""
 

@@ -67,26 +67,45 @@ class Buffer:
         self._write(host_buffer(tuple(self.value.shape()), self.dtype))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
-        """Set these rows of the first axis to zero; only where `clears_rows`. Device memory goes by way of the host."""
-        if self.array is not None:
-            self.array[list(rows)] = 0
-            return
-        shape = tuple(self.value.shape())
-        if set(rows) == set(range(shape[0])):
+        """Set these rows of the first axis to zero; only where `readable`. Device memory goes by way of the host."""
+        if self.array is None and set(rows) == set(range(self.value.shape()[0])):
             self.clear()
             return
-        held = host_buffer(shape, self.dtype)
-        if self.memory == CUDA_MEMORY:
+
+        def zero(whole: npt.NDArray[Any]) -> None:
+            whole[list(rows)] = 0
+
+        self.change(zero)
+
+    @property
+    def readable(self) -> bool:
+        """What is in it can be had on the host. ONNX Runtime gives no bfloat16 out of CUDA's memory or of what it has
+        allocated on the host, for numpy has no such type.
+        """
+        by_numpy = self.memory in (HOST_MEMORY, CUDA_MEMORY)
+        return self.array is not None or not by_numpy or not dtypes.named(self.dtype).upper_half
+
+    def seen(self) -> npt.NDArray[Any]:
+        """What is in it; only where `readable`. The memory itself where numpy sees it, else a copy on the host."""
+        return self._held().host if self.array is None else self.array
+
+    def change(self, how: Callable[[npt.NDArray[Any]], object]) -> None:
+        """Have `how` write into it; only where `readable`. Device memory is read, changed on the host, and written."""
+        if self.array is not None:
+            how(self.array)
+            return
+        held = self._held()
+        how(held.host)
+        self._write(held)
+
+    def _held(self) -> Buffer:
+        """A copy in host memory."""
+        held = host_buffer(tuple(self.value.shape()), self.dtype)
+        if self.memory in (HOST_MEMORY, CUDA_MEMORY):
             held.host[...] = self.value.numpy()
         else:
             ort.copy_tensors([self.value], [held.value])
-        held.host[list(rows)] = 0
-        self._write(held)
-
-    @property
-    def clears_rows(self) -> bool:
-        """Rows can be zeroed one by one. ONNX Runtime reads no bfloat16 back from CUDA, for numpy has no such type."""
-        return self.array is not None or self.memory != CUDA_MEMORY or self.dtype != "bfloat16"
+        return held
 
     def _write(self, held: Buffer) -> None:
         """Fill device memory from a host buffer of the same shape and dtype."""

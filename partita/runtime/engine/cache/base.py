@@ -7,11 +7,20 @@ whose buffers grow (a graph of another exporter) is told of every step and binds
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from partita.observations.facts import StateFact
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
+
+RowStates = Mapping[str, npt.NDArray[Any]]
+"""What one row has in each state, on the host, by the name that graphs read the state as. Without the axis of the
+batch, and of keys and values as many entries as tokens: [KV, T, D]. bfloat16 shows as uint16.
+"""
+RowShapes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of each of them."""
 
 
 class Store(Protocol):
@@ -54,6 +63,21 @@ class Store(Protocol):
 
     def release_row(self, row: int) -> None:
         """A row is free: nothing reads what it has."""
+
+    def row_shapes(self, tokens: int) -> RowShapes:
+        """What the states of a row are that has so many tokens, given out."""
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """Whether the states after a row's first `tokens` can be given out once it has `filled`."""
+
+    def save_row(self, row: int, tokens: int) -> RowStates:
+        """The states of a row after its first tokens, as copies; what `saves` has allowed."""
+
+    def loads(self, rows: int) -> bool:
+        """Whether one of `rows` can take in such states while the others stay as they are."""
+
+    def load_row(self, row: int, states: RowStates) -> None:
+        """Make what `save_row` gave the states of a row, which goes on after its tokens; where `loads`."""
 
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from partita.contract import State
 from partita.observations.facts import StateFact
+from partita.runtime.engine.cache.base import RowShapes, RowStates
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
@@ -78,6 +83,41 @@ class InPlace:
 
     def release_row(self, row: int) -> None:
         """Nothing: the next request begins at the beginning."""
+
+    def entries(self, state: State, tokens: int) -> tuple[slice, ...]:
+        """What of a row's part of a state sums up its first tokens: all of it."""
+        return ()
+
+    def row_shapes(self, tokens: int) -> RowShapes:
+        """What the states of a row are that has so many tokens, given out."""
+        found = {}
+        for state in self.states:
+            cut = self.entries(state, tokens)
+            sizes = [len(range(size)[part]) for size, part in zip(state.shape[1:], cut, strict=False)]
+            found[state.past] = ((*sizes, *state.shape[1 + len(cut) :]), state.dtype)
+        return found
+
+    def save_row(self, row: int, tokens: int) -> RowStates:
+        """The states of a row after its first tokens, as copies."""
+        return {
+            state.past: np.array(buffer.seen()[row][self.entries(state, tokens)])
+            for state, buffer in zip(self.states, self.buffers, strict=True)
+        }
+
+    def loads(self, rows: int) -> bool:
+        """Where a buffer can be changed in part."""
+        return all(buffer.readable for buffer in self.buffers)
+
+    def load_row(self, row: int, states: RowStates) -> None:
+        """Write the states of a row, from its beginning on."""
+        for state, buffer in zip(self.states, self.buffers, strict=True):
+            values = states[state.past]
+            place = (row, *(slice(size) for size in values.shape))
+
+            def write(whole: npt.NDArray[Any], place: Any = place, values: npt.NDArray[Any] = values) -> None:
+                whole[place] = values
+
+            buffer.change(write)
 
     def clear(self) -> None:
         """Make every buffer zero, as before the first token."""

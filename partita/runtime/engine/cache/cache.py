@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from partita.contract import State
 from partita.observations.facts import StateFact
 from partita.runtime.engine.cache import fixed
-from partita.runtime.engine.cache.base import Store
+from partita.runtime.engine.cache.base import RowShapes, RowStates, Store
 from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.growing import GrowingStates, moves
 from partita.runtime.engine.cache.recurrent import RecurrentStates
@@ -118,6 +118,34 @@ class Cache:
             store.rewind(row, tokens)
         self.filled[row] -= tokens
         return True
+
+    def row_shapes(self, tokens: int) -> RowShapes:
+        """What the states of a row are that has so many tokens, given out."""
+        return {past: entry for store in self.stores for past, entry in store.row_shapes(tokens).items()}
+
+    @property
+    def keeps_every_token(self) -> bool:
+        """Whether the states of a row's first tokens can be given out, however many it has taken in since."""
+        return self.saves(1, 2)
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """Whether the states after a row's first `tokens` can be given out once it has `filled`."""
+        return all(store.saves(tokens, filled) for store in self.stores)
+
+    def save_row(self, row: int, tokens: int) -> RowStates:
+        """The states of a row after its first tokens, as copies; only where `saves`."""
+        return {past: values for store in self.stores for past, values in store.save_row(row, tokens).items()}
+
+    @property
+    def loads_rows(self) -> bool:
+        """Whether a row can take in such states beside others."""
+        return all(store.loads(len(self.filled)) for store in self.stores)
+
+    def load_row(self, row: int, tokens: int, states: RowStates) -> None:
+        """Have a row go on after `tokens` that it never took in itself; only where `loads_rows`."""
+        for store in self.stores:
+            store.load_row(row, states)
+        self.filled[row] = tokens
 
     def release_row(self, row: int) -> None:
         """Free a row: the next request in it begins at its beginning."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partita.contract import State
 from partita.runtime.engine.cache.buffers import InPlace
 
 KINDS = frozenset({"key", "value"})
@@ -24,3 +25,11 @@ class FixedStates(InPlace):
     def rewinds(self, tokens: int) -> bool:
         """Any number: the cursor says what is valid, and no buffer rolls over what it would go back to."""
         return tokens >= 0
+
+    def entries(self, state: State, tokens: int) -> tuple[slice, ...]:
+        """The entries of these tokens: [KV, T, D] of [KV, N, D]."""
+        return slice(None), slice(tokens)
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """After any of its tokens: each has an entry of its own."""
+        return tokens <= filled and all(buffer.readable for buffer in self.buffers)

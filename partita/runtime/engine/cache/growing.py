@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partita import dtypes
 from partita.contract import State
 from partita.errors import GenerationError
 from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
+from partita.runtime.engine.cache.base import RowShapes, RowStates
 from partita.runtime.engine.cache.buffers import Residence
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
@@ -110,6 +113,48 @@ class GrowingStates:
     def release_row(self, row: int) -> None:
         """Nothing: `begin` empties what is there."""
 
+    def row_shapes(self, tokens: int) -> RowShapes:
+        """What the states of a row are that has so many tokens, given out."""
+        return {
+            state.past: (
+                tuple(tokens if axis == state.grows else size for axis, size in enumerate(state.shape) if axis),
+                state.dtype,
+            )
+            for state in self.states
+        }
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """After any of the row's tokens where every state has an entry for each of them, else after its last."""
+        least = 0 if all(state.grows is not None for state in self.states) else filled
+        return least <= tokens <= filled and all(buffer.readable for buffer in self._now)
+
+    def save_row(self, row: int, tokens: int) -> RowStates:
+        """The states of a row after its first tokens, as copies."""
+        found = {}
+        for state, buffer in zip(self.states, self._now, strict=True):
+            part = buffer.seen()[row]
+            found[state.past] = np.array(part if state.grows is None else _first(part, state.grows - 1, tokens))
+        return found
+
+    def loads(self, rows: int) -> bool:
+        """Only where there is one row, because all have one length; and where what does not grow can be written."""
+        fixed = [buffer for state, buffer in zip(self.states, self._now, strict=True) if state.grows is None]
+        return not self.states or (rows == 1 and all(buffer.readable for buffer in fixed))
+
+    def load_row(self, row: int, states: RowStates) -> None:
+        """Take in the states of the only row: what grows is in host memory until the next step has read it."""
+        for index, state in enumerate(self.states):
+            values = states[state.past]
+            if state.grows is None:
+                self._now[index] = self._empty(state)
+            else:
+                self._now[index] = host_buffer((1, *values.shape), state.dtype)
+
+            def write(whole: npt.NDArray[Any], values: npt.NDArray[Any] = values) -> None:
+                whole[0] = values
+
+            self._now[index].change(write)
+
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states."""
         for state, buffer, residence in zip(self.states, self._now, self._seen, strict=True):
@@ -136,6 +181,11 @@ def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> N
             f"a step of {plural(tokens, 'token')} made {state.present} {after} of {state.past} {before}, not {wanted}: "
             "the graph keeps its cache in another way than its contract says"
         )
+
+
+def _first(part: npt.NDArray[Any], axis: int, count: int) -> npt.NDArray[Any]:
+    """The first entries along an axis."""
+    return part[(*[slice(None)] * axis, slice(count))]
 
 
 def _shortened(buffer: Buffer, state: State, tokens: int) -> Buffer:

@@ -17,7 +17,7 @@ class RecurrentStates(InPlace):
 
     def clears(self, rows: int) -> bool:
         """Whether the buffers can be zeroed in part; one row alone is all of them."""
-        return rows <= 1 or all(buffer.clears_rows for buffer in self.buffers)
+        return rows <= 1 or all(buffer.readable for buffer in self.buffers)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Zero the rows' part."""
@@ -27,3 +27,7 @@ class RecurrentStates(InPlace):
     def rewinds(self, tokens: int) -> bool:
         """Not by a single token: what it took in cannot be taken out."""
         return tokens == 0 or not self.states
+
+    def saves(self, tokens: int, filled: int) -> bool:
+        """Only after the last token that it took in."""
+        return not self.states or (tokens == filled and all(buffer.readable for buffer in self.buffers))

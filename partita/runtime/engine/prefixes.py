@@ -1,0 +1,220 @@
+"""What prompts begin with alike is read once: the states after it are kept, and copied into the rows that begin so.
+
+A row copies from a row that is still there, or from what was kept of earlier ones. One whose prompt begins as that of a
+row does which is being read waits for that row, for as long as it reads what both have:
+
+    row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     system prompt of 15 tokens and a question of 6
+    row 1   ...............▒▒▒▒       the same 15, copied as soon as row 0 has read them, and a question of 4
+
+Keys and values can be given out up to any token. A recurrent state is what it is after the last token that its row took
+in, so a row whose state others will want stops there for a step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from partita.runtime.engine.cache.cache import Cache
+from partita.runtime.engine.planner import Graphs, RowView
+from partita.runtime.engine.prefix import Prefix, Tokens, common_tokens, cut
+from partita.runtime.engine.request import Row
+
+LEAST_TOKENS = 16
+"""Fewer than these are read sooner than looked after."""
+SEEN_PROMPTS = 16
+"""Prompts that are remembered, to find what they have in common."""
+KEPT = 8
+"""States that are kept at most; the one that was not used for longest goes first."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a row that reads its prompt has to do with others."""
+
+    row: Row
+    keep_at: int | None = None
+    """Tokens after which its states are kept for others."""
+    waits_for: tuple[int, Row, int] | None = None
+    """The row of the batch, and the tokens of it, that this one copies as soon as they are there."""
+
+
+class Prefixes:
+    """What the rows of one batch have in common, and what is kept of rows that have gone.
+
+    `usable(length)`: whether what a prompt of this length has in common with another has the same keys in both.
+    `most_bytes`: of what is kept, on the host; None: as much as the cache itself has.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        graphs: Graphs,
+        usable: Callable[[int], bool] = lambda length: True,
+        most_bytes: int | None = None,
+    ) -> None:
+        self._cache, self._graphs, self._usable = cache, graphs, usable
+        self._most_bytes = cache.size_bytes if most_bytes is None else most_bytes
+        self._kept: list[Prefix] = []
+        self._seen: deque[Tokens] = deque(maxlen=SEEN_PROMPTS)
+        self._plans: dict[int, _Plan] = {}
+        self.copied_tokens = 0
+        """Tokens that were copied into rows instead of read, so far."""
+        self.copies = 0
+        """Rows that were begun so."""
+
+    @property
+    def kept(self) -> tuple[Prefix, ...]:
+        """What is kept, the one that was used last behind the others."""
+        return tuple(self._kept)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def join(self, index: int, rows: Sequence[Row | None]) -> None:
+        """A row has joined: copy what is there of its prompt, and plan what is to come."""
+        row = rows[index]
+        assert row is not None
+        plan = self._plans[index] = _Plan(row)
+        prompt = row.history[: row.known].copy()
+        seen = max((common_tokens(prompt, other) for other in self._seen), default=0)
+        self._seen.append(prompt)
+        if row.request.listener is not None or self._cache.dirty or not self._cache.loads_rows:
+            return
+        if not self._pays(rows, index):
+            return
+        kept, length = self._longest_kept(prompt)
+        plan.waits_for = self._source(index, rows, prompt, length + LEAST_TOKENS)
+        if plan.waits_for is not None:
+            self._ask_to_keep(plan.waits_for)
+            self._copy_from_row(index, plan, rows)
+        elif kept is not None:
+            self._kept.remove(kept)
+            self._kept.append(kept)
+            self._load(index, cut(kept, length, self._cache))
+        wanted = self._limited(max(seen, row.request.shares), prompt)
+        if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
+            plan.keep_at = wanted
+
+    def leave(self, index: int) -> None:
+        """A row is free."""
+        self._plans.pop(index, None)
+
+    def views(self, rows: Sequence[Row | None], views: Sequence[RowView]) -> list[RowView]:
+        """The rows for the planner: those that wait have nothing to do, and those whose states others will want stop
+        where they do.
+        """
+        for index, plan in self._plans.items():
+            if plan.waits_for is not None:
+                self._copy_from_row(index, plan, rows)
+        return [self._view(index, rows[index], view) for index, view in enumerate(views)]
+
+    def after_step(self) -> None:
+        """Keep the states of rows that have got as far as others want them."""
+        if self._cache.dirty:
+            self._kept.clear()  # nobody knows since when it is not finite
+            return
+        for index, plan in self._plans.items():
+            count, filled = plan.keep_at, self._cache.filled[index]
+            if count is not None and filled >= count:
+                if self._usable(plan.row.known) and self._cache.saves(count, filled):
+                    self._keep(Prefix(plan.row.history[:count].copy(), self._cache.save_row(index, count)))
+                plan.keep_at = None
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _pays(self, rows: Sequence[Row | None], index: int) -> bool:
+        """Whether a row that begins in the middle is read faster. Where graphs take chunks only while every row is at
+        its beginning, its first token ends that for all of them, unless another has ended it.
+        """
+        others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
+        return self._graphs.appends_chunks or any(row is not None and not row.finish and at for row, at in others)
+
+    def _limited(self, common: int, prompt: Tokens) -> int:
+        """Of tokens in common, those that may be copied: the last token of a prompt is always read."""
+        limited = min(common, len(prompt) - 1)
+        return limited if limited >= LEAST_TOKENS and self._usable(len(prompt)) else 0
+
+    def _longest_kept(self, prompt: Tokens) -> tuple[Prefix | None, int]:
+        """What has most tokens of a prompt of all that is kept, and how many."""
+        found: tuple[Prefix | None, int] = None, 0
+        for prefix in self._kept:
+            common = self._limited(common_tokens(prompt, prefix.tokens), prompt)
+            if common > found[1] and (common == len(prefix.tokens) or self._cache.keeps_every_token):
+                found = prefix, common
+        return found
+
+    def _source(
+        self, index: int, rows: Sequence[Row | None], prompt: Tokens, least: int
+    ) -> tuple[int, Row, int] | None:
+        """The row that has most tokens of a prompt, at least so many, or is on its way to them."""
+        best: tuple[int, Row, int] | None = None
+        for place, row in enumerate(rows):
+            if row is None or place == index or self._waits(place):
+                continue
+            common = self._limited(common_tokens(prompt, row.history[: row.known]), prompt)
+            filled = self._cache.filled[place]
+            # A row that has finished takes in padding beside others, which a recurrent state does not survive.
+            there = self._cache.saves(common, filled) and (self._cache.keeps_every_token or row.finish is None)
+            comes = filled < common <= row.read_until and row.finish is None
+            if (there or comes) and common >= (least if best is None else best[2] + 1):
+                best = place, row, common
+        return best
+
+    def _waits(self, index: int) -> bool:
+        plan = self._plans.get(index)
+        return plan is not None and plan.waits_for is not None
+
+    def _ask_to_keep(self, source: tuple[int, Row, int]) -> None:
+        """Have a row that others wait for keep what they want of it."""
+        place, row, count = source
+        plan = self._plans.get(place)
+        if plan is not None and plan.row is row and self._cache.filled[place] < count:
+            plan.keep_at = count if plan.keep_at is None else min(plan.keep_at, count)
+
+    def _copy_from_row(self, index: int, plan: _Plan, rows: Sequence[Row | None]) -> None:
+        """Copy what a row waits for once it is there; where it will not be, the row reads its prompt itself."""
+        assert plan.waits_for is not None
+        place, row, count = plan.waits_for
+        wanted, filled = plan.row.history[:count], self._cache.filled[place]
+        kept = next((entry for entry in self._kept if np.array_equal(entry.tokens, wanted)), None)
+        same = rows[place] is row and np.array_equal(row.history[:count], wanted)
+        if kept is None and same and filled < count and row.finish is None:
+            return
+        if kept is None and same and self._cache.saves(count, filled):
+            kept = Prefix(wanted.copy(), self._cache.save_row(place, count))
+            self._keep(kept)
+        plan.waits_for = None
+        if kept is not None:
+            self._load(index, kept)
+
+    def _view(self, index: int, row: Row | None, view: RowView) -> RowView:
+        plan = self._plans.get(index)
+        if plan is None or plan.row is not row:
+            return view
+        if plan.waits_for is not None:
+            return RowView(view.filled, 0, live=False)
+        if plan.keep_at is None or view.filled >= plan.keep_at or self._cache.keeps_every_token:
+            return view
+        until = plan.keep_at - view.filled
+        return view._replace(most=until if view.most is None else min(view.most, until))
+
+    def _load(self, index: int, prefix: Prefix) -> None:
+        self._cache.load_row(index, len(prefix.tokens), prefix.states)
+        self.copied_tokens += len(prefix.tokens)
+        self.copies += 1
+
+    def _keep(self, prefix: Prefix) -> None:
+        """Keep a prefix in the place of those that it has all of, and let go of what was used longest ago."""
+        self._kept = [other for other in self._kept if not _covers(prefix, other, self._cache)]
+        self._kept.append(prefix)
+        while len(self._kept) > KEPT or sum(entry.size_bytes for entry in self._kept) > self._most_bytes:
+            self._kept.pop(0)
+
+
+def _covers(prefix: Prefix, other: Prefix, cache: Cache) -> bool:
+    """Whether whatever could be copied of another can be copied of this one."""
+    common = common_tokens(prefix.tokens, other.tokens)
+    return common == len(other.tokens) and (common == len(prefix.tokens) or cache.keeps_every_token)
