@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError, UsageError
+from partita.runtime.engine.loop import Engine, serve
+from partita.runtime.engine.request import Request
 from partita.runtime.generate import generate
 from partita.runtime.sampling import greedy, make_sampler
 from tests.conftest import BASE
@@ -218,3 +220,42 @@ def test_the_loop_costs_less_than_half_a_millisecond_a_step(open_runner, record_
     overhead_us = 1e6 * statistics.median(step.overhead_seconds for step in steps)
     record_property("overhead_us", overhead_us)
     assert overhead_us < 500, f"{overhead_us:.0f} us per decode step"
+
+
+SHARED = random_prompt(8, 22)
+QUESTIONS = tuple(SHARED + random_prompt(seed, size) for seed, size in ((11, 5), (12, 1), (13, 9), (14, 3)))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "growing"])
+def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(open_runner, reference, kind):
+    runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
+    engine = Engine(runner.executor, shares=True)
+    waiting, heard, of_row = list(enumerate(QUESTIONS)), [[] for _ in QUESTIONS], {}
+    while waiting or of_row:
+        while waiting and None in engine.rows:
+            number, prompt = waiting.pop(0)
+            of_row[engine.join(Request(prompt, greedy, 4 + 3 * number, shares=len(SHARED)))] = number
+        step = engine.step()
+        assert step is not None
+        for index, number in list(of_row.items()):
+            heard[number] += step.tokens[index]
+            if step.finish[index] is not None:
+                engine.leave(index)
+                del of_row[index]
+    assert heard == [reference(prompt, 4 + 3 * number) for number, prompt in enumerate(QUESTIONS)]
+    assert engine.prefixes is not None and engine.prefixes.copies
+
+
+@pytest.mark.parametrize("kind", ["gqa", "onnx24, 3 rows", "static pair, 2 rows", "growing"])
+def test_a_prefix_of_one_run_begins_the_rows_of_another(open_runner, reference, kind):
+    runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
+    engine = Engine(runner.executor)
+    engine.join(Request(SHARED))
+    while engine.step() is not None:
+        pass
+    prefix = engine.saved(0)
+    prompts = QUESTIONS[: runner.contract.batch_size]
+    steps = list(serve(runner.executor, [Request(prompt, greedy, 6, prefix=prefix) for prompt in prompts]))
+    for index, prompt in enumerate(prompts):
+        assert row(steps, index) == reference(prompt, 6)
+    assert sum(step.row_tokens for step in steps) == sum(map(len, prompts)) - len(prompts) * (len(SHARED) - 5)

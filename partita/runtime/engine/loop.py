@@ -210,6 +210,8 @@ class Engine:
         graphs, filled = self.executor.graphs, self.executor.cache.filled
         if self.executor.contract.rereads:
             return plan_whole([self.begin_again(index, row) for index, row in enumerate(self.rows)])
+        if self.prefixes is not None:
+            self.prefixes.before_step(self.rows)
         views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
         if self.prefixes is not None:
             views = self.prefixes.views(self.rows, views)

@@ -46,7 +46,7 @@ class Prefixes:
     """What the rows of one batch have in common, and what is kept of rows that have gone.
 
     `usable(length)`: whether what a prompt of this length has in common with another has the same keys in both.
-    `most_bytes`: of what is kept, on the host; None: as much as the cache itself has.
+    `most_bytes`: of what is kept, on the host; None: as many as the cache itself has when it is full.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Prefixes:
         most_bytes: int | None = None,
     ) -> None:
         self._cache, self._graphs, self._usable = cache, graphs, usable
-        self._most_bytes = cache.size_bytes if most_bytes is None else most_bytes
+        self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
         self._kept: list[Prefix] = []
         self._seen: deque[Tokens] = deque(maxlen=SEEN_PROMPTS)
         self._plans: dict[int, _Plan] = {}
@@ -102,13 +102,16 @@ class Prefixes:
         """A row is free."""
         self._plans.pop(index, None)
 
+    def before_step(self, rows: Sequence[Row | None]) -> None:
+        """Copy into the rows that wait what has come by now."""
+        for index, plan in self._plans.items():
+            if plan.waits_for is not None:
+                self._copy_from_row(index, plan, rows)
+
     def views(self, rows: Sequence[Row | None], views: Sequence[RowView]) -> list[RowView]:
         """The rows for the planner: those that wait have nothing to do, and those whose states others will want stop
         where they do.
         """
-        for index, plan in self._plans.items():
-            if plan.waits_for is not None:
-                self._copy_from_row(index, plan, rows)
         return [self._view(index, rows[index], view) for index, view in enumerate(views)]
 
     def after_step(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -113,6 +114,22 @@ class Growing:
     def release_row(self, row) -> None:
         self.clear()
 
+    def row_shapes(self, tokens) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {"past": ((tokens, 1), "float32")}
+
+    def saves(self, tokens, filled) -> bool:
+        return tokens <= filled
+
+    def save_row(self, row, tokens) -> dict[str, Any]:
+        return {"past": self.now.host[0, :tokens].copy()}
+
+    def loads(self, rows) -> bool:
+        return True
+
+    def load_row(self, row, states) -> None:
+        self.now = host_buffer((1, *states["past"].shape), "float32")
+        self.now.host[0] = states["past"]
+
     def look(self, outputs) -> None:
         raise AssertionError("nothing is observed here")
 
@@ -144,6 +161,11 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         engine.leave(row)
         engine.join(Request([3], greedy, 4))
         assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding([3], 4)
+        prefix = engine.saved(0)
+        engine.leave(0)
+        text = [*prefix.tokens.tolist(), 11, 12]
+        engine.join(Request(text, greedy, 4, prefix=prefix))
+        assert [token for _ in range(4) if (step := engine.step()) for token in step.tokens[0]] == adding(text, 4)
         executor.release()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from partita import dtypes
 from partita.contract import State
 from partita.observations.facts import StateFact
 from partita.runtime.engine.cache import fixed
@@ -71,6 +72,11 @@ class Cache:
     def size_bytes(self) -> int:
         """All buffers together."""
         return sum(buffer.size_bytes for buffer in self.buffers)
+
+    @property
+    def full_bytes(self) -> int:
+        """All buffers together when every row is full."""
+        return sum(dtypes.size_bytes(state.dtype, state.shape) for state in self.states)
 
     def bind(self, binding: Binding) -> None:
         """Bind every buffer as past and as present of `binding`."""
