@@ -155,7 +155,7 @@ class Prefixes:
         """The row that has most tokens of a prompt, at least so many, or is on its way to them."""
         best: tuple[int, Row, int] | None = None
         for place, row in enumerate(rows):
-            if row is None or place == index or self._waits(place):
+            if row is None or row.error is not None or place == index or self._waits(place):
                 continue
             common = self._limited(common_tokens(prompt, row.history[: row.known]), prompt)
             filled = self._cache.filled[place]
