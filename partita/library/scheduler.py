@@ -23,6 +23,7 @@ from partita.library.requests import Listener, Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.observations.text_format import plural
 from partita.runtime.engine.checks import check_budget, check_prompt
+from partita.runtime.engine.prefix import most_shared
 from partita.runtime.engine.recorder import Step
 from partita.runtime.text import Text
 from partita.spelling import spelled
@@ -273,7 +274,7 @@ class Scheduler:
         """Tokens that those who wait begin with, too: what is read of them is kept for them."""
         with self._changed:
             waiting = [ticket.history for ticket in islice(self._queue, LOOKED_AT)]
-        return max((len(commonprefix([prompt, other])) for other in waiting), default=0)
+        return most_shared([len(commonprefix([prompt, other])) for other in waiting])
 
     def _take(self, ticket: Ticket, step: Step) -> Piece | None:
         """What a step added to a request; None when that is nothing."""

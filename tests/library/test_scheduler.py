@@ -78,6 +78,25 @@ def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, sha
     assert (scheduler.running, scheduler.waiting) == (0, 0) and not scheduler.step()
 
 
+@pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("child", [False, True], ids=["here", "in-a-child"])
+def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, batch, child):
+    """A system prompt: the first request reads it, in sight of those that wait, and the others copy it."""
+    steps: list[Any] = []
+    folder = handmade(tmp_path / "p", batch=batch, states=states)
+    scheduler = Scheduler(opened(folder, child=child), None, on_step=steps.append)
+    system = tuple((7 * i + 3) % VOCAB for i in range(20))
+    prompts = [(*system, 9, 4, 33), (*system, 2), (*system, 7, 7, 1, 50), (*system, 60, 1), (*system, 9, 5)]
+    # The first and the last have one token more in common, which a recurrent state would keep for those two alone.
+    tickets = [scheduler.submit(work(prompt, 4)) for prompt in prompts]
+    run(scheduler)
+    assert [list(ticket.answer.tokens) for ticket in tickets] == [known_tokens(p, 4, states) for p in prompts]
+    assert sum(step.copied for step in steps) in (4 * len(system), 4 * len(system) + 1)
+    read = sum(step.row_tokens for step in steps if step.phase == "prefill")
+    assert read <= len(system) + sum(len(prompt) - len(system) + 4 for prompt in prompts)
+
+
 def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
     """Twelve short requests beside a long one take no longer than the long one: nobody waits for a batch to end."""
     scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)

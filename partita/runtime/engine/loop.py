@@ -214,6 +214,7 @@ class Engine:
             guessed=sum(guessed),
             confirmed=sum(count and len(new) - 1 for count, new in zip(guessed, tokens, strict=True)),
             errors=_errors(self.rows),
+            copied=0 if self.prefixes is None else self.prefixes.told(),
         )
         self.mark = now
         self.made += 1

@@ -41,6 +41,13 @@ def common_tokens(one: Tokens, other: Tokens) -> int:
     return int(different[0]) if len(different) else count
 
 
+def most_shared(common: Sequence[int]) -> int:
+    """Of how many tokens others have in common with a text, the number that spares them most: each copies that many or
+    none. 0 without any.
+    """
+    return max(common, key=lambda count: count * sum(other >= count for other in common), default=0)
+
+
 def cut(prefix: Prefix, tokens: int, cache: Cache) -> Prefix:
     """The prefix of the first tokens of one; only where `cache.keeps_every_token`, or it has no more."""
     if tokens == len(prefix.tokens):

@@ -20,7 +20,7 @@ import numpy as np
 
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import Graphs, RowView
-from partita.runtime.engine.prefix import Prefix, Tokens, common_tokens, cut
+from partita.runtime.engine.prefix import Prefix, Tokens, common_tokens, cut, most_shared
 from partita.runtime.engine.request import Row
 
 LEAST_TOKENS = 16
@@ -65,6 +65,7 @@ class Prefixes:
         """Tokens that were copied into rows instead of read, so far."""
         self.copies = 0
         """Rows that were begun so."""
+        self._told = 0
 
     @property
     def kept(self) -> tuple[Prefix, ...]:
@@ -79,7 +80,8 @@ class Prefixes:
         assert row is not None
         plan = self._plans[index] = _Plan(row)
         prompt = row.history[: row.known].copy()
-        seen = max((common_tokens(prompt, other) for other in self._seen), default=0)
+        common = [common_tokens(prompt, other) for other in self._seen]
+        seen = max(common, default=0) if self._cache.keeps_every_token else most_shared(common)
         self._seen.append(prompt)
         if row.request.listener is not None or self._cache.dirty or not self._cache.loads_rows:
             return
@@ -125,6 +127,11 @@ class Prefixes:
                 if self._usable(plan.row.known) and self._cache.saves(count, filled):
                     self._keep(Prefix(plan.row.history[:count].copy(), self._cache.save_row(index, count)))
                 plan.keep_at = None
+
+    def told(self) -> int:
+        """Tokens that were copied since this was asked last."""
+        before, self._told = self._told, self.copied_tokens
+        return self._told - before
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

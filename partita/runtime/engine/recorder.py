@@ -43,6 +43,8 @@ class Step:
     """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
+    copied: int = 0
+    """Tokens that rows have copied from what others read instead of reading them, since the step before."""
 
 
 class Recorder:
