@@ -16,7 +16,7 @@ import typer
 
 from partita.cli import app, run
 
-VERBS = ("export", "generate", "verify", "evaluate", "inspect", "place", "bench", "providers", "report")
+VERBS = ("export", "generate", "chat", "verify", "evaluate", "inspect", "place", "bench", "providers", "report")
 NAMED_FILE = re.compile(r"=(PATH|FILE)")
 """In a metavar: an option that takes a name and a file."""
 

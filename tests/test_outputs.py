@@ -46,6 +46,9 @@ WRITTEN = {
 }
 READ = {
     "generate package",
+    "chat package",
+    "chat resume",
+    "chat contract",
     "verify package",
     "evaluate package",
     "export adapter",

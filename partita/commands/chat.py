@@ -1,0 +1,303 @@
+"""`partita chat`: a conversation at the terminal, or over a pipe, whose cache is kept from turn to turn."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.commands.audience import TERMINAL, say, say_chain
+from partita.commands.chat_lines import Lines, open_lines
+from partita.commands.generate_options import argument_text, resolved
+from partita.commands.outputs import say_written
+from partita.commands.supervise import supervised
+from partita.commands.terminal import note, stdout_console, write_stdout
+from partita.errors import INTERRUPTED, PartitaError, UsageError
+from partita.files import claim
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.library.chain import ChainOptions, Target, read_by, read_chain_options
+from partita.library.conversation import Conversation
+from partita.library.engine import ReportRequest
+from partita.library.generation import told_options
+from partita.library.local import LocalEngine
+from partita.library.notes import idle, inferred, unverified
+from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.library.requests import Ticket
+from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler
+from partita.package import Manifest
+from partita.remedies import Remedy
+from partita.runtime.adapter_names import check_adapter
+from partita.runtime.chat import Message
+from partita.runtime.text import Text, load_text, stop_token_ids
+from partita.signals import PRESSED_SECONDS
+
+SCHEMA = "partita.chat/1"
+"""Of what /save writes."""
+HELP = {
+    "/help": "these lines",
+    "/reset": "begin anew, with the same system message",
+    "/system": "TEXT: begin anew with another one",
+    "/save": "FILE: write the conversation, for chat --resume",
+    "/report": "[FILE]: what ran where since the session began, in short, or the partition report in a file",
+    "/exit": "end the session, as Ctrl-D does",
+}
+KEYS = "Enter sends; Alt-Enter or a backslash at the end begins another line; // sends a message that begins with /"
+GENERATE = Remedy("use it without one", ("partita", "generate", "{package}", "PROMPT"))
+ROLES = frozenset({"system", "user", "assistant"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """Everything `partita chat` was asked."""
+
+    package: Path
+    where: ChainOptions
+    sampling: Sampling
+    """As asked, until it is completed."""
+    system: str | None = None
+    resume: Path | None = None
+    """A file of /save."""
+    stop: tuple[str, ...] = ()
+    prefill_chunk: int | None = None
+    adapter: str | None = None
+    probe_seconds: float = PROBE_SECONDS
+    choice: Choice = AS_IT_IS
+
+
+def run(options: ChatOptions) -> int:
+    """Check everything that can be checked, then talk; returns the exit code."""
+    check_probe_seconds(options.probe_seconds)
+    target = read_chain_options(options.where)
+    manifest = open_folder(options.package, options.choice)
+    check_adapter(options.package, manifest, options.adapter)
+    longest = options.sampling.max_new_tokens or manifest.graph.max_length
+    sampling, notes = resolved(replace(options.sampling, max_new_tokens=longest), options.package)
+    system = None if options.system is None else argument_text(options.system, "--system")
+    stop = tuple(argument_text(text, "--stop") for text in options.stop)
+    messages = _begin(options.resume, system)
+    if sys.stdin is not None and sys.stdin.isatty():
+        import prompt_toolkit  # noqa: F401 - said before a package is opened, when it is missing
+
+    options = replace(options, sampling=sampling, system=system, stop=stop)
+    target = replace(target, notes=(*target.notes, *notes))
+    return supervised(lambda: _talk(options, target, manifest, messages), target)
+
+
+def _begin(resume: Path | None, system: str | None) -> list[Message]:
+    """The messages that a session begins with."""
+    if resume is None:
+        return [] if system is None else [{"role": "system", "content": system}]
+    if system is not None:
+        raise UsageError("--system and --resume both say how the conversation begins; keep one")
+    return read_conversation(resume)
+
+
+def read_conversation(file: Path) -> list[Message]:
+    """The messages of a file of /save. Raises UsageError for another one."""
+    try:
+        said: Any = json.loads(file.read_text(encoding="utf-8"))
+        messages = [{"role": entry["role"], "content": entry["content"]} for entry in said["messages"]]
+        if said["schema"] != SCHEMA or not all(
+            entry["role"] in ROLES and isinstance(entry["content"], str) for entry in messages
+        ):
+            raise ValueError("no conversation")
+    except OSError as error:
+        raise UsageError(f"--resume {file}: {error.strerror or error}; name a file that /save has written") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--resume {file}: not a conversation; name a file that /save has written") from error
+    return messages
+
+
+def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Sequence[Message]) -> int:
+    text = load_text(options.package, manifest.tokenizer)
+    _check_template(options, text, messages)
+    with LocalEngine(
+        options.package,
+        manifest,
+        target,
+        threads=options.where.threads,
+        refusal_seconds=options.probe_seconds,
+        audience=TERMINAL,
+    ) as engine:
+        scheduler = Scheduler(engine, text, prefill_chunk=options.prefill_chunk, adapter=options.adapter)
+        conversation = Conversation(
+            scheduler,
+            text,
+            options.sampling,
+            messages=messages,
+            stop=options.stop,
+            stop_ids=sorted(stop_token_ids(options.package)),
+            on_text=write_stdout,
+        )
+        say_chain(target, engine.runner.resolutions)
+        for line in (*map(idle, engine.opened.idle), *unverified(manifest.verification), *inferred(manifest)):
+            say(line)
+        return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
+
+
+def _check_template(options: ChatOptions, text: Text, messages: Sequence[Message]) -> None:
+    """Raise UsageError without a chat template, GenerationError when it does not take how the conversation begins."""
+    try:
+        text.encode_messages([*messages, {"role": "user", "content": "a"}])
+    except UsageError as error:
+        raise UsageError(
+            "the tokenizer has no chat template, so there is no conversation",
+            where=options.package,
+            remedy=GENERATE.filled(package=options.package),
+        ) from error
+
+
+class Session:
+    """Messages in, answers out, and the commands between them."""
+
+    def __init__(self, options: ChatOptions, engine: LocalEngine, conversation: Conversation, lines: Lines) -> None:
+        self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
+        self.last: Ticket | None = None
+        self._commands: dict[str, Callable[[str], object]] = {
+            "/help": self._help,
+            "/reset": self._reset,
+            "/system": self._system,
+            "/save": self._save,
+            "/report": self._report,
+        }
+
+    def run(self) -> int:
+        """Until there are no more messages; the exit code. What goes wrong in a turn is said, and the session goes on
+        where somebody is there to read that; else it is raised.
+        """
+        if self.lines.typed:
+            note(f"{KEYS}\n/help shows the commands; Ctrl-C ends an answer, Ctrl-D the session")
+        while (line := self.lines.read()) is not None:
+            word = line.split(maxsplit=1)[0] if line.strip() else ""
+            if word == "/exit":
+                break
+            try:
+                if self._turn(line, word) == INTERRUPTED and not self.lines.typed:
+                    return INTERRUPTED
+            except PartitaError as error:
+                if not self.lines.typed:
+                    raise
+                note(f"partita: {error}")
+            except KeyboardInterrupt:
+                if not self.lines.typed:
+                    raise
+                note("interrupted; the next answer reads the conversation anew")
+        return 0
+
+    def _turn(self, line: str, word: str) -> int:
+        """Deal with a line that somebody wrote, whose first word this is."""
+        if not word:
+            return 0
+        if not line.startswith("/") or line.startswith("//"):
+            return self._answer(line.removeprefix("/") if line.startswith("//") else line)
+        if word not in self._commands:
+            raise UsageError(f"{word} is no command; /help shows them, and // sends a message that begins with /")
+        self._commands[word](line[len(word) :].strip())
+        return 0
+
+    def _answer(self, message: str) -> int:
+        """Ask, and say the answer as it comes. Ctrl-C ends it where it is."""
+        ticket = self.last = self.conversation.ask(message)
+        try:
+            with _ctrl_c_ends(ticket):
+                self.conversation.finish()
+        finally:
+            write_stdout("\n")
+        if self.lines.typed:
+            note(self._figures(ticket))
+        return INTERRUPTED if ticket.answer.finish_reason == "interrupted" else 0
+
+    def _figures(self, ticket: Ticket) -> str:
+        """A line about an answer: how long it took, and how full the cache is."""
+        count, reason = len(ticket.answer.tokens), ticket.answer.finish_reason
+        parts = [f"{self.conversation.read_tokens} tokens read"]
+        if ticket.first_token is not None and ticket.ended is not None:
+            parts.append(f"first token after {(ticket.first_token - ticket.submitted) * 1e3:.0f} ms")
+            seconds = ticket.ended - ticket.first_token
+            parts.append(f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else f"{count} tokens")
+        parts.append(f"{self.conversation.tokens} of {self.conversation.max_length} in the cache")
+        if reason == "interrupted":
+            parts.append("cut off by Ctrl-C")
+        if reason == "cache_full":
+            parts.append("it is full: /reset begins anew")
+        return f"[{'; '.join(parts)}]"
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _help(self, rest: str) -> None:
+        for name, what in HELP.items():
+            note(f"{name:<9} {what}")
+        note(KEYS)
+
+    def _reset(self, rest: str) -> None:
+        self.conversation.reset()
+        note("the conversation begins anew")
+
+    def _system(self, rest: str) -> None:
+        self.conversation.reset(rest)
+        note("the conversation begins anew, with this system message")
+
+    def _save(self, rest: str) -> None:
+        file = self._file(rest, "conversation", "/save")
+        said = {
+            "schema": SCHEMA,
+            "package": str(self.options.package),
+            "sampling": self.options.sampling.figures(),
+            "messages": self.conversation.messages,
+        }
+        file.write(json.dumps(said, ensure_ascii=False, indent=1) + "\n")
+        note(f"conversation: {file.path} ({len(self.conversation.messages)} messages)")
+
+    def _report(self, rest: str) -> None:
+        from partita.partition_reports import storage
+        from partita.partition_reports.render.view import REPORT_VIEWS, load_view
+
+        if self.last is None or self.last.first_token is None:
+            raise UsageError("/report: nothing was generated yet; ask something first")
+        file = self._file(rest, "report", "/report") if rest else None
+        report = self.engine.report(
+            ReportRequest(
+                finish_reason=self.last.answer.finish_reason,
+                options=told_options([self.options.sampling]),
+                probe_seconds=self.options.probe_seconds,
+            )
+        )
+        if file is not None:
+            file.write(storage.to_json(report))
+            say_written("report", file.path)
+            return
+        view = load_view("brief", REPORT_VIEWS)
+        assert view.print_to is not None
+        view.print_to(report, stdout_console())
+
+    def _file(self, rest: str, what: str, command: str) -> Any:
+        if not rest:
+            raise UsageError(f"{command}: name a file behind it")
+        reads = read_by(self.options.where, self.options.package, *self.options.choice.reads)
+        return claim(Path(rest).expanduser(), what, reads, option=command)
+
+
+@contextmanager
+def _ctrl_c_ends(ticket: Ticket) -> Iterator[None]:
+    """Let Ctrl-C end an answer after the step that is going on, so that the cache stays good; again, at once."""
+    pressed: list[float] = []
+
+    def press(number: int, frame: object) -> None:
+        now = time.monotonic()
+        if pressed and now - pressed[0] > PRESSED_SECONDS:  # a terminal's may come twice: from it, and passed on
+            raise KeyboardInterrupt
+        pressed.append(now)
+        ticket.cancel()
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,136 @@
+"""Where the messages of a chat come from: lines that somebody types, with editing and history, or those of a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from partita.errors import UsageError
+from partita.paths import cache_folder
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import Output
+
+PROMPT, CONTINUED = "> ", ". "
+GOES_ON = "\\"
+"""At the end of a line: the message goes on in the next one."""
+
+
+class Lines(Protocol):
+    """A source of messages."""
+
+    typed: bool
+    """Somebody types them, and reads what is said of errors."""
+
+    def read(self) -> str | None:
+        """The next message; None when there are no more. Raises KeyboardInterrupt, UsageError."""
+
+
+class TypedLines:
+    """A prompt with editing, completion of commands, and a history that is kept in the cache folder.
+
+    Enter sends; a backslash before it, or Alt-Enter, begins another line. Ctrl-C drops what was typed, Ctrl-D ends.
+    """
+
+    typed = True
+
+    def __init__(self, commands: Sequence[str], source: Input | None = None, output: Output | None = None) -> None:
+        """`source` and `output`: the terminal, unless a test has others."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.output import create_output
+
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            multiline=True,
+            prompt_continuation=CONTINUED,
+            key_bindings=_keys(),
+            history=_history(),
+            completer=WordCompleter(list(commands), sentence=True),
+            complete_while_typing=False,
+            input=source,
+            output=output or create_output(always_prefer_tty=True),
+        )
+
+    def read(self) -> str | None:
+        """The next message; None at Ctrl-D."""
+        while True:
+            try:
+                return self._session.prompt()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return None
+
+
+class PipedLines:
+    """A message per line of stdin, without a prompt."""
+
+    typed = False
+
+    def read(self) -> str | None:
+        """The next message; None at the end."""
+        if sys.stdin is None:
+            return None
+        message = ""
+        for raw in sys.stdin.buffer:
+            try:
+                line = raw.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise UsageError(f"stdin is not UTF-8 text ({error.reason}); convert it first, e.g. with iconv") from error
+            if not line.endswith(GOES_ON):
+                return message + line
+            message += line.removesuffix(GOES_ON) + "\n"
+        return message or None
+
+
+def open_lines(commands: Sequence[str]) -> Lines:
+    """Typed lines at a terminal, else those of a pipe. Raises ImportError without the library for the first."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return TypedLines(commands)
+    return PipedLines()
+
+
+def _keys() -> KeyBindings:
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith(GOES_ON):
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def another_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
+
+
+def _history() -> History:
+    """What was typed before, in a file that nobody else may read; of this session alone where none can be kept."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    folder = cache_folder("chat")
+    file = None if folder is None else folder / "history"
+    if file is not None:
+        with suppress(OSError):
+            _touch(file)
+            return FileHistory(str(file))
+    return InMemoryHistory()
+
+
+def _touch(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)
