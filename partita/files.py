@@ -90,7 +90,12 @@ def check_writable(path: Path, what: str) -> None:
 
 
 def write_text(text: str, path: Path, what: str) -> None:
-    """Write `text` to `path` in UTF-8; readers see the old file or the whole new one.
+    """Write `text` to `path` in UTF-8; readers see the old file or the whole new one. Otherwise as `write_bytes`."""
+    write_bytes(text.encode("utf-8"), path, what)
+
+
+def write_bytes(data: bytes, path: Path, what: str) -> None:
+    """Write `data` to `path`; readers see the old file or the whole new one.
 
     A symbolic link stays, and the file that it names is replaced. A pipe, a terminal or a device is written to, and so
     is the file that stdout or stderr go to, behind what stands there. Raises ReportError when it cannot be written.
@@ -100,12 +105,12 @@ def write_text(text: str, path: Path, what: str) -> None:
         if stream is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            with os.fdopen(os.dup(stream), "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(os.dup(stream), "wb") as file:
+                file.write(data)
         elif path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")
+            path.write_bytes(data)
         else:
-            replace(path.resolve(), text)
+            replace(path.resolve(), data)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ReportError(f"{path}: cannot write the {what}: {reason}; choose another file for it") from error
@@ -129,15 +134,15 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
 
 
-def replace(path: Path, text: str) -> None:
-    """Write `text` beside `path`, then rename; permissions stay. Raises OSError, and leaves nothing behind then."""
+def replace(path: Path, data: bytes | str) -> None:
+    """Write `data`, text in UTF-8, beside `path`, then rename; permissions stay. Raises OSError, and leaves nothing behind then."""
     # A name of its own, and a short one: a name as long as the file system allows has no room for a suffix.
     temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8") as stream:
+        with temporary.open("xb") as stream:
             with suppress(FileNotFoundError):
                 temporary.chmod(stat.S_IMODE(path.stat().st_mode))
-            stream.write(text)
+            stream.write(data.encode("utf-8") if isinstance(data, str) else data)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

@@ -28,6 +28,7 @@ from tests.test_cli import child_environment
 WRITTEN = {
     "export out",
     "generate report",
+    "generate save_prefix",
     "place report",
     "bench report",
     "bench out",
@@ -59,6 +60,7 @@ READ = {
     "inspect contract",
     "bench contract",
     "generate contract",
+    "generate prefix",
     "place contract",
     "verify contract",
     "place model",
@@ -96,7 +98,7 @@ def path_parameters() -> set[str]:
 
 def test_every_path_of_the_command_line_is_known_as_read_or_written() -> None:
     assert path_parameters() == WRITTEN | READ
-    tested = {f"{writer.verb} {writer.option.removeprefix('--')}" for writer in WRITERS}
+    tested = {f"{writer.verb} {writer.option.removeprefix('--').replace('-', '_')}" for writer in WRITERS}
     assert tested == WRITTEN - {"export out"}  # whose place is the subject of tests/export/test_reserve.py
 
 
@@ -177,6 +179,7 @@ def in_package(files: Files) -> list[Path]:
 
 WRITERS = [
     Writer("generate", "--report", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
+    Writer("generate", "--save-prefix", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
     Writer("place", "--report", lambda f: [f.package, "--provider", "cpu"], in_package),
     Writer(
         "place",

@@ -14,7 +14,7 @@ from typing import Any
 
 from partita.commands.audience import TERMINAL, say, say_chain
 from partita.commands.chat_lines import Lines, open_lines
-from partita.commands.generate_options import argument_text, resolved
+from partita.commands.generate_options import argument_text, check_counts, resolved
 from partita.commands.outputs import say_written
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
@@ -74,6 +74,7 @@ class ChatOptions:
 def run(options: ChatOptions) -> int:
     """Check everything that can be checked, then talk; returns the exit code."""
     check_probe_seconds(options.probe_seconds)
+    check_counts(options.sampling.max_new_tokens, options.prefill_chunk)
     target = read_chain_options(options.where)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)

@@ -9,6 +9,7 @@ from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts, resolved
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
+from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
 from partita.package import Manifest
@@ -20,7 +21,7 @@ def run(options: GenerateOptions) -> int:
     check_options(options)
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)
-    prompts = read_prompts(options.prompts)
+    prompts = [] if options.save_prefix and options.system is not None else read_prompts(options.prompts)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
     sampling, notes = resolved(options.sampling, options.package)
@@ -28,9 +29,11 @@ def run(options: GenerateOptions) -> int:
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)
     sink: Sink | None = None
+    reads = read_by(options.where, options.package, *options.choice.reads, *filter(None, (options.prefix,)))
+    if options.save_prefix is not None:
+        claim(options.save_prefix, "prefix", reads, option="--save-prefix")
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        reads = read_by(options.where, options.package, *options.choice.reads)
         sink = claim_output(options.report, "report", reads, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)
@@ -39,6 +42,10 @@ def run(options: GenerateOptions) -> int:
 def _generate(
     options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
 ) -> int:
+    if options.save_prefix is not None:
+        from partita.commands.prefix import save_prefix
+
+        return save_prefix(options, target, prompts, manifest)
     from partita.commands.generation import run_generation
 
     return run_generation(options, target, prompts, manifest, sink)

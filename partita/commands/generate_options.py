@@ -40,6 +40,10 @@ class GenerateOptions:
     as_json: bool
     adapter: str | None = None
     """Name of an adapter of the package."""
+    prefix: Path | None = None
+    """File of a prefix that every prompt goes on with."""
+    save_prefix: Path | None = None
+    """The prompt, or the system message, is read and kept here; nothing is generated."""
     limits: Limits = Limits()
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
@@ -93,18 +97,34 @@ def _ignored_note(full: Sampling, asked: Sampling) -> str:
 
 def check_options(options: GenerateOptions) -> None:
     """Check the options of the loop before anything is read. Raises UsageError."""
-    wanted = options.sampling.max_new_tokens
-    limits = {
-        "--max-new-tokens": (1 if wanted is None else wanted, MAX_TOKENS),
-        "--prefill-chunk": (1 if options.prefill_chunk is None else options.prefill_chunk, MAX_TOKENS),
-    }
-    for name, (value, most) in limits.items():
-        if not 1 <= value <= most:
-            raise UsageError(f"{name} is {value}; it must be between 1 and {most:,}")
+    check_counts(options.sampling.max_new_tokens, options.prefill_chunk)
     check_probe_seconds(options.probe_seconds)
     if options.token_ids and (options.chat or options.stop):
         raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
+    if options.save_prefix is not None:
+        _check_saving(options)
+    if options.prefix is not None and options.system is not None:
+        raise UsageError("--prefix has the system message, if there is one; leave out --system")
     options.sampling.sampler()
+
+
+def _check_saving(options: GenerateOptions) -> None:
+    """Raise UsageError for what has no meaning where a prefix is saved and nothing is generated."""
+    beside = {"--prefix": options.prefix is not None, "--report": options.report is not None, "--json": options.as_json}
+    given = [name for name, is_given in beside.items() if is_given]
+    if given:
+        raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
+    if options.chat and options.system is None:
+        raise UsageError("--save-prefix of a conversation keeps its system message; give --system in place of --chat")
+    if len(options.prompts) != (options.system is None):
+        raise UsageError("--save-prefix keeps one text: give one prompt, or --system and no prompt")
+
+
+def check_counts(max_new_tokens: int | None, prefill_chunk: int | None) -> None:
+    """Raise UsageError for numbers of tokens that make no sense."""
+    for name, value in (("--max-new-tokens", max_new_tokens), ("--prefill-chunk", prefill_chunk)):
+        if value is not None and not 1 <= value <= MAX_TOKENS:
+            raise UsageError(f"{name} is {value}; it must be between 1 and {MAX_TOKENS:,}")
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:

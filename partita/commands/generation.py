@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 from partita.commands.audience import TERMINAL, say, say_chain
 from partita.commands.generate_options import GenerateOptions, parse_ids
@@ -30,11 +31,13 @@ from partita.library.engine import ReportRequest
 from partita.library.generation import Generation, GenerationStep, begin, told_options
 from partita.library.local import LocalEngine
 from partita.library.notes import idle, inferred, unverified
+from partita.library.prefixes import prompt_after
 from partita.library.run_report import limits_error
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.runtime.pins import parse_pins
 from partita.runtime.placeholders import placeholder_note
+from partita.runtime.prefix_file import Said, read_said
 from partita.runtime.text import Text, load_text, stop_token_ids
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
@@ -61,7 +64,8 @@ def run_generation(
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
-    ids = [tuple(_encode(options, text, prompt)) for prompt in prompts]
+    said = None if options.prefix is None else read_said(options.prefix)
+    ids = [tuple(_encode(options, text, prompt, said)) for prompt in prompts]
     with LocalEngine(
         options.package,
         manifest,
@@ -80,8 +84,9 @@ def run_generation(
             stop_ids=stop_token_ids(options.package),
             prefill_chunk=options.prefill_chunk,
             adapter=options.adapter,
+            prefix=None if options.prefix is None else str(options.prefix),
         )
-        notes = generation.notes
+        notes = (*generation.notes, *_prefix_note(said, ids))
         _say_notes(options, engine, ids, notes)
         outcome = _drive(options, generation)
         if options.as_json and not outcome.closed:
@@ -128,9 +133,19 @@ def _check_placement(options: GenerateOptions, target: Target) -> None:
         raise over
 
 
-def _encode(options: GenerateOptions, text: Text | None, prompt: str) -> list[int]:
+def _prefix_note(said: Said | None, ids: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """How much of a prefix the prompts have."""
+    if said is None:
+        return ()
+    known = [min(len(commonprefix([said.tokens, tuple(prompt)])), len(prompt) - 1) for prompt in ids]
+    return (f"{min(known)} tokens of each prompt come from the prefix, and are not read again",)
+
+
+def _encode(options: GenerateOptions, text: Text | None, prompt: str, said: Said | None) -> Sequence[int]:
     if text is None:
-        return parse_ids(prompt)
+        return [*(said.tokens if said is not None else ()), *parse_ids(prompt)]
+    if said is not None:
+        return prompt_after(said, prompt, text, chat=options.chat)
     if options.chat:
         return text.encode_chat(prompt, options.system)
     if not prompt:
@@ -253,10 +268,15 @@ def _report_request(
         complete=outcome.error is None and not outcome.interrupted,
         tokenizer_load_seconds=tokenizer_seconds,
         notes=notes,
-        options=told_options([options.sampling]),
+        options={**told_options([options.sampling]), **_prefix_option(options)},
         limits=options.limits,
         probe_seconds=options.probe_seconds,
     )
+
+
+def _prefix_option(options: GenerateOptions) -> dict[str, str]:
+    """The prefix, as a report repeats it."""
+    return {} if options.prefix is None else {"prefix": str(options.prefix)}
 
 
 def _write_report(sink: Sink, engine: LocalEngine, asked: ReportRequest) -> bool:

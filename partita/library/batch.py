@@ -9,6 +9,7 @@ from dataclasses import replace
 from partita.library.engine import RowRequest
 from partita.library.sampling import Sampling
 from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
 from partita.runtime.logprobs import Watched
@@ -62,6 +63,10 @@ class Batch:
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many of its tokens. False where it cannot go back."""
         return self._engine.rewind(row, tokens)
+
+    def saved(self, row: int) -> Prefix:
+        """What a row has taken in. Raises GenerationError where it cannot be given out."""
+        return self._engine.saved(row)
 
     def step(self) -> Step | None:
         """The next step; None when no row has anything to do."""

@@ -54,6 +54,8 @@ class GenerateRequest:
     """None: the default."""
     adapter: str | None = None
     """Name of an adapter of the package; None: none."""
+    prefix: str | None = None
+    """File of a prefix that every prompt begins with."""
     one_sampler: bool = True
     """All rows have the same options, and draw from one sequence of random numbers; else each has its own."""
 
@@ -66,6 +68,30 @@ class GenerateRequest:
     def max_new_tokens(self) -> int:
         """The largest of all rows, which bounds the number of decode steps."""
         return max(row.sampling.max_new_tokens or 0 for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRequest:
+    """A prefix that is to be read, and kept in a file."""
+
+    tokens: tuple[int, ...]
+    file: str
+    text: str | None = None
+    """The text that they are of, which prompts go on with."""
+    system: str | None = None
+    """The message of the system that they are of."""
+    prefill_chunk: int | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSaved:
+    """What became of it."""
+
+    size_bytes: int
+    """Of the file."""
+    seconds: float
+    """That reading the tokens took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +167,13 @@ class Engine(Protocol):
 
     def step(self, number: int) -> Step | None:
         """The next step of the generation; None when no row has anything to do. Raises what `runtime.generate` does."""
+
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix and write what a row has of it to a file; a generation that was going on is over.
+
+        Raises GenerationError for tokens that the package cannot take and for states that cannot be given out,
+        ReportError when the file cannot be written.
+        """
 
     def report(self, request: ReportRequest) -> Report:
         """The report of the last generation. One of `begin` is over then; one of `open` goes on."""

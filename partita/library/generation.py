@@ -234,13 +234,14 @@ def begin(
     stop_ids: Collection[int] = (),
     prefill_chunk: int | None = None,
     adapter: str | None = None,
+    prefix: str | None = None,
     one_sampler: bool = True,
     guard: Guard = nullcontext,
 ) -> Generation:
     """Begin a generation: a prompt of token ids for each row of the batch, and completed options for each or for all.
 
     `text`: the tokenizer, None for a generation without text. `stop`: texts to stop at. `guard` is entered around every
-    step. `adapter`: one of the package's, by name. Raises GenerationError for prompts that cannot be taken, UsageError.
+    step. `adapter`: one of the package's, by name. `prefix`: file of a prefix that every prompt begins with. Raises GenerationError for prompts that cannot be taken, UsageError.
     """
     each = samplings if len(samplings) == len(prompts) else [*samplings] * len(prompts)
     request = GenerateRequest(
@@ -248,6 +249,7 @@ def begin(
         tuple(sorted(stop_ids)),
         prefill_chunk,
         adapter,
+        prefix,
         one_sampler,
     )
     rows = [Row(prompt, text.stream(prompt, stop) if text else None) for prompt in prompts]

@@ -80,6 +80,7 @@ def _answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
         "extend": host.extend,
         "rewind": host.rewind,
         "step": host.step,
+        "save_prefix": host.save_prefix,
         "report": host.report,
         "verify": host.verify,
         "evaluate": host.evaluate,
@@ -151,6 +152,12 @@ class Host:
 
         step = self.engine.step(given["number"])
         return None if step is None else STEPS.dump_python(step, mode="json")
+
+    def save_prefix(self, given: dict[str, Any]) -> Any:
+        """Read a prefix, and write the file."""
+        from partita.library.remote import PREFIXES, SAVED
+
+        return SAVED.dump_python(self.engine.save_prefix(PREFIXES.validate_python(given)), mode="json")
 
     def report(self, given: dict[str, Any]) -> Any:
         """Let the child write the report of what has run so far."""

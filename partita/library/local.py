@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +15,15 @@ from partita.export.progress import Silent
 from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
 from partita.library.chain import Target
-from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest, RowRequest
+from partita.library.engine import (
+    Begun,
+    GenerateRequest,
+    Opened,
+    PrefixRequest,
+    PrefixSaved,
+    ReportRequest,
+    RowRequest,
+)
 from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
@@ -25,11 +35,14 @@ from partita.partition_reports.records import Report
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_chunk, check_requests
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
+from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Request
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
+from partita.runtime.prefix_file import Said, identity, read_prefix, read_said, write_prefix
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
 
@@ -83,10 +96,11 @@ class LocalEngine:
         requests = [loop_request(row, request.stop_ids, shared) for row in request.rows]
         with self._lock:
             check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk))
+            prefix = self._prefix(request.prefix, request.adapter)
             begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
-                batch.join(entry, row.logprobs)
+                batch.join(replace(entry, prefix=prefix), row.logprobs)
             return begun
 
     def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
@@ -166,6 +180,35 @@ class LocalEngine:
             seconds = request.probe_seconds
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
             return make_report(self.folder, self.manifest, facts, chain, asked)
+
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix and write what a row has of it to a file; a generation that was going on is over.
+
+        Raises GenerationError for tokens that the package cannot take and for states that cannot be given out,
+        ReportError when the file cannot be written.
+        """
+        check_chunk(_chunk(request.prefill_chunk))
+        with self._lock:
+            _, batch = self._start(request.prefill_chunk, request.adapter, len(request.tokens), is_open=False)
+            self.runner.on_prompts((len(request.tokens),))
+            row, seconds = batch.join(Request(request.tokens)), 0.0
+            while (step := batch.step()) is not None:
+                seconds += step.run_seconds
+            said = Said(request.tokens, request.text, request.system, request.adapter)
+            size = write_prefix(Path(request.file), batch.saved(row), said, self._identity)
+            self._over = True
+            return PrefixSaved(size, seconds)
+
+    @cached_property
+    def _identity(self) -> str:
+        return identity(self.folder, self.manifest, self.runner.graphs)
+
+    def _prefix(self, file: str | None, adapter: str | None) -> Prefix | None:
+        """The prefix in a file, if one is given."""
+        if file is None:
+            return None
+        shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
+        return read_prefix(Path(file), self._identity, adapter, shapes)
 
     def verify(self, reference: str | None = None) -> Verification:
         """Check the package's files, and replay its known answer in sessions of its own; or that of `reference`, the

@@ -22,7 +22,15 @@ from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
-from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest, RowRequest
+from partita.library.engine import (
+    Begun,
+    GenerateRequest,
+    Opened,
+    PrefixRequest,
+    PrefixSaved,
+    ReportRequest,
+    RowRequest,
+)
 from partita.library.sampling import Sampling
 from partita.observations.names import CPU
 from partita.package_records import Verification
@@ -36,6 +44,8 @@ CHILD = "partita.library.host"
 PATIENCE_SECONDS = 30.0 * 24 * 3600
 """A step of a large model on a slow device may take long, and whoever waits for it can press Ctrl-C."""
 REQUESTS = TypeAdapter(GenerateRequest)
+PREFIXES = TypeAdapter(PrefixRequest)
+SAVED = TypeAdapter(PrefixSaved)
 REPORTS = TypeAdapter(ReportRequest)
 ROWS = TypeAdapter(RowRequest)
 SAMPLINGS = TypeAdapter(Sampling)
@@ -51,6 +61,7 @@ DURING = {
     "extend": "generation",
     "rewind": "generation",
     "step": "generation",
+    "save_prefix": "reading a prefix",
     "report": "the report",
     "verify": "verification",
     "evaluate": "evaluation",
@@ -132,6 +143,10 @@ class RemoteEngine:
         """The next step; None when there is none."""
         answer = self._ask("step", {"number": number})
         return None if answer is None else STEPS.validate_python(answer)
+
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix there, and have the child write the file."""
+        return SAVED.validate_python(self._ask("save_prefix", PREFIXES.dump_python(request, mode="json")))
 
     def report(self, request: ReportRequest) -> Report:
         """The report of the last generation; when the child is gone, the one that was made of it before."""

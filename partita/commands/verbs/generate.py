@@ -105,6 +105,20 @@ def generate(
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
     ] = None,
+    prefix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", parser=read_path, help="Begin with a prefix of --save-prefix, which is not read again."
+        ),
+    ] = None,
+    save_prefix: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=read_path,
+            help="Read the prompt, or the message of --system, keep the state of the cache in FILE, and generate nothing.",
+        ),
+    ] = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
@@ -149,6 +163,8 @@ def generate(
                 prefill_chunk=prefill_chunk,
                 report=report,
                 adapter=adapter,
+                prefix=prefix,
+                save_prefix=save_prefix,
                 probe_seconds=probe_seconds,
                 as_json=as_json,
                 choice=folder_choice(variant, contract, max_length),

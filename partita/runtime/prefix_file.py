@@ -1,0 +1,140 @@
+"""A prefix in a file: tokens, and the states of a row that has taken them in, for later runs of the same package.
+
+A safetensors file. `tokens` [T] are int64, `state.NAME` what a row has in the state that graphs read as NAME: keys and
+values [KV, T, D], other states as they are without the axis of the batch. bfloat16 is stored by its bits, as uint16.
+The metadata names the package by the hashes of its graphs and weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import numpy as np
+
+from partita import __version__, dtypes
+from partita.errors import GenerationError
+from partita.files import write_bytes
+from partita.package import Manifest, inside, sha256_of
+from partita.remedies import Remedy
+from partita.runtime.engine.cache.base import RowShapes
+from partita.runtime.engine.executor import LoadedGraph
+from partita.runtime.engine.prefix import Prefix
+
+SCHEMA: Final = "partita.prefix/1"
+STATE = "state."
+SAVE_AGAIN = Remedy("save it again with this package", options=("--save-prefix", "{file}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a prefix says: text that goes on, a message of the system, or tokens alone."""
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+    system: str | None = None
+    adapter: str | None = None
+    """Name of the adapter of the package that it was read with."""
+
+
+def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph]) -> str:
+    """A hash of what computes: the package's graphs and weights.
+
+    Where nobody recorded hashes, in a folder of another exporter, the files are read for them.
+    """
+    names = []
+    for entry in graphs:
+        home = PurePosixPath(entry.graph.file).parent
+        names += [entry.graph.file, *(str(home / name) for name in entry.model.data_files)]
+    digest = hashlib.sha256()
+    for name in sorted(set(names)):
+        record = manifest.file(name)
+        digest.update((record.sha256 if record is not None else "").encode() or _hash_of(folder, name))
+    return digest.hexdigest()
+
+
+def _hash_of(folder: Path, name: str) -> bytes:
+    return sha256_of(inside(folder, name)).encode()
+
+
+def write_prefix(path: Path, prefix: Prefix, said: Said, package: str) -> int:
+    """Write a prefix; its size in bytes. `package`: see `identity`. Raises ReportError when it cannot be written."""
+    from safetensors.numpy import save
+
+    tensors = {f"{STATE}{name}": np.ascontiguousarray(values) for name, values in prefix.states.items()}
+    about = {"text": said.text, "system": said.system, "adapter": said.adapter}
+    metadata = {"schema": SCHEMA, "partita": __version__, "package": package, "said": json.dumps(about)}
+    data = save({"tokens": np.asarray(prefix.tokens, np.int64), **tensors}, metadata)
+    write_bytes(data, path, "prefix")
+    return len(data)
+
+
+def read_said(path: Path) -> Said:
+    """What a prefix says, without its states. Raises GenerationError for a file that is none."""
+    tokens, about, _ = _read(path)
+    return Said(tuple(tokens.tolist()), about.get("text"), about.get("system"), about.get("adapter"))
+
+
+def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes) -> Prefix:
+    """Read a prefix for a package, with the adapter that is switched on. `shapes`: of a row's states, by name, for the
+    tokens of `read_said`. Raises GenerationError for a damaged file, and for one of another package or adapter.
+    """
+    from safetensors import safe_open
+
+    tokens, about, metadata = _read(path)
+    if metadata["package"] != package:
+        raise GenerationError(
+            "of another package: what its model made of the text means nothing to this one",
+            where=path,
+            remedy=SAVE_AGAIN.filled(file=path),
+        )
+    if about.get("adapter") != adapter:
+        raise GenerationError(
+            f"read with {_adapter(about.get('adapter'))}, and this run has {_adapter(adapter)}",
+            where=path,
+            remedy=SAVE_AGAIN.filled(file=path),
+        )
+    with safe_open(path, framework="numpy") as file:
+        stored = {name.removeprefix(STATE) for name in file.keys() if name.startswith(STATE)}  # noqa: SIM118
+        states = {name: file.get_tensor(f"{STATE}{name}") for name in sorted(stored & set(shapes))}
+    for name, (shape, dtype) in shapes.items():
+        found = states.get(name)
+        if found is None or found.shape != shape or found.dtype != np.dtype(dtypes.storage(dtype)):
+            raise _damaged(path, f"the state {name} is not as the package has it")
+    return Prefix(tokens, states)
+
+
+def _adapter(name: str | None) -> str:
+    return "no adapter" if name is None else f"adapter {name}"
+
+
+def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[str, str | None], dict[str, str]]:
+    """Tokens, what is told of them, and the metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            if metadata.get("schema") != SCHEMA:
+                raise GenerationError(
+                    f"not a prefix: its schema is {metadata.get('schema')!r}, and this Partita reads {SCHEMA!r}",
+                    where=path,
+                    remedy=SAVE_AGAIN.filled(file=path),
+                )
+            tokens = file.get_tensor("tokens")
+            about = json.loads(metadata["said"])
+            if tokens.ndim != 1 or tokens.dtype != np.int64 or not len(tokens) or "package" not in metadata:
+                raise ValueError("it has no tokens, or no package")
+            return tokens, dict(about), metadata
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> GenerationError:
+    return GenerationError(
+        f"no prefix that can be read ({' '.join(why.split())[:200]})", where=path, remedy=SAVE_AGAIN.filled(file=path)
+    )

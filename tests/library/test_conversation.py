@@ -1,0 +1,140 @@
+"""Turns of a conversation have the tokens of the whole conversation read at once, and read only what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import GenerationError
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.conversation import Conversation
+from partita.library.local import LocalEngine
+from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler
+from partita.package import read_manifest
+from tests.runtime.handmade import ALL, LENGTH, handmade, known_tokens
+
+ROLES = {"system": 61, "user": 62, "assistant": 63}
+END = 60
+
+
+class Numbers:
+    """A tokenizer and template for texts that are numbers: `7 8 9`. `forgets`: the template leaves the first word out
+    of what the assistant said before the last message, as some do with thoughts.
+    """
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self.forgets = forgets
+
+    def encode_messages(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        ids: list[int] = []
+        for message in messages:
+            words = [int(word) for word in message["content"].split()]
+            forgotten = self.forgets and message["role"] == "assistant"
+            ids += [ROLES[message["role"]], *words[forgotten:], END]
+        return [*ids, ROLES["assistant"]]
+
+    def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> Numbers:
+        return self
+
+    stopped = False
+
+    def push(self, token: int) -> str:
+        return f"{token} "
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Any]:
+    """Open a handmade package, and begin a conversation on it."""
+    engines: list[LocalEngine] = []
+
+    def factory(states: Sequence[str] = ALL, batch: int = 1, *, forgets: bool = False, count: int = 3) -> Conversation:
+        folder = handmade(tmp_path / str(len(engines)), states=states, batch=batch)
+        where = read_chain_options(ChainOptions(provider="cpu", threads=1))
+        engine = LocalEngine(folder, read_manifest(folder), where, threads=1, observe=False)
+        engines.append(engine)
+        text: Any = Numbers(forgets=forgets)
+        sampling = Sampling(temperature=0.0, max_new_tokens=count)
+        return Conversation(
+            Scheduler(engine, None), text, sampling, messages=[{"role": "system", "content": "4 5 6"}], on_text=print
+        )
+
+    yield factory
+    for engine in engines:
+        engine.close()
+
+
+def turn(conversation: Conversation, message: str) -> list[int]:
+    """Ask, and note the answer in the conversation as its tokenizer would."""
+    conversation.ask(message)
+    ticket = conversation.finish()
+    tokens = list(ticket.answer.tokens)
+    conversation.messages[-1] = {"role": "assistant", "content": " ".join(map(str, tokens))}
+    return tokens
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("states", [("key",), ALL], ids=["keys", "states"])
+def test_every_turn_is_answered_as_the_whole_conversation_is(talk, states, batch, forgets):
+    conversation = talk(states, batch, forgets=forgets)
+    read = []
+    for message in ("7 8", "9", "1 2 3"):
+        wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": message}])
+        assert turn(conversation, message) == known_tokens(wanted, 3, states)
+        read.append((conversation.read_tokens, len(wanted)))
+    if forgets and states == ALL:
+        assert all(taken == whole for taken, whole in read), "a state cannot go back, so all is read anew"
+    else:
+        changed = 3 + 1 if forgets else 0  # the answer without its first word, read once more
+        assert read[0][0] == read[0][1]
+        assert all(taken <= len([END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
+
+
+def test_a_conversation_begins_anew_with_its_system_message_or_another(talk):
+    conversation = talk(("key",))
+    first = turn(conversation, "7 8")
+    conversation.reset()
+    assert conversation.messages == [{"role": "system", "content": "4 5 6"}]
+    assert turn(conversation, "7 8") == first
+    conversation.reset("9")
+    assert turn(conversation, "7 8") == known_tokens([61, 9, 60, 62, 7, 8, 60, 63], 3, ("key",))
+
+
+def test_what_the_cache_does_not_hold_is_refused_and_the_conversation_is_as_it_was(talk):
+    conversation = talk(("key",))
+    turn(conversation, "7 8")
+    before = list(conversation.messages)
+    with pytest.raises(GenerationError, match=f"together, has .* and the cache holds {LENGTH}"):
+        conversation.ask(" ".join("1" * LENGTH))
+    assert conversation.messages == before
+    wanted = conversation._text.encode_messages([*before, {"role": "user", "content": "9"}])
+    assert turn(conversation, "9") == known_tokens(wanted, 3, ("key",))
+
+
+def test_an_answer_that_is_cut_off_is_part_of_the_conversation(talk):
+    conversation = talk(("key",), count=30)
+    ticket = conversation.ask("7 8")
+    for _ in range(3):
+        conversation._scheduler.step()
+    ticket.cancel()
+    assert conversation.finish().answer.finish_reason == "interrupted"
+    conversation.messages[-1]["content"] = " ".join(map(str, ticket.answer.tokens))
+    wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
+    conversation.ask("9")
+    assert conversation.read_tokens <= 5, "the cache is good"
+    tokens = list(conversation.finish().answer.tokens)
+    assert tokens == known_tokens(wanted, len(tokens), ("key",)) and tokens
+
+
+def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
+    conversation = talk(("key",))
+    conversation.ask("7 8").cancel()
+    assert conversation.finish().answer.tokens == ()
+    assert conversation.messages == [{"role": "system", "content": "4 5 6"}]

@@ -1,0 +1,155 @@
+"""`partita chat`: over a pipe, and at a terminal, where keys do what they should."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita.cli import run
+from partita.commands.chat import read_conversation
+from partita.commands.chat_lines import TypedLines
+from partita.errors import UsageError
+from tests.conftest import Exported, TinyCheckpoint
+from tests.test_cli import child_environment
+
+SYSTEM = "return the item"
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama", max_position_embeddings=2048), attention="gqa", max_length=2048)
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    return run(["chat", *arguments, "--provider", "cpu", "--threads", "1"])
+
+
+def answers(package: Path, *messages: str, count: int = 6) -> list[str]:
+    """What the library answers when it is given the whole conversation each time."""
+    said: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    with partita.load(package, providers="cpu", threads=1, observe=False) as model:
+        for message in messages:
+            said.append({"role": "user", "content": message})
+            said.append({"role": "assistant", "content": model.chat(said, max_new_tokens=count).run().text})
+    return [entry["content"] for entry in said if entry["role"] == "assistant"]
+
+
+def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_path):
+    kept = tmp_path / "said.json"
+    text = f"the value\n\nof the\\\nother list\n/save {kept}\n//in\n"
+    assert piped(monkeypatch, text, str(package), "--system", SYSTEM, "-n", "6") == 0
+    wanted = answers(package, "the value", "of the\nother list", "/in")
+    out, err = capsys.readouterr()
+    assert out == "".join(f"{answer}\n" for answer in wanted)
+    assert f"conversation: {kept} (5 messages)" in err
+    assert [entry["content"] for entry in json.loads(kept.read_text())["messages"]] == [
+        SYSTEM,
+        "the value",
+        wanted[0],
+        "of the\nother list",
+        wanted[1],
+    ]
+    assert piped(monkeypatch, "//in\n", str(package), "--resume", str(kept), "-n", "6") == 0
+    assert capsys.readouterr().out == f"{wanted[2]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code", "says"),
+    [
+        ("/nothing\n", (), 2, "/nothing is no command"),
+        ("/save\n", (), 2, "/save: name a file"),
+        ("/report\n", (), 2, "nothing was generated yet"),
+        ("hi\n", ("--resume", "none.json"), 2, "--resume none.json: No such file"),
+        ("hi\n", ("--max-new-tokens", "0"), 2, "--max-new-tokens is 0"),
+        ("hi\n", ("--prefill-chunk", "0"), 2, "--prefill-chunk is 0"),
+        (f"{'the value ' * 1500}\n", (), 1, "the cache holds 2048"),
+    ],
+)
+def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, options, code, says):
+    assert piped(monkeypatch, text, str(package), *options) == code
+    assert says in capsys.readouterr().err
+
+
+def test_a_package_without_a_chat_template_is_told_of_generate(tiny_checkpoint, exported, monkeypatch, capsys):
+    bare = exported(tiny_checkpoint("llama", tokenizer=False))
+    assert piped(monkeypatch, "hi\n", str(bare)) == 1
+    assert "no tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": "x", "messages": []}', '{"messages": [{"role": "me"}]}'])
+def test_only_a_conversation_is_resumed(tmp_path, text):
+    file = tmp_path / "said.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="not a conversation"):
+        read_conversation(file)
+
+
+def test_keys_of_the_prompt(own_cache):
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    with create_pipe_input() as keys:
+        lines = TypedLines(("/help",), keys, DummyOutput())
+        for typed, wanted in (
+            ("hello\r", "hello"),
+            ("one\\\rtwo\r", "one\ntwo"),
+            ("one\x1b\rtwo\r", "one\ntwo"),
+            ("dropped\x03kept\r", "kept"),
+            ("\x1b[A\x1b[A\x1b[A\r", "one\ntwo"),
+            ("\x1b[200~pasted\nlines\x1b[201~\r", "pasted\nlines"),
+            ("\x04", None),
+        ):
+            keys.send_text(typed)
+            assert lines.read() == wanted, typed
+        assert "one" in (own_cache / "chat" / "history").read_text()
+        assert (own_cache / "chat" / "history").stat().st_mode & 0o077 == 0
+        later = TypedLines((), keys, DummyOutput())
+        keys.send_text("\x1b[A\r")
+        assert later.read() == "pasted\nlines", "history is there in the next session"
+
+
+def test_a_session_at_a_terminal(package, tmp_path, own_cache):
+    pexpect = pytest.importorskip("pexpect")
+    report, kept = tmp_path / "report.json", tmp_path / "said.json"
+    command = [sys.executable, "-m", "partita", "chat", str(package), "--provider", "cpu", "--threads", "1"]
+    environment = {**child_environment(), "PARTITA_CACHE_DIR": str(own_cache), "TERM": "xterm"}
+    session = pexpect.spawn(
+        command[0], command[1:], env=environment, timeout=120, encoding="utf-8", codec_errors="replace", dimensions=(40, 120)
+    )
+    session.expect("Ctrl-D the session")
+    session.expect("> ")
+    session.send("the value\r")
+    session.expect("the value")
+    session.expect(r"[^\x00-\x7f]{3}|\w{3}")
+    session.sendintr()
+    session.expect(r"\[(\d+) tokens read.*in the cache; cut off by Ctrl-C\]")
+    session.expect("> ")
+    session.send(f"/save {kept}\r")
+    session.expect(r"conversation: .*\(2 messages\)")
+    session.send("/nothing\r")
+    session.expect("/nothing is no command")
+    session.send(f"/report {report}\r")
+    session.expect("report: ")
+    session.expect("> ")
+    session.send("/reset\r")
+    session.expect("begins anew")
+    session.send("of\r")
+    session.expect(r"\[(\d+) tokens read")
+    assert int(session.match[1]) < 60
+    session.expect("> ")
+    session.send("\x04")
+    session.expect(pexpect.EOF)
+    session.close()
+    assert session.exitstatus == 0
+    assert len(json.loads(kept.read_text())["messages"]) == 2
+    assert re.search('"schema": ?"partita.report/1"', report.read_text())
+    assert os.path.getsize(report)
