@@ -79,10 +79,12 @@ def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, 
     assert says in capsys.readouterr().err
 
 
-def test_a_package_without_a_chat_template_is_told_of_generate(tiny_checkpoint, exported, monkeypatch, capsys):
-    bare = exported(tiny_checkpoint("llama", tokenizer=False))
-    assert piped(monkeypatch, "hi\n", str(bare)) == 1
-    assert "no tokenizer" in capsys.readouterr().err
+def test_a_package_without_a_chat_template_is_told_of_generate(package, own_copy, monkeypatch, capsys):
+    bare = own_copy(package)
+    (bare / "chat_template.jinja").unlink()
+    assert piped(monkeypatch, "hi\n", str(bare)) == 2
+    err = capsys.readouterr().err
+    assert "no chat template" in err and f"partita generate {bare} PROMPT" in err
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": "x", "messages": []}', '{"messages": [{"role": "me"}]}'])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
+from partita.files import claim
 from partita.library.asking import (
     Conversations,
     Prompts,
@@ -22,9 +24,10 @@ from partita.library.asking import (
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import one_tree, public
-from partita.library.engine import Engine, ReportRequest
+from partita.library.engine import Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.library.prefixes import prompt_after, said_by_system, said_by_text
 from partita.library.report import Report
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
@@ -33,6 +36,7 @@ from partita.package_records import Verification
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
+from partita.runtime.prefix_file import Said, read_said
 from partita.runtime.text import Text, load_text, stop_token_ids
 
 
@@ -126,19 +130,21 @@ class Model:
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        prefix: str | os.PathLike[str] | None = None,
     ) -> Generation:
         """Generate after a prompt, or after one for each row of the batch: an iterator of steps.
 
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. `adapter`: the name of an adapter of the package, for all rows. Raises ArgumentError, GenerationError for
+        run. `adapter`: the name of an adapter of the package, for all rows. `prefix`: a file of `save_prefix`, whose text
+        or tokens the prompts go on with. Raises ArgumentError, GenerationError for
         prompts that the package cannot take, PackageError without the tokenizer that a text needs; the iterator
         raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
-        text, ids = self._encode(prompts)
-        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
+        text, ids = self._encode(prompts, None if prefix is None else read_said(Path(prefix)))
+        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix)
 
     @public
     def chat(
@@ -157,16 +163,49 @@ class Model:
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        prefix: str | os.PathLike[str] | None = None,
     ) -> Generation:
         """Generate the assistant's next message: as `generate`, with the package's chat template.
 
         `messages`: dicts of role and content, both texts; a text alone is the user's message. A list of such lists is a
-        conversation for each row. Raises ArgumentError for what is no message, or without a chat template.
+        conversation for each row. `prefix`: a file of `save_prefix`, with which the conversations begin; the messages
+        have its text all the same. Raises ArgumentError for what is no message, or without a chat template.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         tokenizer = self._tokenizer()
         ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
-        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
+        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix)
+
+    @public
+    def save_prefix(
+        self,
+        file: str | os.PathLike[str],
+        text: str | Sequence[int] | None = None,
+        *,
+        system: str | None = None,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+    ) -> None:
+        """Read a text, token ids, or a message of the system, and keep the state of the cache after it in a file, for
+        `prefix` of `generate` and `chat`. A generation that was going on is over.
+
+        Raises ArgumentError unless one of them is given, GenerationError for what the package cannot take or keep,
+        ReportError when the file cannot be written.
+        """
+        engine = self._open()
+        if (text is None) == (system is None):
+            raise UsageError("a prefix is one text: give text, or system")
+        in_range("prefill_chunk", prefill_chunk)
+        check_adapter(self.folder, self.manifest, adapter)
+        if system is not None:
+            said = said_by_system(self._tokenizer(), system)
+        elif isinstance(text, str):
+            said = said_by_text(self._tokenizer(), text)
+        else:
+            said = Said(tuple(text or ()))
+        path = Path(file).absolute()
+        claim(path, "prefix", (self.folder,), option="file")
+        engine.save_prefix(PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter))
 
     @public
     def verify(self, reference: str | None = None) -> Verification:
@@ -248,8 +287,8 @@ class Model:
             self._text_seconds = time.perf_counter() - began
         return self._text
 
-    def _encode(self, prompts: Prompts) -> tuple[Text | None, list[tuple[int, ...]]]:
-        """The tokenizer, where there is one or a text needs one, and token ids of each row."""
+    def _encode(self, prompts: Prompts, said: Said | None) -> tuple[Text | None, list[tuple[int, ...]]]:
+        """The tokenizer, where there is one or a text needs one, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
         if any(isinstance(row, str) for row in rows) or self.manifest.tokenizer != "none":
             tokenizer: Text | None = self._tokenizer()
@@ -261,9 +300,9 @@ class Model:
                 if not row:
                     raise GenerationError("the prompt is empty; give some text to continue")
                 assert tokenizer is not None
-                ids.append(tuple(tokenizer.encode(row)))
+                ids.append(tuple(tokenizer.encode(row)) if said is None else prompt_after(said, row, tokenizer))
             else:
-                ids.append(row)
+                ids.append(row if said is None else (*said.tokens, *row))
         return tokenizer, ids
 
     def _begin(
@@ -276,6 +315,7 @@ class Model:
         stop_ids: TokenIds | None,
         prefill_chunk: int | None,
         adapter: str | None,
+        prefix: str | os.PathLike[str] | None,
     ) -> Generation:
         engine = self._open()
         in_range("prefill_chunk", prefill_chunk)
@@ -293,6 +333,7 @@ class Model:
             stop_ids=stop_token_ids(self.folder) if stop_ids is None else stops_in(stop_ids, self.vocab_size),
             prefill_chunk=prefill_chunk,
             adapter=adapter,
+            prefix=None if prefix is None else str(Path(prefix).absolute()),
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
             guard=one_tree,
         )
