@@ -21,6 +21,8 @@ from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 
 SYSTEM = "return the item"
+READY = r">.*\x1b\[\?25h"
+"""The prompt, and then the cursor is shown."""
 
 
 @pytest.fixture(scope="session")
@@ -123,31 +125,31 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     pexpect = pytest.importorskip("pexpect")
     report, kept = tmp_path / "report.json", tmp_path / "said.json"
     command = [sys.executable, "-m", "partita", "chat", str(package), "--provider", "cpu", "--threads", "1"]
-    environment = {**child_environment(), "PARTITA_CACHE_DIR": str(own_cache), "TERM": "xterm"}
+    environment = {**child_environment(), "PARTITA_CACHE_DIR": str(own_cache), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     session = pexpect.spawn(
         command[0], command[1:], env=environment, timeout=120, encoding="utf-8", codec_errors="replace", dimensions=(40, 120)
     )
     session.expect("Ctrl-D the session")
-    session.expect("> ")
+    session.expect(READY)
     session.send("the value\r")
     session.expect("the value")
     session.expect(r"[^\x00-\x7f]{3}|\w{3}")
     session.sendintr()
     session.expect(r"\[(\d+) tokens read.*in the cache; cut off by Ctrl-C\]")
-    session.expect("> ")
+    session.expect(READY)
     session.send(f"/save {kept}\r")
     session.expect(r"conversation: .*\(2 messages\)")
     session.send("/nothing\r")
     session.expect("/nothing is no command")
     session.send(f"/report {report}\r")
     session.expect("report: ")
-    session.expect("> ")
+    session.expect(READY)
     session.send("/reset\r")
     session.expect("begins anew")
     session.send("of\r")
     session.expect(r"\[(\d+) tokens read")
     assert int(session.match[1]) < 60
-    session.expect("> ")
+    session.expect(READY)
     session.send("\x04")
     session.expect(pexpect.EOF)
     session.close()

@@ -57,7 +57,7 @@ def test_a_prompt_goes_on_with_the_text_of_a_prefix(package, kept, capsys):
     assert generate(package, REST, "--prefix", kept, "-n", 2) == 0
     err = capsys.readouterr().err
     count = len(read_said(kept).tokens)
-    assert count > 10 and f"{count} tokens of each prompt come from the prefix" in err
+    assert count > 3 and f"{count} tokens of each prompt come from the prefix" in err
     read = re.search(r"prompt (\d+) tokens", err)
     assert read is not None and int(read[1]) <= len(REST)
 

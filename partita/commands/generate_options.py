@@ -49,12 +49,16 @@ class GenerateOptions:
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
     choice: Choice = AS_IT_IS
     """What was said of a folder that Partita did not write."""
+    input: Path | None = None
+    """A file of prompts, in place of `prompts`."""
+    output: Path | None = None
+    """The file of its answers."""
 
 
-def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...]]:
+def resolved(sampling: Sampling, folder: Path, *, tell_seed: bool = True) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling with a value for everything, and what the user has to know of it. Raises UsageError, PackageError.
 
-    A run that draws gets a seed where none was given, so that it can be repeated.
+    A run that draws gets a seed where none was given, so that it can be repeated; `tell_seed`: that is a note.
     """
     if sampling.source not in (None, CHECKPOINT):
         raise UsageError(f"--sampling {sampling.source}: the only value is {CHECKPOINT}; leave it out for the options")
@@ -62,7 +66,7 @@ def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...
     full = completed(sampling, suggests)
     notes = [_source_note(suggests) if sampling.source else _suggestion_note(sampling, folder)]
     notes.append(_ignored_note(full, sampling))
-    if full.seed != sampling.seed:
+    if full.seed != sampling.seed and tell_seed:
         notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
     return full, tuple(filter(None, notes))
 
@@ -106,12 +110,20 @@ def check_options(options: GenerateOptions) -> None:
     if options.prefix is not None and options.system is not None:
         raise UsageError("--prefix has the system message, if there is one; leave out --system")
     options.sampling.sampler()
+    if options.input is not None and options.prefix is not None:
+        raise UsageError("--prefix is for prompts of the command line; rows of --input share what they begin with by themselves")
+    if options.input is None and options.output is not None:
+        raise UsageError("--output is for the answers of a file of prompts; give that with --input")
+    if options.input is not None and options.output is None:
+        raise UsageError("--input needs a file for the answers; give it with --output")
+    if options.input is not None and options.prompts:
+        raise UsageError("prompts come from --input or from the command line; give one of them")
 
 
 def _check_saving(options: GenerateOptions) -> None:
     """Raise UsageError for what has no meaning where a prefix is saved and nothing is generated."""
-    beside = {"--prefix": options.prefix is not None, "--report": options.report is not None, "--json": options.as_json}
-    given = [name for name, is_given in beside.items() if is_given]
+    beside = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
+    given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
     if given:
         raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
     if options.chat and options.system is None:
