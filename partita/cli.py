@@ -26,7 +26,19 @@ from typer.exceptions import Abort, Exit, TyperException
 import partita
 from partita import extras
 from partita.commands.arguments import HELP, Started, help_alone
-from partita.commands.verbs import bench, chat, evaluate, export, generate, inspect, place, providers, report, support, verify
+from partita.commands.verbs import (
+    bench,
+    chat,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    place,
+    providers,
+    report,
+    support,
+    verify,
+)
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, public_type
 from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received

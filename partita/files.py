@@ -135,7 +135,7 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def replace(path: Path, data: bytes | str) -> None:
-    """Write `data`, text in UTF-8, beside `path`, then rename; permissions stay. Raises OSError, and leaves nothing behind then."""
+    """Write `data`, text in UTF-8, beside `path`, then rename; permissions stay. Raises OSError, leaving nothing."""
     # A name of its own, and a short one: a name as long as the file system allows has no room for a suffix.
     temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
     try:

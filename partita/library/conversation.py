@@ -1,4 +1,4 @@
-"""A conversation that keeps its cache: each turn reads what is new, and what the template has changed of the turns before.
+"""A conversation that keeps its cache: each turn reads what is new, and what the template has changed of others.
 
 The template is asked for the whole conversation in every turn. What its tokens have in common with those in the cache
 stays there, and the row goes back to where they part; a state that cannot go back is read anew.

@@ -241,7 +241,8 @@ def begin(
     """Begin a generation: a prompt of token ids for each row of the batch, and completed options for each or for all.
 
     `text`: the tokenizer, None for a generation without text. `stop`: texts to stop at. `guard` is entered around every
-    step. `adapter`: one of the package's, by name. `prefix`: file of a prefix that every prompt begins with. Raises GenerationError for prompts that cannot be taken, UsageError.
+    step. `adapter`: one of the package's, by name. `prefix`: file of a prefix that every prompt begins with. Raises
+    GenerationError for prompts that cannot be taken, UsageError.
     """
     each = samplings if len(samplings) == len(prompts) else [*samplings] * len(prompts)
     request = GenerateRequest(

@@ -1,4 +1,4 @@
-"""Prefixes as callers have them: which tokens a text begins with whatever follows it, and prompts that go on with one."""
+"""Prefixes as callers have them: tokens that a text begins with whatever follows, and prompts that go on with one."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def prompt_after(said: Said, prompt: str, text: Text, *, chat: bool = False) -> 
     if said.system is not None:
         return tuple(text.encode_messages(conversation(prompt, said.system)))
     if chat:
-        raise UsageError("the prefix has no message of the system, so no conversation begins with it; save one that has")
+        raise UsageError(
+            "the prefix has no message of the system, so no conversation begins with it; save one that has"
+        )
     if said.text is None:
         raise UsageError("the prefix is one of token ids, which text cannot go on with; give token ids")
     return tuple(text.encode(said.text + prompt))

@@ -40,7 +40,9 @@ def chat(
     ] = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens of an answer. Default: what the cache holds."),
+        typer.Option(
+            "--max-new-tokens", "-n", help="Maximum number of tokens of an answer. Default: what the cache holds."
+        ),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -82,7 +84,9 @@ def chat(
             "precedence.",
         ),
     ] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop an answer when this text appears; can be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop an answer when this text appears; can be repeated.")
+    ] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
     adapter: Annotated[
         str | None,

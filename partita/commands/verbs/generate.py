@@ -138,7 +138,7 @@ def generate(
         typer.Option(
             metavar="FILE",
             parser=read_path,
-            help="Read the prompt, or the message of --system, keep the state of the cache in FILE, and generate nothing.",
+            help="Read the prompt, or the --system message, keep the state of the cache in FILE, and generate nothing.",
         ),
     ] = None,
     provider_option: ProviderOptionsOption = None,
