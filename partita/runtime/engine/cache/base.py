@@ -13,6 +13,9 @@ from partita.observations.facts import StateFact
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 
+Span = tuple[int, int] | None
+"""Rows of the batch, from the first to before the second of these; None: all."""
+
 
 class Store(Protocol):
     """The states of one kind, over all layers."""
@@ -28,8 +31,12 @@ class Store(Protocol):
     def moves(self) -> bool:
         """Whether the buffers of a step are others than those of the step before: `before_run` is called if so."""
 
-    def bind(self, binding: Binding) -> None:
-        """Bind every buffer as past and as present of a binding."""
+    @property
+    def has_parts(self) -> bool:
+        """Whether `bind` can bind some rows of the batch alone."""
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Bind every buffer as past and as present of a binding, or its part of the rows in `span`."""
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
         """Bind what this step of `new_tokens` per row reads and writes; only of stores that move."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from partita.contract import State
 from partita.observations.facts import StateFact
 from partita.runtime.engine.cache import fixed
-from partita.runtime.engine.cache.base import Store
+from partita.runtime.engine.cache.base import Span, Store
 from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.growing import GrowingStates, moves
 from partita.runtime.engine.cache.recurrent import RecurrentStates
@@ -72,10 +72,15 @@ class Cache:
         """All buffers together."""
         return sum(buffer.size_bytes for buffer in self.buffers)
 
-    def bind(self, binding: Binding) -> None:
-        """Bind every buffer as past and as present of `binding`."""
+    @property
+    def has_parts(self) -> bool:
+        """Whether some rows of the batch can be bound alone."""
+        return all(store.has_parts for store in self.stores)
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Bind every buffer as past and as present of `binding`, or its part of the rows in `span`."""
         for store in self.stores:
-            store.bind(binding)
+            store.bind(binding, span)
 
     def prepare(self) -> None:
         """Before a first request: zero it where that is needed, and free every row."""
