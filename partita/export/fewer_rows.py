@@ -94,7 +94,7 @@ def _told(node: ir.Node, batch: int) -> _Sizes | None:
     if node.op_type == "Expand":
         same = same and given.shape is not None and len(given.shape) == len(sizes)
         return _Sizes(node, 1 if same else None, tuple(sizes[1:]))
-    copies = node.attributes.get_int("allowzero", 0) == 0
+    copies = node.attributes.get_int("allowzero", 0) == 0 or 0 not in sizes
     if same and copies:
         return _Sizes(node, 0, tuple(sizes[1:]))
     return _Sizes(node, None if -1 in sizes else -1, tuple(sizes[1:]))
@@ -104,6 +104,8 @@ def _write(graph: ir.Graph, entry: _Sizes, tokens: str) -> None:
     """Give a node the sizes that it is to be told."""
     if entry.first is not None:
         entry.node.replace_input_with(1, _numbers(graph, (entry.first, *entry.rest)))
+        if entry.first == 0:
+            entry.node.attributes.pop("allowzero", None)  # a zero means the size of what is given
         return
     joined = _named(graph, f"{BATCH}.{'.'.join(map(str, entry.rest))}")
     if joined is None:

@@ -100,6 +100,9 @@ class Engine:
                 f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
                 f"anew with less, or export with a larger {spelled('max_length')}"
             )
+        if entry.spoiled:  # it waited beside others, whose steps fed its states padding: all is read again
+            self.executor.cache.release_row(row)
+            entry.spoiled = False
         entry.extend(tokens)
 
     def rewind(self, row: int, tokens: int) -> bool:
@@ -145,6 +148,7 @@ class Engine:
         if self.executor.takes_rope_length:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
         outcome = self.executor.run(plan, graph, self.rope_length)
+        self.note_spoiled(plan)
         guessed = [0 if row is None else row.guessed for row in self.rows]
         tokens = self.hear(plan, graph)
         # Guesses that were fed in vain are gone again.
@@ -174,6 +178,16 @@ class Engine:
         for observer in self.observers:
             observer.on_step(step)
         return step
+
+    def note_spoiled(self, plan: StepPlan) -> None:
+        """Note rows that a step fed nothing but padding, where a state takes that in: they had finished."""
+        if self.executor.graphs.padding_is_safe:
+            return
+        first, end = plan.span or (0, len(self.rows))
+        for index in range(first, end):
+            row = self.rows[index]
+            if row is not None and not plan.take[index] and self.executor.cache.filled[index]:
+                row.spoiled = True
 
     def plan(self) -> StepPlan | None:
         """The next step of the rows as they are."""

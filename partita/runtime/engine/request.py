@@ -62,6 +62,8 @@ class Row:
     """What it reads until `read_until` had been read before."""
     guessed: int = 0
     """Tokens of `history` after the known ones that are guesses, to be confirmed by the next step."""
+    spoiled: bool = False
+    """Its states were fed padding after it had finished."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
