@@ -306,7 +306,6 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         known_answer.save(answer, work.folder)
         manifest = _with_answers(exported, work, manifest)
 
-
     def replayed(manifest: Manifest) -> Verification:
         if work.options.computing.twin is not None:
             return bf16_twin.replay(work.folder, manifest, replay)

@@ -72,9 +72,9 @@ def replay(
     """Replay the known answer of the package in `folder` on the providers of `chain`.
 
     Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
-    into a fresh cache, then one token at a time; in a batch also rows of different lengths, and rows by themselves where
-    the graphs take them. `tolerance`: largest relative error that passes, None for that of the
-    package's precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
+    into a fresh cache, then one token at a time; in a batch also prompts of different lengths, and rows by themselves
+    where the graphs take fewer. `tolerance`: largest relative error that passes, None for that of the package's
+    precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
     provider, by its name; `told` hears what became of the chain; `answers`: where the known answer is, if not in the
     package. The result is `unverified`,
     with the first difference as its detail, when something differs.

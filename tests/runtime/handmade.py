@@ -172,8 +172,8 @@ def handmade(
     chooses_rows: bool = True,
     fewer: bool = False,
 ) -> Path:
-    """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer` whether
-    they take fewer rows than the batch has.
+    """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer`
+    whether they take fewer rows than the batch has.
     """
     folder.mkdir(exist_ok=True)
     states = ("key",) if graph == "rope" else states
@@ -249,7 +249,9 @@ def write_graph(
         if name in read
     ]
     output = Port(name="logits", role="logits", shape=(batch, rows, VOCAB), dtype="float32")
-    kept = [(past, present, (batch, *shape(1)[1:])) for kind, (past, present, shape) in STATES.items() if kind in states]
+    kept = [
+        (past, present, (batch, *shape(1)[1:])) for kind, (past, present, shape) in STATES.items() if kind in states
+    ]
     model = helper.make_model(
         helper.make_graph(
             drawing.nodes,

@@ -22,7 +22,7 @@ def prompts_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
 
 
 def one_row_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
-    """Like `prompts_first`, and of several prompts one is read after the other, where a step may be of its row alone."""
+    """Like `prompts_first`, and prompts are read one after the other, where a step may be of a row alone."""
     first = next((index for index, row in enumerate(rows) if row.reads and row.pending), None)
     if first is None or not graphs.takes_fewer_rows:
         return prompts_first(rows, graphs)

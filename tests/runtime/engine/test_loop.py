@@ -152,8 +152,8 @@ def test_a_next_turn_of_a_row_that_waited_beside_others_goes_on_where_it_was(ope
             found[row].extend(tokens)
     assert engine.row(1).finish == "length"
     engine.extend(1, [5, 6])
-    for row, tokens in finish(engine).items():
-        found[row] += tokens
+    for row, more in finish(engine).items():
+        found[row] += more
     assert found[1][2:] == known_tokens([*prompts[1], *found[1][:2], 5, 6], 2, states)
     assert [found[row] for row in (0, 2)] == [known_tokens(prompts[row], 12, states) for row in (0, 2)]
 

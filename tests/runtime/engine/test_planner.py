@@ -247,7 +247,12 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
             assert graphs.takes_fewer_rows or plan.span is None
             assert not any(plan.take[:first]) and not any(plan.take[end:])
             begun = any(row.filled for row in rows[first:end])
-            assert graphs.appends_chunks or not begun or plan.new_tokens == 1 or (end - first == 1 and graphs.takes_fewer_rows)
+            assert (
+                graphs.appends_chunks
+                or not begun
+                or plan.new_tokens == 1
+                or (end - first == 1 and graphs.takes_fewer_rows)
+            )
             for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
                 assert took <= row.pending
                 assert graphs.padding_is_safe or took == plan.new_tokens or not row.filled or not row.pending
