@@ -22,8 +22,8 @@ from typing import Literal, NamedTuple
 
 GraphName = Literal["prefill", "decode"]
 FEW_TOKENS = 16
-"""A run of so many tokens takes about as long as one of a single token, for reading the weights bounds both. Measured on
-a CPU: prompts are read 6 (4-bit weights) to 22 (32-bit weights) times as fast as tokens are generated.
+"""A run of so many tokens takes about as long as one of a single token, for reading the weights bounds both. Measured
+on a CPU: prompts are read 6 (4-bit weights) to 22 (32-bit weights) times as fast as tokens are generated.
 """
 
 
