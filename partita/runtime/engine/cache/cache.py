@@ -38,6 +38,9 @@ class Cache:
         self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
         """[B]: tokens of each row in the cache, which is where its next token goes."""
+        self.spoiled: set[int] = set()
+        """Rows that waited in steps of others and were fed padding, which a state took in: they cannot go on."""
+        self._sums_up = not self.padding_is_safe
         self.dirty = False
         """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
 
@@ -87,12 +90,14 @@ class Cache:
         if self.dirty:
             self.clear()
         self.filled[:] = [0] * len(self.filled)
+        self.spoiled.clear()
 
     def clear(self) -> None:
         """Zero every state, and free every row."""
         for store in self.stores:
             store.clear()
         self.filled[:] = [0] * len(self.filled)
+        self.spoiled.clear()
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -105,10 +110,13 @@ class Cache:
         for store in self._moving:
             store.before_run(binding, new_tokens)
 
-    def advance(self, binding: Binding, take: Sequence[int]) -> None:
-        """`take` [B] tokens of each row were fed, in a run of `binding`."""
+    def advance(self, binding: Binding, take: Sequence[int], span: Span = None) -> None:
+        """`take` [B] tokens of each row were fed, in a run of `binding` that was of the rows in `span`."""
         for store in self._moving:
             store.after_run(binding, take)
+        if self._sums_up:
+            first, end = span or (0, len(take))
+            self.spoiled.update(row for row in range(first, end) if self.filled[row] and not take[row])
         self.filled[:] = [count + taken for count, taken in zip(self.filled, take, strict=True)]
 
     def can_rewind(self, tokens: int) -> bool:
@@ -129,6 +137,17 @@ class Cache:
         for store in self.stores:
             store.release_row(row)
         self.filled[row] = 0
+        self.spoiled.discard(row)
+
+    def wipe(self, row: int) -> bool:
+        """Zero what a row has, because it may not be finite, and what is not would be felt by whoever follows in the
+        row. False, and nothing done, where one row's part cannot be zeroed.
+        """
+        if not all(store.wipes(len(self.filled)) for store in self.stores):
+            return False
+        for store in self.stores:
+            store.wipe((row,))
+        return True
 
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""
