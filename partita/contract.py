@@ -112,6 +112,10 @@ class Contract(Record):
     """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
     beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
     """
+    takes_fewer_rows: bool = False
+    """A step may be of some neighbouring rows alone, 1 to B of them, over their part of every state: the first axis of
+    what the graphs read and write by row is symbolic. False: every step is of all rows.
+    """
     rereads: bool = False
     """The graph has no cache: every step reads the whole text from its beginning."""
 

@@ -68,6 +68,8 @@ class Graphs:
     """Paths for adapters beside products, by the name of their first input."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
     """Copies from before that, where it may be done again with other widths."""
+    freed: bool | None = None
+    """Whether they take fewer rows than the batch has, too; None until that was tried."""
 
 
 @dataclass(slots=True)
@@ -272,7 +274,7 @@ def repacked(graphs: Graphs, plan: Plan) -> Graphs:
         keep_narrow(model, context, plan, packing, draft.takes)
         name_nodes(model)
         traced.append(replace(item, model=model))
-    return replace(graphs, draft=draft, traced=traced, packing=packing, prompts=prompts)
+    return replace(graphs, draft=draft, traced=traced, packing=packing, prompts=prompts, freed=None)
 
 
 def _rewrite(graphs: Graphs) -> None:

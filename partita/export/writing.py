@@ -7,11 +7,12 @@ import importlib.metadata
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -52,6 +53,7 @@ from partita.package_records import Verification
 from partita.process import peak_rss_bytes
 from partita.spelling import spelled
 
+Result = TypeVar("Result")
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
 
 
@@ -101,7 +103,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     manifest = _verify(exported, work, manifest, runtime.replay)
     manifest = _rounded_cache(exported, work, manifest, runtime)
-    result, smoke = run_all(work, manifest, runtime.smoke, attempts.target)
+    manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target))
     manifest = _measured(exported, work, manifest, text, runtime)
     _refuse_ratio(work, manifest)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
@@ -251,6 +253,26 @@ def _manifest(
     )
 
 
+def _run(
+    work: Work, manifest: Manifest, run: Callable[[Manifest], Result], agrees: Callable[[Result], bool] = lambda _: True
+) -> tuple[Manifest, Result]:
+    """What `run` makes of the package, and the manifest that it made it of: one whose steps are of all rows, where it
+    fails or disagrees over fewer.
+    """
+    try:
+        result = run(manifest)
+        if agrees(result) or not manifest.graph.takes_fewer_rows:
+            return manifest, result
+    except Exception:
+        if not manifest.graph.takes_fewer_rows:
+            raise
+    whole = manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"takes_fewer_rows": False})})
+    result = run(whole)
+    if agrees(result):
+        tell(work, "its graphs run for the whole batch only, so a prompt is read beside the other rows of the batch")
+    return whole, result
+
+
 def _with_answers(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
     """The manifest with the known answer that was saved, and one for every adapter beside the weights."""
     names = [KNOWN_ANSWER]
@@ -283,13 +305,16 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         answer = exported.answer()
         known_answer.save(answer, work.folder)
         manifest = _with_answers(exported, work, manifest)
-    with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
+
+    def replayed(manifest: Manifest) -> Verification:
         if work.options.computing.twin is not None:
-            result = bf16_twin.replay(work.folder, manifest, replay)
-        elif work.options.computing.bits is not None:
-            result = exact_twin.replay(work.folder, manifest, replay)
-        else:
-            result = replay(work.folder, manifest)
+            return bf16_twin.replay(work.folder, manifest, replay)
+        if work.options.computing.bits is not None:
+            return exact_twin.replay(work.folder, manifest, replay)
+        return replay(work.folder, manifest)
+
+    with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
+        manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
             own = self_check.disagreement(exported.checkpoint, answer)

@@ -42,6 +42,9 @@ def smoke(
         size = _prompt_tokens(runner)
         for _ in serve(runner.executor, [_request(runner, row, size) for row in range(runner.contract.batch_size)]):
             pass
+        if runner.executor.graphs.takes_fewer_rows:
+            for _ in serve(runner.executor, [_request(runner, 0, size)]):
+                pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
     detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"
     return SmokeRecord(chain=names, status="ran", detail=detail)

@@ -24,7 +24,7 @@ from partita.runtime.comparison import Comparison, Logits, but_for, set_aside
 from partita.runtime.engine.feeds import port_by_role
 from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Listener, Request
-from partita.runtime.engine.scheduler import Policy, one_token_first, prompts_first
+from partita.runtime.engine.scheduler import Policy, one_row_first, one_token_first, prompts_first
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import Sampler
@@ -72,8 +72,9 @@ def replay(
     """Replay the known answer of the package in `folder` on the providers of `chain`.
 
     Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
-    into a fresh cache, then one token at a time. `tolerance`: largest relative error that passes, None for that of the
-    package's precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
+    into a fresh cache, then one token at a time; in a batch also prompts of different lengths, and rows by themselves
+    where the graphs take fewer. `tolerance`: largest relative error that passes, None for that of the package's
+    precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
     provider, by its name; `told` hears what became of the chain; `answers`: where the known answer is, if not in the
     package. The result is `unverified`,
     with the first difference as its detail, when something differs.
@@ -118,7 +119,12 @@ def replay(
 
 def _compare(replaying: _Replay) -> list[Comparison]:
     """Everything that a known answer is compared in."""
-    return [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
+    return [
+        *_compare_prompt(replaying),
+        *_compare_generation(replaying),
+        *_compare_rows(replaying),
+        *_compare_rows_alone(replaying),
+    ]
 
 
 def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
@@ -262,6 +268,30 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
         ],
         prefill_chunk=max(lengths),
     )
+    yield comparison
+
+
+def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
+    """Read the prompt in each row by itself, in chunks, and go on with fewer rows from step to step."""
+    runner, answer = replaying.runner, replaying.answer
+    if not runner.executor.graphs.takes_fewer_rows:
+        return
+    reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
+    comparison = Comparison(
+        "rows by themselves", _output_name(runner), reference, replaying.tolerance, kind="alone", again=True
+    )
+    requests = [
+        Request(
+            answer.prompt.tolist(),
+            _forced(answer),
+            max(1, len(answer.tokens) - row),
+            listener=comparison.compare,
+            any_logits=True,
+            rope_length=answer.length,
+        )
+        for row in range(runner.contract.batch_size)
+    ]
+    replaying.serve_all(requests, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=one_row_first)
     yield comparison
 
 

@@ -170,12 +170,15 @@ def handmade(
     states: Sequence[str] = ALL,
     rereads_at: int | None = None,
     chooses_rows: bool = True,
+    fewer: bool = False,
 ) -> Path:
-    """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K."""
+    """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer`
+    whether they take fewer rows than the batch has.
+    """
     folder.mkdir(exist_ok=True)
     states = ("key",) if graph == "rope" else states
     files = [
-        write_graph(folder, graph, file, phase, size, batch, states, chooses_rows)
+        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows)
         for file, phase, size in PHASES[shapes]
     ]
     records = [
@@ -203,6 +206,7 @@ def handmade(
                 weight_bytes=0,
                 cache_bytes=0,
                 rereads_at=rereads_at,
+                takes_fewer_rows=fewer,
             ),
             files=tuple(record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files))),
             tokenizer="none",
@@ -214,11 +218,18 @@ def handmade(
 
 
 def write_graph(
-    folder: Path, graph: str, file: str, phase: Any, size: int | None, batch: int, states: Sequence[str], choose: bool
+    folder: Path,
+    graph: str,
+    file: str,
+    phase: Any,
+    size: int | None,
+    batch: int | str,
+    states: Sequence[str],
+    choose: bool,
 ) -> GraphFile:
-    """Write one ONNX file, and say what is in it."""
+    """Write one ONNX file, and say what is in it. `batch`: its name, where it is symbolic."""
     drawing = Drawing()
-    logits = GRAPHS[graph](drawing, batch, states)
+    logits = GRAPHS[graph](drawing, batch if isinstance(batch, int) else 0, states)  # 0: that of what is reshaped
     rows: int | str = size or "S"
     if choose:
         rows = 1 if size else "K"
@@ -238,7 +249,9 @@ def write_graph(
         if name in read
     ]
     output = Port(name="logits", role="logits", shape=(batch, rows, VOCAB), dtype="float32")
-    kept = [(past, present, shape(batch)) for kind, (past, present, shape) in STATES.items() if kind in states]
+    kept = [
+        (past, present, (batch, *shape(1)[1:])) for kind, (past, present, shape) in STATES.items() if kind in states
+    ]
     model = helper.make_model(
         helper.make_graph(
             drawing.nodes,
@@ -260,7 +273,7 @@ def declared(port: Port) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(port.name, TYPES[port.dtype], list(port.shape))
 
 
-def declared_state(name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
+def declared_state(name: str, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
 
 

@@ -53,6 +53,30 @@ def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, c
     assert steps[-1].finish == ("length",) * runner.contract.batch_size
 
 
+@pytest.mark.parametrize("kind", ["gqa, 3 rows", "onnx24, 3 rows"])
+def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, reference, kind):
+    runner = open_runner(**KINDS[kind])
+    engine = Engine(runner.executor, prefill_chunk=8, observers=(runner,))
+    runner.on_prompts((20,))
+    found: list[list[int]] = [[], [], []]
+
+    def steps(count: int) -> None:
+        while count and (step := engine.step()) is not None:
+            count -= 1
+            for row, tokens in enumerate(step.tokens):
+                found[row].extend(tokens)
+
+    engine.join(Request(PROMPTS[1], greedy, 20))
+    steps(3)
+    for prompt in (PROMPTS[2], PROMPTS[0]):  # the first of them is read before the other joins, in another place
+        engine.join(Request(prompt, greedy, 20))
+        steps(2)
+    steps(1000)
+    assert found == [reference(prompt, 20) for prompt in (PROMPTS[1], PROMPTS[2], PROMPTS[0])]
+    assert [step.row_tokens for step in runner.steps if step.phase == "prefill"] == [7, 3, 8, 8, 4]
+    assert [step.row_tokens for step in runner.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
+
+
 def test_rows_may_come_in_any_order(open_runner, reference):
     runner = open_runner(attention="onnx24", batch_size=3)
     steps = run(runner, PROMPTS[::-1], chunk=4)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from partita.contract import Contract, GraphFile
+from partita.contract import Contract, GraphFile, Port
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError
 from partita.export import weights
@@ -21,6 +21,7 @@ from partita.export.config_values import named
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
 from partita.export.fake_model import FakeModel, build_fake_model
+from partita.export.fewer_rows import BATCH, freeing
 from partita.export.mixes import Mixes
 from partita.export.narrow_weights import kept_narrow, narrow, narrow_floats, settled
 from partita.export.options import max_length
@@ -30,6 +31,7 @@ from partita.export.quantisation.as_stored import AsStored
 from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.prefill import make_beside
 from partita.export.quantisation.summary import summary
+from partita.export.running import CPU
 from partita.export.stored_precision import takes_stored
 from partita.export.target import Target
 from partita.export.ties import untie
@@ -140,6 +142,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
 def _exported(graphs: Graphs) -> Exported:
     """Traced graphs as they are handed over."""
     draft, first = graphs.draft, graphs.traced[0]
+    fewer = _takes_fewer_rows(graphs)
     models = tuple(item.model for item in graphs.traced)
     return Exported(
         label=spelled("cache", GROWING) if graphs.chosen.grows else spelled("attention", str(graphs.way)),
@@ -147,7 +150,7 @@ def _exported(graphs: Graphs) -> Exported:
         checkpoint=draft.checkpoint,
         models=models,
         contract=Contract(
-            files=_graph_files(graphs),
+            files=_graph_files(graphs, BATCH if fewer else first.spec.batch),
             states=first.states,
             appends_chunks=first.spec.batch == 1 or graphs.chosen.appends_in_batches or not draft.fake.probed.layers,
             batch_size=first.spec.batch,
@@ -155,6 +158,7 @@ def _exported(graphs: Graphs) -> Exported:
             vocab_size=draft.fake.vocab_size,
             weight_bytes=weights.planned_bytes(models),
             rereads_at=draft.fake.rereads_at,
+            takes_fewer_rows=fewer,
         ),
         parameters=weights.parameter_count(models),
         original_parameters=draft.fake.parameters,
@@ -198,16 +202,45 @@ def _prefill(graphs: Graphs) -> PrefillChoice | None:
     return found.model_copy(update={"packed": summary(beside.plan, graphs.prompts)})
 
 
-def _graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
-    """What the contract says of each graph."""
+def _takes_fewer_rows(graphs: Graphs) -> bool:
+    """Have graphs of a batch take fewer rows, too, where they can; whether they do.
+
+    Not where static shapes were asked for, nor where the cache grows, of which no row has a part of its own.
+    """
+    draft = graphs.draft
+    if draft.work.options.batch_size == 1 or draft.work.options.static_shapes or graphs.chosen.grows:
+        return False
+    if graphs.freed is None:
+        on_host = draft.target is None or draft.target.provider == CPU
+        found = [freeing(t.model, t.inputs, t.outputs, t.states, asks=on_host) for t in graphs.traced]
+        graphs.freed = None not in found
+        for each in found:
+            if each is not None and graphs.freed:
+                each.apply()
+    return graphs.freed
+
+
+def _by_row(ports: tuple[Port, ...], batch: int, rows: int | str) -> tuple[Port, ...]:
+    """Ports whose first axis is the batch say so."""
+    return tuple(
+        port.model_copy(update={"shape": (rows, *port.shape[1:])})
+        if port.role != "logits_rows" and port.shape[:1] == (batch,)
+        else port
+        for port in ports
+    )
+
+
+def _graph_files(graphs: Graphs, rows: int | str) -> tuple[GraphFile, ...]:
+    """What the contract says of each graph; `rows`: B, or the name of it where it is symbolic."""
+    batch = graphs.draft.work.options.batch_size
     return tuple(
         GraphFile(
             file=file,
             phase=phase,
             sequence_length=length,
             nodes=len(list(item.model.graph)),
-            inputs=item.inputs,
-            outputs=item.outputs,
+            inputs=_by_row(item.inputs, batch, rows),
+            outputs=_by_row(item.outputs, batch, rows),
             adapter_inputs=tuple(port for branch in graphs.branches.values() for port in branch.inputs),
         )
         for (file, phase, length), item in zip(graphs.phases, graphs.traced, strict=True)

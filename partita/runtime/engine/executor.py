@@ -20,6 +20,7 @@ from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.settings import will_repeat
+from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache, Stores, by_contract
 from partita.runtime.engine.feeds import (
     Feed,
@@ -63,9 +64,10 @@ class Outcome:
 
 
 class BoundGraph:
-    """Buffers of one graph for S new tokens per row and K rows of logits.
+    """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or those of a span.
 
-    `tokens` [B, S] is there to be written before each run. `phase` is what the run counts as.
+    `tokens` [B, S] is there to be written before each run; it is of all rows, of which a run reads those of its span.
+    `phase` is what the run counts as.
     """
 
     def __init__(
@@ -78,25 +80,30 @@ class BoundGraph:
         new_tokens: int,
         rows: int,
         given: Mapping[str, Buffer],
+        span: Span = None,
     ) -> None:
         graph, session = loaded.graph, loaded.session
-        self.phase, self.file, self.new_tokens = phase, graph.file, new_tokens
+        self.phase, self.file, self.new_tokens, self.span = phase, graph.file, new_tokens, span
+        self._first, self._end = span or (0, contract.batch_size)
+        batch = self._end - self._first
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
-        cache.bind(self.binding)
+        cache.bind(self.binding, span)
         for port in graph.adapter_inputs:
             if port.name in given:
                 self.binding.bind_input(port.name, given[port.name])
         self.rows = rows
-        shapes = port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size, contract.max_length)
+        shapes = port_shapes(batch, new_tokens, rows, contract.vocab_size, contract.max_length)
         mask = port_by_role(graph, "mask")
         self._mask = Mask.of(mask, contract, new_tokens) if mask is not None else None
         ports = [port for port in graph.inputs if self._mask is None or port is not mask]
         inputs = bound(ports, shapes, self.binding.bind_input)
         outputs = bound(graph.outputs, shapes, self.binding.bind_output)
-        self.tokens = _required(inputs, "tokens", graph.file).array
+        fed = _required(inputs, "tokens", graph.file)
+        self._fed = fed.array
+        self.tokens = self._fed if span is None else np.empty((contract.batch_size, new_tokens), self._fed.dtype)
         self._logits = _required(outputs, "logits", graph.file)
-        self._wide = np.empty((contract.batch_size, contract.vocab_size), np.float32)
+        self._wide = np.empty((batch, contract.vocab_size), np.float32)
         self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
         if "logits_kept" in inputs:
             inputs["logits_kept"].array.fill(rows)
@@ -110,6 +117,7 @@ class BoundGraph:
 
     def place(self, starts: Starts, rope_length: int) -> None:
         """Write every cursor input. `starts` [B]; `rope_length`: the length of text to take rotary frequencies for."""
+        starts = starts[self._first : self._end]
         for write, array in self._cursors:
             write(starts, array)
         if self._rope is not None:
@@ -128,6 +136,8 @@ class BoundGraph:
     def run(self) -> Outcome:
         """One session run with the buffers as they are bound; how long it took."""
         window = self._window
+        if self.tokens is not self._fed:
+            np.copyto(self._fed, self.tokens[self._first : self._end])
         began = time.perf_counter()
         try:
             for name, buffer in self._moving:
@@ -137,7 +147,7 @@ class BoundGraph:
             seconds = time.perf_counter() - began
             if not window.open:
                 return Outcome(seconds, False, self.file)
-            self._cache.look(self.binding.output_addresses())
+            self._cache.look(self._as_of_all(self.binding.output_addresses()))
             window.after_run(self.phase, self.new_tokens)
         except PartitaError:
             window.close()  # the profile would count a run that nobody can describe
@@ -147,8 +157,16 @@ class BoundGraph:
             raise
         return Outcome(seconds, True, self.file)
 
+    def _as_of_all(self, outputs: dict[str, int]) -> dict[str, int]:
+        """Where a run left its outputs, the states as if all rows had taken part: of a part, where its whole begins."""
+        buffers = self.binding.buffers
+        parts = {name: buffers[name] for name in outputs if name in buffers and buffers[name].part is not None}
+        moved = {name: outputs[name] - part.address() + part.keeps.address() for name, part in parts.items()}
+        return {**outputs, **moved}
+
     def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
         """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
+        row -= self._first
         values: npt.NDArray[Any] = self._logits.array[row, self._columns[position]]
         dtype = self._logits.buffer.dtype
         if dtype == "float32":
@@ -179,6 +197,7 @@ class Executor:
             padding_is_safe=self.cache.padding_is_safe,
             decode_takes_several=len(self.loaded) > 1 and self.graph("decode").graph.sequence_length is None,
             prefill_reads_past=self._reads_past(prefill),
+            takes_fewer_rows=contract.takes_fewer_rows and contract.batch_size > 1 and self.cache.has_parts,
         )
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
@@ -207,8 +226,11 @@ class Executor:
         """The opened graph that runs `name`."""
         return next(entry for entry in self.loaded if name in entry.phases)
 
-    def bound(self, name: GraphName, new_tokens: int, rows: int) -> BoundGraph:
-        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept."""
+    def bound(self, name: GraphName, new_tokens: int, rows: int, span: Span = None) -> BoundGraph:
+        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept.
+
+        `span`: the rows of the batch that they are of; None: all.
+        """
         entry = self.graph(name)
         given = self._given[entry.graph.file]
         if given == "all":
@@ -219,7 +241,7 @@ class Executor:
             rows = self.graphs.logits_rows or rows
         place = name, name == "decode" and new_tokens > 1
         kept = self._bound.get(place)
-        if kept is None or (kept.new_tokens, kept.rows) != (new_tokens, rows):
+        if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
             kept = self._bound[place] = BoundGraph(
                 entry,
@@ -229,6 +251,7 @@ class Executor:
                 new_tokens=new_tokens,
                 rows=rows,
                 given=self._adapter,
+                span=span,
             )
         return kept
 
@@ -241,7 +264,7 @@ class Executor:
         """The graph of a plan, its logits chosen; `tokens` [B, S] is to be written before `run`."""
         kept = self._given[self.graph(plan.graph).graph.file] == "kept"
         rows = plan.new_tokens - plan.positions[0] if kept else len(plan.positions)
-        graph = self.bound(plan.graph, plan.new_tokens, rows)
+        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span)
         graph.choose(plan.positions)
         return graph
 
@@ -260,7 +283,7 @@ class Executor:
                 self.cache.begin(plan.begins)
             graph.place(np.array(plan.starts, np.int64), rope_length)
             outcome = graph.run()
-            self.cache.advance(graph.binding, plan.take)
+            self.cache.advance(graph.binding, plan.take, plan.span)
         except BaseException:
             self.cache.dirty = True
             raise

@@ -146,6 +146,8 @@ class Engine:
             sampler=sampler or request.sampler,
             max_new_tokens=request.max_new_tokens if max_new_tokens is None else max_new_tokens,
         )
+        if row in self.executor.cache.spoiled:  # all is read again
+            self.executor.cache.release_row(row)
         entry.extend(tokens)
 
     def rewind(self, row: int, tokens: int) -> bool:

@@ -8,6 +8,10 @@ begins. Rows then begin so that all end together:
 
     row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     prompt of 21 tokens
     row 1   ...............▒▒▒▒▒▒     prompt of 6 tokens, which begins after 15
+
+Where a step may be of some rows alone, all of that is looked at for those rows only. A prompt is then read in steps of
+its row, or of neighbours that are read as fast together, and the others neither take part nor are touched; after the
+prompts, a step is of the rows from the first that goes on to the last.
 """
 
 from __future__ import annotations
@@ -17,6 +21,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 GraphName = Literal["prefill", "decode"]
+FEW_TOKENS = 16
+"""A run of so many tokens takes about as long as one of a single token, for reading the weights bounds both. Measured
+on a CPU: prompts are read 6 (4-bit weights) to 22 (32-bit weights) times as fast as tokens are generated.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +47,16 @@ class Graphs:
     prefill_reads_past: bool = True
     """False: the graph that reads prompts knows no past, and takes only what rows begin with."""
 
+    takes_fewer_rows: bool = False
+    """A step may be of neighbouring rows alone; one row alone takes chunks after past tokens, whatever a batch does."""
+
     def chunk_of(self, asked: int, longest: int) -> int:
         """Prompt tokens per run, which is not always what was asked for. `longest`: tokens of the longest prompt."""
-        return self.chunk or (asked if self.appends_chunks else longest)
+        return self.chunk or (asked if self.appends_chunks or self.takes_fewer_rows else longest)
+
+    def appends(self, rows: int) -> bool:
+        """Whether a step of so many rows may take several tokens of each after past ones."""
+        return self.appends_chunks or (self.takes_fewer_rows and rows == 1)
 
 
 class RowView(NamedTuple):
@@ -84,20 +99,27 @@ class StepPlan(NamedTuple):
     """Rows that are fed their first token: recurrent states are zeroed before."""
     reads: bool = False
     """Part of a prompt is read, so the step counts as prefill."""
+    span: tuple[int, int] | None = None
+    """The run is of the rows from the first to before the second of these, and others have no tokens; None: of all."""
 
 
 def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> StepPlan | None:
     """The next step; None when no row has a pending token. `most_tokens`: largest S, where it is not fixed."""
     ready = [row.ready for row in rows]
-    most = max(ready)
-    if not most:
+    if not any(ready):
         return None
-    if most == 1 and not any(row.reads for row in rows):
+    if not graphs.takes_fewer_rows:
+        return _plan(rows, ready, graphs, most_tokens)
+    first, end = _span(rows, ready, graphs, most_tokens)
+    plan = _plan(rows[first:end], ready[first:end], graphs, most_tokens)
+    return plan if end - first == len(rows) else _within(plan, first, end, len(rows))
+
+
+def _plan(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int) -> StepPlan:
+    """A step of all these rows, of which one has a pending token at least. `ready`: tokens that each may be fed."""
+    if max(ready) == 1 and not any(row.reads for row in rows):
         return _decode_step(rows, ready, graphs)
-    turn = ready if graphs.padding_is_safe else _aligned(rows)
-    reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
-    graph, size = _choose_graph(rows, turn, graphs, most_tokens, reads=reads)
-    take = tuple(min(count, size) for count in turn)
+    graph, size, take, reads = _taken(rows, ready, graphs, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
     return StepPlan(
         graph=graph,
@@ -110,6 +132,55 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
         ends=ends,
         begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
         reads=reads,
+    )
+
+
+def _taken(
+    rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int
+) -> tuple[GraphName, int, tuple[int, ...], bool]:
+    """The graph of a step of all these rows, S, the tokens of each, and whether part of a prompt is read."""
+    turn = ready if graphs.padding_is_safe else _aligned(rows)
+    reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
+    graph, size = _choose_graph(rows, turn, graphs, most_tokens, reads=reads)
+    return graph, size, tuple(min(count, size) for count in turn), reads
+
+
+def _span(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int) -> tuple[int, int]:
+    """The rows of the next step, from the first to before the second, where it need not be of all.
+
+    The first one with a part of a prompt to read, and neighbours for as long as a run of all is no slower than theirs
+    one by one, and gives none of them less. Without a prompt: all that have something to do, and what is between them.
+    """
+    reading = [index for index, row in enumerate(rows) if row.reads and ready[index]]
+    if not reading:
+        working = [index for index, count in enumerate(ready) if count]
+        return working[0], working[-1] + 1
+    first = reading[0]
+    _, size, taken, _ = _taken(rows[first : first + 1], ready[first : first + 1], graphs, most_tokens)
+    cost = max(size, FEW_TOKENS)
+    for index in range(first + 1, len(rows)):
+        if not (rows[index].reads and ready[index]):
+            return first, index
+        end = index + 1
+        _, size, alone, _ = _taken(rows[index:end], ready[index:end], graphs, most_tokens)
+        apart = cost + max(size, FEW_TOKENS)
+        _, size, together, _ = _taken(rows[first:end], ready[first:end], graphs, most_tokens)
+        cost = max(size * (end - first), FEW_TOKENS)
+        if together != (*taken, *alone) or cost > apart:
+            return first, index
+        taken = together
+    return first, len(rows)
+
+
+def _within(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan:
+    """The plan of some rows as one of the batch: the others have no tokens."""
+    before, after = (0,) * first, (0,) * (batch - end)
+    return plan._replace(
+        take=(*before, *plan.take, *after),
+        starts=(*before, *plan.starts, *after),
+        ends=tuple((first + row, position) for row, position in plan.ends),
+        begins=tuple(first + row for row in plan.begins),
+        span=(first, end),
     )
 
 
@@ -166,13 +237,14 @@ def _choose_graph(
 ) -> tuple[GraphName, int]:
     """The graph, and S. `turn` [B]: tokens that each row may be fed."""
     longest, furthest = max(turn), max(row.filled for row in rows if row.live)
-    may_append = graphs.appends_chunks or furthest == 0
+    appends = graphs.appends(len(rows))
+    may_append = appends or furthest == 0
     room = graphs.max_length - furthest  # padding must not be written over what another row has in the cache
     fixed = graphs.chunk
     if fixed is None:
         later = not graphs.prefill_reads_past and furthest > 0
         name: GraphName = "decode" if later or (graphs.decode_takes_several and not reads) else "prefill"
-        return name, max(1, min(longest, room, most_tokens if graphs.appends_chunks else longest if may_append else 1))
+        return name, max(1, min(longest, room, most_tokens if appends else longest if may_append else 1))
     ends = {count for count in turn if 0 < count <= fixed}
     served = len(ends) <= (graphs.logits_rows or fixed)
     unpadded = graphs.padding_is_safe or min(filter(None, turn)) >= fixed

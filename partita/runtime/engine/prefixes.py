@@ -124,7 +124,8 @@ class Prefixes:
         for index, plan in self._plans.items():
             count, filled = plan.keep_at, self._cache.filled[index]
             if count is not None and filled >= count:
-                if self._usable(plan.row.known) and self._cache.saves(count, filled):
+                intact = index not in self._cache.spoiled
+                if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
                     self._keep(Prefix(plan.row.history[:count].copy(), self._cache.save_row(index, count)))
                 plan.keep_at = None
 
@@ -140,7 +141,7 @@ class Prefixes:
         its beginning, its first token ends that for all of them, unless another has ended it.
         """
         others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
-        return self._graphs.appends_chunks or any(row is not None and not row.finish and at for row, at in others)
+        return self._graphs.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
     def _limited(self, common: int, prompt: Tokens) -> int:
         """Of tokens in common, those that may be copied: the last token of a prompt is always read."""
@@ -166,8 +167,7 @@ class Prefixes:
                 continue
             common = self._limited(common_tokens(prompt, row.history[: row.known]), prompt)
             filled = self._cache.filled[place]
-            # A row that has finished takes in padding beside others, which a recurrent state does not survive.
-            there = self._cache.saves(common, filled) and (self._cache.keeps_every_token or row.finish is None)
+            there = self._cache.saves(common, filled) and place not in self._cache.spoiled
             comes = filled < common <= row.read_until and row.finish is None
             if (there or comes) and common >= (least if best is None else best[2] + 1):
                 best = place, row, common
@@ -193,7 +193,7 @@ class Prefixes:
         same = rows[place] is row and np.array_equal(row.history[:count], wanted)
         if kept is None and same and filled < count and row.finish is None:
             return
-        if kept is None and same and self._cache.saves(count, filled):
+        if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.spoiled:
             kept = Prefix(wanted.copy(), self._cache.save_row(place, count))
             self._keep(kept)
         plan.waits_for = None

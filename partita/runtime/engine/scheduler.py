@@ -12,11 +12,21 @@ Policy = Callable[[Sequence[RowView], Graphs], list[RowView]]
 def prompts_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
     """While a prompt is read, rows that only go on wait: their step would cost as much as a whole chunk.
 
-    Not where padding would spoil a state: every row that has begun must take part then.
+    Not where padding would spoil a state, unless the prompt is read in steps of its row: every row that has begun must
+    take part then.
     """
-    if not graphs.padding_is_safe or not any(row.reads and row.pending for row in rows):
+    waits = graphs.padding_is_safe or graphs.takes_fewer_rows
+    if not waits or not any(row.reads and row.pending for row in rows):
         return list(rows)
     return [row if row.reads else row._replace(most=0) for row in rows]
+
+
+def one_row_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
+    """Like `prompts_first`, and prompts are read one after the other, where a step may be of a row alone."""
+    first = next((index for index, row in enumerate(rows) if row.reads and row.pending), None)
+    if first is None or not graphs.takes_fewer_rows:
+        return prompts_first(rows, graphs)
+    return [row if index == first else row._replace(most=0) for index, row in enumerate(rows)]
 
 
 def one_token_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:

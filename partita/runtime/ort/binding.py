@@ -8,7 +8,8 @@ from typing import Any
 
 import onnxruntime as ort
 
-from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, made_buffer
+from partita import dtypes
+from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, Part, made_buffer
 from partita.runtime.ort.errors import run_error
 
 FATAL = 4
@@ -26,6 +27,11 @@ class FreshMemory:
 
 
 ON_HOST = FreshMemory(HOST_MEMORY)
+
+
+def _place(buffer: Buffer, part: Part) -> tuple[str, int, int, tuple[int, ...], int]:
+    """Device, its number, element type, shape and address of a part of a buffer."""
+    return part.device, buffer.device_id, dtypes.named(buffer.dtype).number, part.shape, part.address
 
 
 class Binding:
@@ -54,7 +60,10 @@ class Binding:
     def bind_input(self, name: str, buffer: Buffer) -> None:
         """Read input `name` from `buffer` in every run."""
         try:
-            self._io.bind_ortvalue_input(name, buffer.value)
+            if buffer.part is None:
+                self._io.bind_ortvalue_input(name, buffer.value)
+            else:
+                self._io.bind_input(name, *_place(buffer, buffer.part))
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
         self.buffers[name] = buffer
@@ -62,7 +71,10 @@ class Binding:
     def bind_output(self, name: str, buffer: Buffer) -> None:
         """Write output `name` into `buffer` in every run."""
         try:
-            self._io.bind_ortvalue_output(name, buffer.value)
+            if buffer.part is None:
+                self._io.bind_ortvalue_output(name, buffer.value)
+            else:
+                self._io.bind_output(name, *_place(buffer, buffer.part))
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
         if name not in self._outputs:

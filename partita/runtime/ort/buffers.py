@@ -20,6 +20,8 @@ from partita import dtypes
 from partita.runtime.ort.errors import buffer_error
 
 HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
+POINTED = {HOST_MEMORY: "cpu", CUDA_MEMORY: "cuda"}
+"""Memory whose addresses are pointers, with ONNX Runtime's name of the device; those of WebGPU's are handles."""
 ALIGNMENT_BYTES = 64
 NATIVE = ort.capi.onnxruntime_pybind11_state
 NATIVE_ERRORS: tuple[type[Exception], ...] = (
@@ -28,6 +30,16 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
     ValueError,
 )
 """Everything ONNX Runtime raises: its 15 status classes have no common base of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a part of a buffer is, as ONNX Runtime is told."""
+
+    device: str
+    """ONNX Runtime's name of the device."""
+    address: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,10 @@ class Buffer:
     size_bytes: int
     keeps: Any = field(default=None, repr=False)
     """What has to live as long as the memory."""
+    device_id: int = 0
+    """Number of the device that the memory is of."""
+    part: Part | None = None
+    """Set when it is part of another buffer: it is bound by its address, and `value` is None."""
 
     @property
     def host(self) -> npt.NDArray[Any]:
@@ -53,11 +69,31 @@ class Buffer:
 
     def released(self) -> Buffer:
         """The buffer without its memory: what is known of it stays."""
-        return replace(self, value=None, array=None, keeps=None)
+        return replace(self, value=None, array=None, keeps=None, part=None)
 
     def address(self) -> int:
         """Address of the first element."""
-        return int(self.value.data_ptr())
+        return int(self.value.data_ptr()) if self.part is None else self.part.address
+
+    @property
+    def has_parts(self) -> bool:
+        """Some rows of the first axis can be bound by themselves: its memory has addresses that can be counted on."""
+        return self.memory in POINTED
+
+    def rows(self, first: int, end: int) -> Buffer:
+        """Rows `first` to before `end` of the first axis, in the same memory; only where `has_parts`."""
+        shape = tuple(self.value.shape())
+        row_bytes = self.size_bytes // shape[0]
+        return Buffer(
+            None,
+            None if self.array is None else self.array[first:end],
+            self.dtype,
+            self.memory,
+            row_bytes * (end - first),
+            keeps=self,
+            device_id=self.device_id,
+            part=Part(POINTED[self.memory], self.address() + first * row_bytes, (end - first, *shape[1:])),
+        )
 
     def clear(self) -> None:
         """Set every byte to zero."""
@@ -180,11 +216,11 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
     try:
         if memory == CUDA_MEMORY:
             value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, "cuda", device_id)
-            buffer = Buffer(value, None, dtype, memory, size)
+            buffer = Buffer(value, None, dtype, memory, size, device_id=device_id)
             buffer.clear()
             return buffer
         value, session = _kept(keeper, host_buffer(shape, dtype), device_id)
-        return Buffer(value, None, dtype, memory, size, keeps=session)
+        return Buffer(value, None, dtype, memory, size, keeps=session, device_id=device_id)
     except NATIVE_ERRORS as error:
         # The frames hold what is left of the keeper; it has to go before its device does.
         traceback.clear_frames(error.__traceback__)

@@ -83,7 +83,9 @@ class Growing:
     def named(self) -> list[tuple[str, Buffer]]:
         return [("past", self.now)]
 
-    def bind(self, binding) -> None:
+    has_parts = False
+
+    def bind(self, binding, span=None) -> None:
         binding.bind_input("past", self.now)
 
     def before_run(self, binding, new_tokens) -> None:

@@ -43,9 +43,10 @@ def finish(engine: Engine) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
-@pytest.mark.parametrize("shapes", ["one", "pair"])
-def test_a_request_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes):
-    engine = Engine(opened(batch=2, states=states, shapes=shapes).executor)
+@pytest.mark.parametrize("shapes", ["one", "pair", "any"])
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
+def test_a_request_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, fewer):
+    engine = Engine(opened(batch=2, states=states, shapes=shapes, fewer=fewer).executor)
     first = engine.join(Request(PROMPTS[0], greedy, 12))
     early = [step for _ in range(6) if (step := engine.step()) is not None]
     second = engine.join(Request(PROMPTS[1], greedy, 5))
@@ -53,6 +54,38 @@ def test_a_request_that_joins_others_at_work_changes_nothing_for_anybody(opened,
     tokens = [token for step in early for token in step.tokens[first]] + late[first]
     assert tokens == known_tokens(PROMPTS[0], 12, states)
     assert late[second] == known_tokens(PROMPTS[1], 5, states)
+
+
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+def test_a_row_is_read_by_itself_and_those_at_work_go_on_where_they_were(opened, states):
+    """The graphs are said to append single tokens in a batch, as those with GroupQueryAttention do."""
+    recorder = Recorder()
+    executor = opened(batch=3, states=states, appends=False, fewer=True).executor
+    engine = Engine(executor, prefill_chunk=8, observers=[recorder])
+    rows = [engine.join(Request(PROMPTS[0], greedy, 12))]
+    found: list[list[int]] = [[], [], []]
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step = engine.step()
+            assert step is not None
+            for row, tokens in enumerate(step.tokens):
+                found[row].extend(tokens)
+
+    steps(5)  # three chunks, two tokens
+    rows += [engine.join(Request(PROMPTS[1], greedy, 9)), engine.join(Request(PROMPTS[0], greedy, 3))]
+    before = executor.cache.filled[0]
+    steps(4)  # six tokens by themselves, and three chunks
+    assert executor.cache.filled[0] == before
+    for row, tokens in finish(engine).items():
+        found[row] += tokens
+    assert [(step.phase, step.row_tokens) for step in recorder.steps[:9]] == [
+        *(("prefill", count) for count in (8, 8, 4)),
+        *[("decode", 1)] * 2,
+        *(("prefill", count) for count in (6, 8, 8, 4)),
+    ]
+    wanted = [(PROMPTS[0], 12), (PROMPTS[1], 9), (PROMPTS[0], 3)]
+    assert [found[row] for row in rows] == [known_tokens(prompt, count, states) for prompt, count in wanted]
 
 
 @pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
@@ -104,6 +137,25 @@ def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
     text = [*PROMPTS[1], *answer, *PROMPTS[2]]
     assert [*step.tokens[row], *finish(engine).get(row, [])] == up_to(known_tokens(text, budget, states), stops)
     assert engine.executor.cache.filled[row] == engine.row(row).known - 1, "nothing was read twice"
+
+
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+def test_a_next_turn_of_a_row_that_waited_beside_others_goes_on_where_it_was(opened, states, fewer):
+    """Beside rows that go on, states of one that has finished are fed padding."""
+    engine = Engine(opened(batch=3, states=states, fewer=fewer).executor)
+    prompts, budgets = (PROMPTS[2], PROMPTS[1], PROMPTS[0]), (12, 2, 12)
+    rows = [engine.join(Request(prompt, greedy, new)) for prompt, new in zip(prompts, budgets, strict=True)]
+    found: dict[int, list[int]] = {row: [] for row in rows}
+    while len(found[0]) < 8 and (step := engine.step()) is not None:
+        for row, tokens in enumerate(step.tokens):
+            found[row].extend(tokens)
+    assert engine.row(1).finish == "length"
+    engine.extend(1, [5, 6])
+    for row, more in finish(engine).items():
+        found[row] += more
+    assert found[1][2:] == known_tokens([*prompts[1], *found[1][:2], 5, 6], 2, states)
+    assert [found[row] for row in (0, 2)] == [known_tokens(prompts[row], 12, states) for row in (0, 2)]
 
 
 def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:

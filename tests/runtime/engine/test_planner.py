@@ -11,13 +11,18 @@ from dataclasses import replace
 import pytest
 
 from partita.runtime.engine.planner import Graphs, RowView, StepPlan, plan_step
-from partita.runtime.engine.scheduler import one_token_first, prompts_first
+from partita.runtime.engine.scheduler import one_row_first, one_token_first, prompts_first
 
 ANY = Graphs(max_length=64)
 PAIR = Graphs(max_length=64, chunk=8, logits_rows=4)
 SUMS = Graphs(max_length=64, padding_is_safe=False)
 SUMS_PAIR = Graphs(max_length=64, chunk=8, padding_is_safe=False)
 WHOLE = Graphs(max_length=64, appends_chunks=False)
+FEWER = replace(WHOLE, takes_fewer_rows=True)
+SUMS_FEWER = replace(SUMS, appends_chunks=False, takes_fewer_rows=True)
+SUMS_PAIR_FEWER = replace(SUMS_PAIR, logits_rows=1, takes_fewer_rows=True)
+
+GRAPHS = (ANY, PAIR, SUMS, SUMS_PAIR, WHOLE, FEWER, SUMS_FEWER, SUMS_PAIR_FEWER)
 
 
 def planned(rows: list[RowView], graphs: Graphs = ANY, most: int = 512) -> StepPlan:
@@ -152,6 +157,61 @@ def test_a_fixed_chunk_with_states_is_never_padded():
     ]
 
 
+def test_a_row_that_joins_others_is_read_by_itself_in_chunks_where_a_step_need_not_be_of_all():
+    rows = [RowView(12, 1), RowView(0, 30, reads=True), RowView(7, 1)]
+    plan = planned(rows, FEWER, most=16)
+    assert (shape(plan), plan.span, plan.begins) == (("prefill", 16, (0, 16, 0)), (1, 2), (1,))
+    plan = planned([rows[0], RowView(16, 14, reads=True), rows[2]], FEWER, most=16)
+    assert (shape(plan), plan.span, plan.starts) == (("prefill", 14, (0, 14, 0)), (1, 2), (0, 16, 0))
+    assert plan.ends == ((1, 13),)
+
+
+def test_states_of_the_others_are_left_alone_while_a_row_is_read_by_itself():
+    rows = [RowView(12, 1), RowView(0, 30, reads=True)]
+    assert shape(planned(rows, SUMS_FEWER)) == ("prefill", 30, (0, 30))
+    assert planned(rows, SUMS_FEWER).span == (1, 2)
+    assert shape(planned(rows, SUMS_PAIR_FEWER)) == ("prefill", 8, (0, 8))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "spans"),
+    [
+        ([5, 3, 4], [None]),  # so short that three steps would read the weights three times for nothing
+        ([40, 3, 40], [(0, 1), (1, 2), (2, 3)]),  # padding would be most of it
+        ([20, 20, 3], [(0, 2), (2, 3)]),
+        ([20, 40, 40], [(0, 1), (1, 3)]),
+        ([50, 50], [None]),
+    ],
+)
+def test_neighbours_are_read_together_where_that_takes_no_longer(lengths, spans):
+    assert [plan.span for plan in read_all(lengths, FEWER)] == spans
+
+
+def test_rows_that_would_be_read_in_several_chunks_are_read_one_by_one_where_chunks_need_a_row_alone():
+    assert [plan.span for plan in read_all([40, 40], FEWER, most=32)] == [(0, 1), (0, 1), (1, 2), (1, 2)]
+    together = replace(FEWER, appends_chunks=True)
+    assert [plan.span for plan in read_all([40, 40], together, most=32)] == [None, None]
+
+
+def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
+    rows = [RowView(0, 0, live=False), RowView(9, 1), RowView(30, 0, live=False), RowView(20, 1), RowView(0, 0)]
+    plan = planned(rows, FEWER)
+    assert (shape(plan), plan.span) == (("decode", 1, (0, 1, 0, 1, 0)), (1, 4))
+    assert plan.ends == ((1, 0), (3, 0)) and plan.starts[1:4] == (9, 30, 20)
+
+
+def test_one_prompt_after_the_other_is_read_by_itself_when_that_is_asked_for():
+    plans = read_all([5, 3], FEWER, policy=one_row_first)
+    assert [(plan.span, plan.take) for plan in plans] == [((0, 1), (5, 0)), ((1, 2), (0, 3))]
+    assert [plan.take for plan in read_all([5, 3], ANY, policy=one_row_first)] == [(5, 3)]
+
+
+def test_a_row_alone_has_its_guesses_confirmed_where_a_batch_takes_one_token_of_each():
+    alone = [RowView(0, 0, live=False), RowView(9, 4, every_logit=True)]
+    assert shape(planned(alone, FEWER)) == ("prefill", 4, (0, 4)) and planned(alone, FEWER).span == (1, 2)
+    assert shape(planned(alone, WHOLE)) == ("prefill", 1, (0, 1))
+
+
 def test_every_logit_is_wanted_by_a_listener_and_the_last_ones_come_where_there_is_room_for_few():
     heard = RowView(0, 8, reads=True, every_logit=True)
     assert planned([heard]).positions == tuple(range(8))
@@ -175,7 +235,7 @@ def test_verification_makes_a_chunk_begin_elsewhere_than_at_the_beginning():
 def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_spoiled(seed):
     """The rules, on random rows: who has begun and would be spoiled is never padded, and no cache is written beyond."""
     rng = random.Random(seed)
-    for graphs, batch in itertools.product((ANY, PAIR, SUMS, SUMS_PAIR, WHOLE), (1, 2, 3)):
+    for graphs, batch in itertools.product(GRAPHS, (1, 2, 3)):
         lengths = [rng.randint(1, 60) for _ in range(batch)]
         filled = [0] * batch
         for _ in range(400):
@@ -183,7 +243,17 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
             plan = plan_step(prompts_first(rows, graphs), graphs, rng.choice((1, 5, 512)))
             if plan is None:
                 break
-            for row, took in zip(rows, plan.take, strict=True):
+            first, end = plan.span or (0, batch)
+            assert graphs.takes_fewer_rows or plan.span is None
+            assert not any(plan.take[:first]) and not any(plan.take[end:])
+            begun = any(row.filled for row in rows[first:end])
+            assert (
+                graphs.appends_chunks
+                or not begun
+                or plan.new_tokens == 1
+                or (end - first == 1 and graphs.takes_fewer_rows)
+            )
+            for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
                 assert took <= row.pending
                 assert graphs.padding_is_safe or took == plan.new_tokens or not row.filled or not row.pending
                 assert row.filled + plan.new_tokens <= graphs.max_length or not row.live

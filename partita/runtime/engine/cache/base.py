@@ -15,6 +15,8 @@ from partita.observations.facts import StateFact
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 
+Span = tuple[int, int] | None
+"""Rows of the batch, from the first to before the second of these; None: all."""
 RowStates = Mapping[str, npt.NDArray[Any]]
 """What one row has in each state, on the host, by the name that graphs read the state as. Without the axis of the
 batch, and of keys and values as many entries as tokens: [KV, T, D]. bfloat16 shows as uint16.
@@ -37,8 +39,12 @@ class Store(Protocol):
     def moves(self) -> bool:
         """Whether the buffers of a step are others than those of the step before: `before_run` is called if so."""
 
-    def bind(self, binding: Binding) -> None:
-        """Bind every buffer as past and as present of a binding."""
+    @property
+    def has_parts(self) -> bool:
+        """Whether `bind` can bind some rows of the batch alone."""
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Bind every buffer as past and as present of a binding, or its part of the rows in `span`."""
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
         """Bind what this step of `new_tokens` per row reads and writes; only of stores that move."""

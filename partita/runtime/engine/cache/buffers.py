@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partita.contract import State
 from partita.observations.facts import StateFact
-from partita.runtime.engine.cache.base import RowShapes, RowStates
+from partita.runtime.engine.cache.base import RowShapes, RowStates, Span
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
@@ -66,11 +66,17 @@ class InPlace:
         """The buffer of each state, by the name that graphs read it as."""
         return ((state.past, buffer) for state, buffer in zip(self.states, self.buffers, strict=True))
 
-    def bind(self, binding: Binding) -> None:
-        """Bind every buffer as past and as present."""
+    @property
+    def has_parts(self) -> bool:
+        """Whether every buffer is in memory of which some rows can be bound alone."""
+        return all(buffer.has_parts for buffer in self.buffers)
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Bind every buffer as past and as present, or its part of the rows in `span`."""
         for state, buffer in zip(self.states, self.buffers, strict=True):
-            binding.bind_input(state.past, buffer)
-            binding.bind_output(state.present, buffer)
+            bound = buffer if span is None else buffer.rows(*span)
+            binding.bind_input(state.past, bound)
+            binding.bind_output(state.present, bound)
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
         """Nothing: the buffers stay bound."""

@@ -8,7 +8,7 @@ from partita import dtypes
 from partita.contract import State
 from partita.observations.facts import StateFact
 from partita.runtime.engine.cache import fixed
-from partita.runtime.engine.cache.base import RowShapes, RowStates, Store
+from partita.runtime.engine.cache.base import RowShapes, RowStates, Span, Store
 from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.growing import GrowingStates, moves
 from partita.runtime.engine.cache.recurrent import RecurrentStates
@@ -39,6 +39,9 @@ class Cache:
         self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
         """[B]: tokens of each row in the cache, which is where its next token goes."""
+        self.spoiled: set[int] = set()
+        """Rows that waited in steps of others and were fed padding, which a state took in: they cannot go on."""
+        self._sums_up = not self.padding_is_safe
         self.dirty = False
         """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
 
@@ -78,22 +81,29 @@ class Cache:
         """All buffers together when every row is full."""
         return sum(dtypes.size_bytes(state.dtype, state.shape) for state in self.states)
 
-    def bind(self, binding: Binding) -> None:
-        """Bind every buffer as past and as present of `binding`."""
+    @property
+    def has_parts(self) -> bool:
+        """Whether some rows of the batch can be bound alone."""
+        return all(store.has_parts for store in self.stores)
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
+        """Bind every buffer as past and as present of `binding`, or its part of the rows in `span`."""
         for store in self.stores:
-            store.bind(binding)
+            store.bind(binding, span)
 
     def prepare(self) -> None:
         """Before a first request: zero it where that is needed, and free every row."""
         if self.dirty:
             self.clear()
         self.filled[:] = [0] * len(self.filled)
+        self.spoiled.clear()
 
     def clear(self) -> None:
         """Zero every state, and free every row."""
         for store in self.stores:
             store.clear()
         self.filled[:] = [0] * len(self.filled)
+        self.spoiled.clear()
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -106,10 +116,13 @@ class Cache:
         for store in self._moving:
             store.before_run(binding, new_tokens)
 
-    def advance(self, binding: Binding, take: Sequence[int]) -> None:
-        """`take` [B] tokens of each row were fed, in a run of `binding`."""
+    def advance(self, binding: Binding, take: Sequence[int], span: Span = None) -> None:
+        """`take` [B] tokens of each row were fed, in a run of `binding` that was of the rows in `span`."""
         for store in self._moving:
             store.after_run(binding, take)
+        if self._sums_up:
+            first, end = span or (0, len(take))
+            self.spoiled.update(row for row in range(first, end) if self.filled[row] and not take[row])
         self.filled[:] = [count + taken for count, taken in zip(self.filled, take, strict=True)]
 
     def can_rewind(self, tokens: int) -> bool:
@@ -158,6 +171,7 @@ class Cache:
         for store in self.stores:
             store.release_row(row)
         self.filled[row] = 0
+        self.spoiled.discard(row)
 
     def wipe(self, row: int) -> bool:
         """Zero what a row has, because it may not be finite, and what is not would be felt by whoever follows in the

@@ -20,7 +20,7 @@ from partita.contract import State
 from partita.errors import GenerationError
 from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
-from partita.runtime.engine.cache.base import RowShapes, RowStates
+from partita.runtime.engine.cache.base import RowShapes, RowStates, Span
 from partita.runtime.engine.cache.buffers import Residence
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
@@ -64,7 +64,12 @@ class GrowingStates:
         """The buffer of each state, by the name that graphs read it as."""
         return ((state.past, buffer) for state, buffer in zip(self.states, self._now, strict=True))
 
-    def bind(self, binding: Binding) -> None:
+    @property
+    def has_parts(self) -> bool:
+        """Only when there is none: all rows are in what a step makes."""
+        return not self.states
+
+    def bind(self, binding: Binding, span: Span = None) -> None:
         """Nothing: each step has buffers of its own."""
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
