@@ -136,6 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "commands": {
+        "paths",
         "spelling",
         "foreign",
         "dtypes",

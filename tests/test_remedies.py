@@ -46,6 +46,8 @@ BLANKS: dict[str, Any] = {
     "now": "webgpu.enableInt64=1",
     "setting": (),
     "folder": "pkg",
+    "package": "pkg",
+    "file": "out",
     "wheel": "onnxruntime",
     "version": "1.31.1",
     "specifier": ">=1.31",
