@@ -128,6 +128,8 @@ def _check_saving(options: GenerateOptions) -> None:
     given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
     if given:
         raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
+    if options.limits.given():
+        raise UsageError("--save-prefix looks at no limits of placement; leave them out, and check them with place")
     if options.chat and options.system is None:
         raise UsageError("--save-prefix of a conversation keeps its system message; give --system in place of --chat")
     if len(options.prompts) != (options.system is None):

@@ -92,9 +92,10 @@ def test_what_is_said_to_be_shared_is_kept_from_the_first_row_on(opened, states)
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", ["any", "pair"])
-@pytest.mark.parametrize("appends", [True, False])
-def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, appends):
-    engine = Engine(opened(batch=3, states=states, shapes=shapes, appends=appends).executor, shares=True)
+@pytest.mark.parametrize(("appends", "fewer"), [(True, False), (False, False), (False, True)])
+def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, appends, fewer):
+    runner = opened(batch=3, states=states, shapes=shapes, appends=appends, fewer=fewer)
+    engine = Engine(runner.executor, shares=True)
     first = engine.join(Request(PROMPTS[0], greedy, 14))
     found: dict[int, list[int]] = {}
     some(engine, 4, found)
@@ -105,6 +106,23 @@ def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, sta
     wanted = {first: (PROMPTS[0], 14), second: (PROMPTS[1], 9), third: (PROMPTS[2], 5)}
     assert {row: found[row] for row in wanted} == {
         row: known_tokens(prompt, count, states) for row, (prompt, count) in wanted.items()
+    }
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+def test_what_follows_a_copy_is_read_in_one_step_where_a_row_may_be_read_alone(opened, states):
+    engine = Engine(opened(batch=2, states=states, appends=False, fewer=True).executor, shares=True)
+    found: dict[int, list[int]] = {}
+    first = engine.join(Request(PROMPTS[0], greedy, 9, shares=len(SYSTEM)))
+    some(engine, 3, found)
+    second = engine.join(Request(PROMPTS[2], greedy, 4))
+    step = engine.step()
+    assert step is not None and step.row_tokens == len(QUESTIONS[2]) and step.copied == len(SYSTEM)
+    found[second] = list(step.tokens[second])
+    some(engine, 99, found)
+    assert found == {
+        first: known_tokens(PROMPTS[0], 9, states),
+        second: known_tokens(PROMPTS[2], 4, states),
     }
 
 
