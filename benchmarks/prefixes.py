@@ -97,7 +97,8 @@ def _batch(runner: Runner, length: int, requests: int, rounds: int) -> None:
 
 def _all(engine: Engine, prompts: Sequence[Sequence[int]], shares: int) -> list[list[int]]:
     """The answers, finished rows replaced at once."""
-    waiting, found, of_row = list(enumerate(prompts)), [[] for _ in prompts], {}
+    waiting, of_row = list(enumerate(prompts)), dict[int, int]()
+    found: list[list[int]] = [[] for _ in prompts]
     while waiting or of_row:
         while waiting and None in engine.rows:
             number, prompt = waiting.pop(0)

@@ -254,7 +254,8 @@ QUESTIONS = tuple(SHARED + random_prompt(seed, size) for seed, size in ((11, 5),
 def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(open_runner, reference, kind):
     runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
     engine = Engine(runner.executor, shares=True)
-    waiting, heard, of_row = list(enumerate(QUESTIONS)), [[] for _ in QUESTIONS], {}
+    waiting, of_row = list(enumerate(QUESTIONS)), dict[int, int]()
+    heard: list[list[int]] = [[] for _ in QUESTIONS]
     while waiting or of_row:
         while waiting and None in engine.rows:
             number, prompt = waiting.pop(0)
