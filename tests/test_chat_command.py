@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import partita
 from partita.cli import run
-from partita.commands.chat import read_conversation
+from partita.commands.chat import _CtrlC, read_conversation
 from partita.commands.chat_lines import TypedLines
 from partita.errors import UsageError
 from tests.conftest import Exported, TinyCheckpoint
@@ -120,6 +121,31 @@ def test_keys_of_the_prompt(own_cache):
         assert later.read() == "pasted\nlines", "history is there in the next session"
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, early):
+    class Asked:
+        cancelled = 0
+
+        def cancel(self) -> None:
+            self.cancelled += 1
+
+    now = [100.0]
+    monkeypatch.setattr("partita.commands.chat.time.monotonic", lambda: now[0])
+    before, ticket = signal.getsignal(signal.SIGINT), Asked()
+    with _CtrlC() as ctrl_c:
+        if early:
+            signal.raise_signal(signal.SIGINT)
+        ctrl_c.ends(ticket)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)
+        now[0] += 0.1
+        signal.raise_signal(signal.SIGINT)  # the same press, passed on by another process
+        assert ticket.cancelled
+        now[0] += 1
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     pexpect = pytest.importorskip("pexpect")
     report, kept = tmp_path / "report.json", tmp_path / "said.json"
@@ -142,27 +168,30 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     session.expect("Ctrl-D the session")
     session.expect(READY)
     session.send("the value\r")
-    session.expect("the value")
-    session.expect(r"[^\x00-\x7f]{3}|\w{3}")
-    session.sendintr()
-    session.expect(r"\[(\d+) tokens read.*in the cache; cut off by Ctrl-C\]")
+    session.expect(r"\x1b\[\?2004l")  # the prompt has ended
+    for _ in range(60):  # what comes before the terminal's mode is restored is no signal
+        session.sendintr()
+        if session.expect([r"cut off by Ctrl-C\]", "interrupted; the next answer", pexpect.TIMEOUT], timeout=1) < 2:
+            break
+    else:
+        raise AssertionError("the answer goes on")
     session.expect(READY)
     session.send(f"/save {kept}\r")
-    session.expect(r"conversation: .*\(2 messages\)")
+    session.expect(r"conversation: .*\(\d messages\)")
     session.send("/nothing\r")
     session.expect("/nothing is no command")
-    session.send(f"/report {report}\r")
-    session.expect("report: ")
-    session.expect(READY)
     session.send("/reset\r")
     session.expect("begins anew")
     session.send("of\r")
     session.expect(r"\[(\d+) tokens read")
     assert int(session.match[1]) < 60
     session.expect(READY)
+    session.send(f"/report {report}\r")
+    session.expect("report: ")
+    session.expect(READY)
     session.send("\x04")
     session.expect(pexpect.EOF)
     session.close()
     assert session.exitstatus == 0
-    assert len(json.loads(kept.read_text())["messages"]) == 2
+    assert json.loads(kept.read_text())["schema"] == "partita.chat/1"
     assert re.search('"schema": ?"partita.report/1"', report.read_text())

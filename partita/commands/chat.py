@@ -6,8 +6,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -205,12 +204,13 @@ class Session:
 
     def _answer(self, message: str) -> int:
         """Ask, and say the answer as it comes. Ctrl-C ends it where it is."""
-        ticket = self.last = self.conversation.ask(message)
-        try:
-            with _ctrl_c_ends(ticket):
+        with _CtrlC() as ctrl_c:
+            ticket = self.last = self.conversation.ask(message)
+            ctrl_c.ends(ticket)
+            try:
                 self.conversation.finish()
-        finally:
-            write_stdout("\n")
+            finally:
+                write_stdout("\n")
         if self.lines.typed:
             note(self._figures(ticket))
         return INTERRUPTED if ticket.answer.finish_reason == "interrupted" else 0
@@ -285,20 +285,32 @@ class Session:
         return claim(Path(rest).expanduser(), what, reads, option=command)
 
 
-@contextmanager
-def _ctrl_c_ends(ticket: Ticket) -> Iterator[None]:
-    """Let Ctrl-C end an answer after the step that is going on, so that the cache stays good; again, at once."""
-    pressed: list[float] = []
+class _CtrlC:
+    """Ctrl-C ends an answer after the step that is going on, so that the cache stays good; pressed again, at once."""
 
-    def press(number: int, frame: object) -> None:
+    def __init__(self) -> None:
+        self._ticket: Ticket | None = None
+        self._pressed: float | None = None
+        self._before: Any = None
+
+    def ends(self, ticket: Ticket) -> None:
+        """The answer that it ends; at once where it was pressed before there was one."""
+        self._ticket = ticket
+        if self._pressed is not None:
+            ticket.cancel()
+
+    def _press(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        if pressed and now - pressed[0] > PRESSED_SECONDS:  # a terminal's may come twice: from it, and passed on
+        # A terminal's may come twice: from it, and passed on.
+        if self._pressed is not None and now - self._pressed > PRESSED_SECONDS:
             raise KeyboardInterrupt
-        pressed.append(now)
-        ticket.cancel()
+        self._pressed = now if self._pressed is None else self._pressed
+        if self._ticket is not None:
+            self._ticket.cancel()
 
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def __enter__(self) -> _CtrlC:
+        self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
