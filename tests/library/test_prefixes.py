@@ -1,0 +1,48 @@
+"""`model.save_prefix` and `prefix=`: programs have what the command line has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import partita
+
+BEGIN, REST, SYSTEM = "return the value of the", " item in", "return the item"
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_prefix_spares_reading_and_changes_no_answer(package: Path, tmp_path: Path, process) -> None:
+    text, system, ids = (tmp_path / name for name in ("text", "system", "ids"))
+    said = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "the"}]
+    with partita.load(package, providers="cpu", threads=1, process=process, observe=False) as model:
+        model.save_prefix(text, BEGIN)
+        model.save_prefix(system, system=SYSTEM)
+        model.save_prefix(ids, model.encode(BEGIN))
+        whole, talk = (
+            model.generate(BEGIN + REST, max_new_tokens=6).run(),
+            model.chat(said, max_new_tokens=6).run(),
+        )
+        for generation, wanted in (
+            (model.generate(REST, prefix=text, max_new_tokens=6).run(), whole),
+            (model.chat(said, prefix=str(system), max_new_tokens=6).run(), talk),
+            (model.generate("the", prefix=system, max_new_tokens=6).run(), talk),
+        ):
+            assert generation.tokens == wanted.tokens
+            assert generation.timings["prompt_tokens"] < wanted.timings["prompt_tokens"]
+        rest = model.generate([5, 6], prefix=ids, max_new_tokens=6).run()
+        assert rest.tokens == model.generate([*model.encode(BEGIN), 5, 6], max_new_tokens=6).run().tokens
+
+
+def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
+    with partita.load(package, providers="cpu", threads=1, observe=False) as model:
+        for given in ({}, {"text": "a", "system": "b"}):
+            with pytest.raises(partita.ArgumentError, match="a prefix is one text"):
+                model.save_prefix(tmp_path / "f", **given)
+        with pytest.raises(partita.ArgumentError, match="inside"):
+            model.save_prefix(package / "f", "a")
+        with pytest.raises(partita.GenerationError, match="no prefix that can be read"):
+            model.generate("a", prefix=tmp_path / "f")
+        with pytest.raises(partita.GenerationError, match="is empty"):
+            model.save_prefix(tmp_path / "f", [])
+    assert not list(tmp_path.iterdir())
