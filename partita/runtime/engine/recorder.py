@@ -38,6 +38,12 @@ class Step:
     """Guesses of all rows that it was fed, see `Request.guesser`."""
     confirmed: int = 0
     """Those that were right."""
+    width: int = 0
+    """S: tokens that each row was fed, padding and wrong guesses among them."""
+    guess_seconds: float = 0.0
+    """Part of `overhead_seconds`: guesses were made, and their number chosen."""
+    declined: bool = False
+    """Guesses could have been confirmed, and the governor found them not worth it."""
 
 
 class Recorder:

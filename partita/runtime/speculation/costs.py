@@ -1,0 +1,55 @@
+"""What a decode step costs by its width, as measured while it runs; nothing is known of a provider beforehand.
+
+What was not measured yet is taken to lie on the line through what was, and on a cautious one before that.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+KEPT = 15
+"""Latest steps of a width whose median counts: a text grows, and attention with it."""
+SLOPE = 0.25
+"""What each further token is thought to add, in steps of one token, until it is measured. Measured figures are from
+0.05 (weights read from memory) to 0.6 (weights of 4 bits in a cache of the processor).
+"""
+
+
+class StepCosts:
+    """Seconds of a step by S, the tokens that it feeds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, deque[float]] = {}
+        self._firsts: set[int] = set()
+
+    def add(self, width: int, seconds: float) -> None:
+        """A step of this width took so long. The first of a width, for which buffers were made, gives way to others."""
+        seen = self._seen.setdefault(width, deque(maxlen=KEPT))
+        if width in self._firsts:
+            seen.clear()
+            self._firsts.discard(width)
+        elif not seen:
+            self._firsts.add(width)
+        seen.append(seconds)
+
+    @property
+    def known(self) -> bool:
+        """Whether a step of one token has been seen to compare with, and not only the first of them."""
+        return 1 in self._seen and 1 not in self._firsts
+
+    def of(self, width: int) -> float:
+        """Seconds of a step of this width; a step of one token must have been seen."""
+        one = self._median(1)
+        if width in self._seen:
+            return max(self._median(width), one) if width > 1 else one
+        below = max((seen for seen in self._seen if seen < width), default=1)
+        above = min((seen for seen in self._seen if seen > width), default=None)
+        if above is not None:
+            low, high = self.of(below), self.of(above)
+            return low + (high - low) * (width - below) / (above - below)
+        slope = (self.of(below) - one) / (below - 1) if below > 1 else SLOPE * one
+        return self.of(below) + max(slope, 0.0) * (width - below)
+
+    def _median(self, width: int) -> float:
+        return statistics.median(self._seen[width])
