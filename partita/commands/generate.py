@@ -11,6 +11,7 @@ from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
+from partita.library.speculation import check_speculation
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 
@@ -23,6 +24,7 @@ def run(options: GenerateOptions) -> int:
     prompts = read_prompts(options.prompts)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
+    check_speculation(options.package, manifest, options.speculation)
     sampling, notes = resolved(options.sampling, options.package)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
@@ -30,7 +32,7 @@ def run(options: GenerateOptions) -> int:
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        reads = read_by(options.where, options.package, *options.choice.reads)
+        reads = read_by(options.where, options.package, *options.choice.reads, *options.speculation.reads)
         sink = claim_output(options.report, "report", reads, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)

@@ -15,6 +15,7 @@ from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import listing
 from partita.runtime.suggested import Suggestion, suggestion
 
@@ -40,6 +41,8 @@ class GenerateOptions:
     as_json: bool
     adapter: str | None = None
     """Name of an adapter of the package."""
+    speculation: Speculation = NO_SPECULATION
+    """Who guesses what follows."""
     limits: Limits = Limits()
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from partita.check.limits import Limits
 from partita.library.sampling import Sampling
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.records import ChainEntry
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
@@ -50,6 +51,8 @@ class GenerateRequest:
     """Name of an adapter of the package; None: none."""
     one_sampler: bool = True
     """All rows have the same options, and draw from one sequence of random numbers; else each has its own."""
+    speculation: Speculation = NO_SPECULATION
+    """Who guesses what follows."""
 
     @property
     def longest(self) -> int:

@@ -16,6 +16,7 @@ from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
 from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
+from partita.library.speculating import Speculators
 from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
@@ -69,6 +70,7 @@ class LocalEngine:
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, refusal_seconds, audience) from error
+        self._speculators = Speculators(folder, target, threads)
         graphs = self.runner.graphs
         self.opened = Opened(
             chain=tuple(chain_entry(entry) for entry in self.runner.resolutions),
@@ -81,18 +83,31 @@ class LocalEngine:
         wanted = PREFILL_CHUNK_TOKENS if request.prefill_chunk is None else request.prefill_chunk
         stops = frozenset(request.stop_ids)
         shared = request.rows[0].sampling.sampler() if request.one_sampler and request.rows else None
-        requests = [
-            Request(row.prompt, shared or row.sampling.sampler(), row.sampling.max_new_tokens or 0, stops)
-            for row in request.rows
-        ]
         with self._lock:
             executor = self.runner.executor
+            guessers = self._speculators.guessers(executor, request.speculation)
+            requests = [
+                Request(
+                    row.prompt,
+                    shared or row.sampling.sampler(),
+                    row.sampling.max_new_tokens or 0,
+                    stops,
+                    guesser=None if guessers is None else guessers.guesser(),
+                )
+                for row in request.rows
+            ]
             check_requests(executor, requests, wanted)
             self._end()
             self.runner.use_adapter(request.adapter)
             self._number += 1
             self._request = request
-            self._loop = serve(executor, requests, prefill_chunk=wanted, observers=(self.runner,))
+            self._loop = serve(
+                executor,
+                requests,
+                prefill_chunk=wanted,
+                observers=(self.runner,),
+                governor=None if guessers is None else guessers.governor,
+            )
             graphs = executor.graphs
             return Begun(self._number, graphs.chunk_of(wanted, request.longest), graphs.chunk is not None)
 
@@ -114,6 +129,7 @@ class LocalEngine:
             wanted = PREFILL_CHUNK_TOKENS if last.prefill_chunk is None else last.prefill_chunk
             facts = run_facts(
                 runner,
+                speculation=last.speculation.fact(),
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
@@ -126,7 +142,12 @@ class LocalEngine:
                 path=self.folder,
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
                 chain_source=self.target.source,
-                options={**request.options, **_adapter_option(last), **_where_options(self.target)},
+                options={
+                    **request.options,
+                    **_adapter_option(last),
+                    **last.speculation.told,
+                    **_where_options(self.target),
+                },
                 threads=self.threads,
                 prompt_tokens=last.longest,
                 max_new_tokens=last.max_new_tokens,
@@ -154,6 +175,7 @@ class LocalEngine:
         """Free the sessions and everything that belongs to them. May be called twice."""
         with self._lock:
             self._end()
+            self._speculators.close()
             self.runner.close()
 
     def _end(self) -> None:

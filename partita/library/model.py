@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.report import Report
 from partita.library.sampling import Sampling
+from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.package import Manifest
 from partita.package_records import Verification
@@ -126,19 +128,23 @@ class Model:
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        speculate: str | None = None,
+        draft: str | os.PathLike[str] | None = None,
     ) -> Generation:
         """Generate after a prompt, or after one for each row of the batch: an iterator of steps.
 
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. `adapter`: the name of an adapter of the package, for all rows. Raises ArgumentError, GenerationError for
-        prompts that the package cannot take, PackageError without the tokenizer that a text needs; the iterator
-        raises GenerationError, ProviderError and ResourceError.
+        run. `adapter`: the name of an adapter of the package, for all rows. `speculate`: "ngram" guesses what follows
+        from the text so far, `draft` with a package of the same tokenizer; the tokens are the same, in fewer steps.
+        Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without the
+        tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         text, ids = self._encode(prompts)
-        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
+        guessing = self._speculation(speculate, draft)
+        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, guessing)
 
     @public
     def chat(
@@ -157,6 +163,8 @@ class Model:
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        speculate: str | None = None,
+        draft: str | os.PathLike[str] | None = None,
     ) -> Generation:
         """Generate the assistant's next message: as `generate`, with the package's chat template.
 
@@ -166,7 +174,8 @@ class Model:
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         tokenizer = self._tokenizer()
         ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
-        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
+        guessing = self._speculation(speculate, draft)
+        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, guessing)
 
     @public
     def verify(self, reference: str | None = None) -> Verification:
@@ -241,6 +250,11 @@ class Model:
             raise UsageError(f"{self.folder}: this model is closed; load the package again")
         return self._engine
 
+    def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
+        asked = Speculation(speculate, None if draft is None else str(Path(draft)))
+        check_speculation(self.folder, self.manifest, asked)
+        return asked
+
     def _tokenizer(self) -> Text:
         if self._text is None:
             began = time.perf_counter()
@@ -276,6 +290,7 @@ class Model:
         stop_ids: TokenIds | None,
         prefill_chunk: int | None,
         adapter: str | None,
+        speculation: Speculation,
     ) -> Generation:
         engine = self._open()
         in_range("prefill_chunk", prefill_chunk)
@@ -294,6 +309,7 @@ class Model:
             prefill_chunk=prefill_chunk,
             adapter=adapter,
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
+            speculation=speculation,
             guard=one_tree,
         )
         if self._last is not None:

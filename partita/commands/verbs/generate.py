@@ -105,6 +105,20 @@ def generate(
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
     ] = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram",
+            autocompletion=complete("speculations"),
+            help="Guess what follows from the text so far and confirm several tokens in one step; the text is the same.",
+        ),
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PACKAGE", parser=read_path, help="The same with guesses of a smaller package of the same tokenizer."
+        ),
+    ] = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
@@ -131,6 +145,7 @@ def generate(
     from partita.commands import generate as verb
     from partita.commands.generate_options import GenerateOptions
     from partita.library.sampling import Sampling
+    from partita.library.speculation import Speculation
 
     raise Exit(
         verb.run(
@@ -149,6 +164,7 @@ def generate(
                 prefill_chunk=prefill_chunk,
                 report=report,
                 adapter=adapter,
+                speculation=Speculation(speculate, None if draft is None else str(draft)),
                 probe_seconds=probe_seconds,
                 as_json=as_json,
                 choice=folder_choice(variant, contract, max_length),

@@ -5,7 +5,6 @@ What was not measured yet is taken to lie on the line through what was, and on a
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 
 KEPT = 15
@@ -21,7 +20,10 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._firsts: set[int] = set()
+        self._told: dict[int, float] = {}
+        """Answers, until another step was seen."""
 
     def add(self, width: int, seconds: float) -> None:
         """A step of this width took so long. The first of a width, for which buffers were made, gives way to others."""
@@ -32,6 +34,8 @@ class StepCosts:
         elif not seen:
             self._firsts.add(width)
         seen.append(seconds)
+        self._medians[width] = sorted(seen)[len(seen) // 2]
+        self._told.clear()
 
     @property
     def known(self) -> bool:
@@ -40,16 +44,18 @@ class StepCosts:
 
     def of(self, width: int) -> float:
         """Seconds of a step of this width; a step of one token must have been seen."""
-        one = self._median(1)
-        if width in self._seen:
-            return max(self._median(width), one) if width > 1 else one
-        below = max((seen for seen in self._seen if seen < width), default=1)
-        above = min((seen for seen in self._seen if seen > width), default=None)
+        if width not in self._told:
+            self._told[width] = self._estimate(width)
+        return self._told[width]
+
+    def _estimate(self, width: int) -> float:
+        one = self._medians[1]
+        if width in self._medians:
+            return max(self._medians[width], one)
+        below = max((seen for seen in self._medians if seen < width), default=1)
+        above = min((seen for seen in self._medians if seen > width), default=None)
         if above is not None:
             low, high = self.of(below), self.of(above)
             return low + (high - low) * (width - below) / (above - below)
         slope = (self.of(below) - one) / (below - 1) if below > 1 else SLOPE * one
         return self.of(below) + max(slope, 0.0) * (width - below)
-
-    def _median(self, width: int) -> float:
-        return statistics.median(self._seen[width])

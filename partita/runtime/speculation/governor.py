@@ -24,8 +24,10 @@ MOST_GUESSES = 10
 """Per step."""
 STAKE = 0.5
 """Steps of one token that may be lost at the beginning."""
-SHARE = 0.015
-"""Part of the time that may be lost after that."""
+SHARE = 0.025
+"""Part of the time that may be lost after that, the time in which guesses were looked for included."""
+OUTLIER = 3.0
+"""A guess that took so many times what others did was kept waiting."""
 PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
 MARGIN = 1.03
@@ -48,6 +50,8 @@ class Governor:
         """Seconds that guesses have saved; below zero what they have cost."""
         self._asking: deque[float] = deque(maxlen=15)
         """Seconds per guess of the last times that some were made."""
+        self._looking: deque[float] = deque(maxlen=15)
+        """Seconds of the last steps in which guesses were made, looked for, or decided about."""
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
 
@@ -82,13 +86,12 @@ class Governor:
         """A decode step was made."""
         self.costs.add(step.width, step.seconds)
         self._since_plain = self._since_plain + 1 if step.width > 1 else 0
-        if step.asked:
-            self._asking.append(step.guess_seconds / step.asked)
+        asking = self._asked_seconds(step)
         for row in step.tested:
             self.acceptance.judge(row.evidence, row.confirmed)
         if not self.costs.known:
             return
-        taken = self.costs.of(step.width) + step.guess_seconds
+        taken = self.costs.of(step.width) + asking
         self._spent += taken
         self._won += step.tokens / max(step.live, 1) * self.costs.of(1) - taken
 
@@ -97,6 +100,13 @@ class Governor:
     def _ask_seconds(self) -> float:
         """What a guess costs to make, in steps of one token; 0 before one was made."""
         return statistics.median(self._asking) / self.costs.of(1) if self._asking else 0.0
+
+    def _asked_seconds(self, step: Heard) -> float:
+        """What looking for guesses took in a step; what a process that had to wait took is not charged."""
+        if step.asked:
+            self._asking.append(step.guess_seconds / step.asked)
+        self._looking.append(step.guess_seconds)
+        return min(step.guess_seconds, OUTLIER * statistics.median(self._looking))
 
     def _left(self) -> float:
         """What the next step may lose, in steps of one token."""
