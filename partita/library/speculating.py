@@ -67,7 +67,10 @@ class Speculators:
             self._drafts.popitem()[1].close()
 
     def _governor(self, key: str | None, priors: tuple[float, ...]) -> Measured:
-        return self._governors.setdefault(key, Measured(priors))
+        """Who says how much, for another generation."""
+        governor = self._governors.setdefault(key, Measured(priors))
+        governor.begin()
+        return governor
 
     def _draft(self, path: str) -> Runner:
         """The draft, opened on the chain of the package; kept until the package is closed."""

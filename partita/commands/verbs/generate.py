@@ -116,7 +116,9 @@ def generate(
     draft: Annotated[
         Path | None,
         typer.Option(
-            metavar="PACKAGE", parser=read_path, help="The same with guesses of a smaller package of the same tokenizer."
+            metavar="PACKAGE",
+            parser=read_path,
+            help="The same with guesses of a smaller package of the same tokenizer.",
         ),
     ] = None,
     provider_option: ProviderOptionsOption = None,

@@ -23,7 +23,9 @@ def section(report: Report) -> Section | None:
                 "they were right; none was fed."
             )
         )
-    blocks.append(Line(f"Making and choosing guesses took {decimals(found.guess_seconds)} of {decimals(found.seconds)} s."))
+    blocks.append(
+        Line(f"Making and choosing guesses took {decimals(found.guess_seconds)} of {decimals(found.seconds)} s.")
+    )
     one = next((entry.step_p50_ms for entry in found.widths if entry.width == 1), None)
     rows = [
         (

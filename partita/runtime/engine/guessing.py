@@ -60,9 +60,7 @@ def get_ready(rows: Sequence[Row | None], plan: StepPlan) -> None:
             row.request.guesser(row.history[: row.known], 0)
 
 
-def _chosen(
-    rows: Sequence[Row | None], governor: Governor | None, plan: Callable[[], StepPlan | None]
-) -> Guessing:
+def _chosen(rows: Sequence[Row | None], governor: Governor | None, plan: Callable[[], StepPlan | None]) -> Guessing:
     """The step that confirms as many of the rows' guesses as is worth it."""
     guessing = [row for row in rows if row is not None and row.guessed]
     asked = sum(row.guessed for row in guessing)

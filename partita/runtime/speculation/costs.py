@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 
 KEPT = 15
-"""Latest steps of a width whose median counts: a text grows, and attention with it."""
+"""Latest steps of a width that count: a text grows, and attention with it."""
+QUARTILE = 4
+"""What counts of them is the lower quartile: whatever else a machine does only adds to the time of a step."""
 SLOPE = 0.25
 """What each further token is thought to add, in steps of one token, until it is measured. Measured figures are from
 0.05 (weights read from memory) to 0.6 (weights of 4 bits in a cache of the processor).
@@ -20,7 +22,8 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
+        self._typical: dict[int, float] = {}
+        """The quartile of each width."""
         self._firsts: set[int] = set()
         self._told: dict[int, float] = {}
         """Answers, until another step was seen."""
@@ -34,8 +37,24 @@ class StepCosts:
         elif not seen:
             self._firsts.add(width)
         seen.append(seconds)
-        self._medians[width] = sorted(seen)[len(seen) // 2]
+        self._settle(width)
+
+    def forget_worst(self) -> None:
+        """Forget the slowest step of each width with guesses: what looks dear is not made, so it would look so for ever,
+        also where the process only had to wait.
+        """
+        for width in [width for width in self._seen if width > 1]:
+            self._seen[width].remove(max(self._seen[width]))
+            self._settle(width)
+
+    def _settle(self, width: int) -> None:
+        seen = self._seen[width]
         self._told.clear()
+        if seen:
+            self._typical[width] = sorted(seen)[len(seen) // QUARTILE]
+            return
+        del self._seen[width], self._typical[width]
+        self._firsts.discard(width)
 
     @property
     def known(self) -> bool:
@@ -49,11 +68,12 @@ class StepCosts:
         return self._told[width]
 
     def _estimate(self, width: int) -> float:
-        one = self._medians[1]
-        if width in self._medians:
-            return max(self._medians[width], one)
-        below = max((seen for seen in self._medians if seen < width), default=1)
-        above = min((seen for seen in self._medians if seen > width), default=None)
+        one = self._typical[1]
+        if width in self._typical and width not in self._firsts:
+            return max(self._typical[width], one)
+        settled = [seen for seen in self._typical if seen not in self._firsts]
+        below = max((seen for seen in settled if seen < width), default=1)
+        above = min((seen for seen in settled if seen > width), default=None)
         if above is not None:
             low, high = self.of(below), self.of(above)
             return low + (high - low) * (width - below) / (above - below)

@@ -44,6 +44,8 @@ class Governor:
         self.costs, self.acceptance = StepCosts(), Acceptance(priors)
         self._most = most
         self._since_plain = 0
+        self._declined = 0
+        """Steps without guesses that there were."""
         self._spent = 0.0
         """Seconds of decode steps."""
         self._won = 0.0
@@ -52,6 +54,10 @@ class Governor:
         """Seconds per guess of the last times that some were made."""
         self._looking: deque[float] = deque(maxlen=15)
         """Seconds of the last steps in which guesses were made, looked for, or decided about."""
+
+    def begin(self) -> None:
+        """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
+        self._spent = self._won = 0.0
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
 
@@ -80,6 +86,9 @@ class Governor:
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
+            self._declined += 1
+            if self._declined % REFRESH == 0:
+                self.costs.forget_worst()
         return best
 
     def heard(self, step: Heard) -> None:
