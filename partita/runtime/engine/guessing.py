@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor
+from partita.runtime.engine.guesses import Governor, Heard, Tested
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
 
@@ -58,6 +58,26 @@ def get_ready(rows: Sequence[Row | None], plan: StepPlan) -> None:
         row = rows[index]
         if row is not None and row.request.guesser is not None and row.finish is None:
             row.request.guesser(row.history[: row.known], 0)
+
+
+def heard(
+    plan: StepPlan,
+    guessing: Guessing,
+    seconds: float,
+    guess_seconds: float,
+    tokens: Sequence[Sequence[int]],
+    tested: Sequence[Tested | None],
+) -> Heard:
+    """A decode step for the governor. `tokens`: those that each row got; `tested`: what came of its guesses."""
+    return Heard(
+        width=plan.new_tokens,
+        seconds=seconds,
+        guess_seconds=guess_seconds,
+        asked=guessing.asked,
+        live=sum(map(bool, plan.take)),
+        tokens=sum(map(len, tokens)),
+        tested=tuple(entry for entry in tested if entry is not None),
+    )
 
 
 def _chosen(rows: Sequence[Row | None], governor: Governor | None, plan: Callable[[], StepPlan | None]) -> Guessing:

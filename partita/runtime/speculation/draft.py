@@ -1,8 +1,8 @@
 """A draft model: a smaller package of the same vocabulary says what it would go on with, token by token.
 
-It reads what the row has, in a cache of its own: what was confirmed of its guesses is there already, and it goes back by
-the others. A guess is its likeliest token, however the row draws: that is the guess that proves right most often of all
-that do not depend on the draw.
+It reads what the row has, in a cache of its own: what was confirmed of its guesses is there already, and it goes back
+by the others. A guess is its likeliest token, however the row draws: of all that do not depend on the draw it proves
+right most often.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DraftGuesser:
     """
 
     def __init__(self, executor: Executor, vocab_size: int) -> None:
-        """`executor`: that of the draft, of batch size 1, and nobody else's. `vocab_size`: of the model that confirms."""
+        """`executor`: of the draft, of batch size 1, and nobody else's. `vocab_size`: of the model that confirms."""
         self._executor, self._vocab_size = executor, vocab_size
         self._fed = np.zeros(executor.contract.max_length, np.int64)
         executor.cache.prepare()

@@ -7,7 +7,8 @@ With chances a1, a2, ... of guesses that each hold where those before it do, a s
 where one without takes t(1) (Leviathan et al., arXiv 2211.17192, have the formula with one chance for all). The best k
 is that of the most tokens per second. Estimates are wrong at times, so there is an account beside them: what
 guesses have won and lost so far against steps without. It may go below zero by half a step and a small share of the
-time only, and a step that could lose more than what is left is not made. So speculation that does not pay ends by itself.
+time only, and a step that could lose more than what is left is not made. So speculation that does not pay ends by
+itself, and is tried again when the time has grown.
 """
 
 from __future__ import annotations
