@@ -48,6 +48,7 @@ READ = {
     "generate package",
     "verify package",
     "evaluate package",
+    "generate draft",
     "export adapter",
     "export calibrate",
     "export quality_text",

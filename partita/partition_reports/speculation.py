@@ -53,8 +53,7 @@ class Speculation(Record):
     for; null when there was no such step.
     """
     gain: float | None
-    """Speed by that of steps without guesses: `tokens` times `plain_token_ms`, by `seconds`; null when that is not known.
-    """
+    """Speed by that of steps without guesses: `tokens` times `plain_token_ms`, by `seconds`; null when not known."""
     widths: tuple[GuessedWidth, ...]
 
 

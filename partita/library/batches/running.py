@@ -80,7 +80,11 @@ class BatchRun:
         self.tokens += len(piece.tokens)
         if ticket in self._logprobs:
             self._logprobs[ticket] += piece.logprobs
-        if piece.finish_reason in (None, "interrupted") or ticket not in self._rows or self.scheduler.lost_by is not None:
+        if (
+            piece.finish_reason in (None, "interrupted")
+            or ticket not in self._rows
+            or self.scheduler.lost_by is not None
+        ):
             return
         row, told = self._rows.pop(ticket), self._logprobs.pop(ticket, None)
         self.prompt_tokens += ticket.answer.prompt_tokens

@@ -38,7 +38,6 @@ from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
 
-
 FEW_TOKENS = 16
 """Steps of so many tokens that confirm guesses keep their buffers each: of S rows of logits, which is not much."""
 
@@ -187,8 +186,9 @@ class Executor:
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
         self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
-        """By the graph, and S of those that confirm guesses, which change from step to step; 1 where the graph of single
-        tokens reads several all the same, else 0."""
+        """By the graph, and S of those that confirm guesses, which change from step to step; 1 where the graph of
+        single tokens reads several all the same, else 0.
+        """
         self._adapter: Mapping[str, Buffer] = {}
 
     def switch(self, given: Mapping[str, Buffer]) -> None:

@@ -33,7 +33,7 @@ class Guesser(Protocol):
         """
 
 
-class Tested(NamedTuple):
+class Judged(NamedTuple):
     """What came of the guesses of one row."""
 
     evidence: tuple[int, ...]
@@ -58,7 +58,7 @@ class Heard:
     """Rows that went on."""
     tokens: int
     """That these rows got."""
-    tested: tuple[Tested, ...]
+    tested: tuple[Judged, ...]
 
 
 class Governor(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor, Heard, Tested
+from partita.runtime.engine.guesses import Governor, Heard, Judged
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
 
@@ -66,7 +66,7 @@ def heard(
     seconds: float,
     guess_seconds: float,
     tokens: Sequence[Sequence[int]],
-    tested: Sequence[Tested | None],
+    tested: Sequence[Judged | None],
 ) -> Heard:
     """A decode step for the governor. `tokens`: those that each row got; `tested`: what came of its guesses."""
     return Heard(

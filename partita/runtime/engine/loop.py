@@ -18,7 +18,7 @@ from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.checks import check_prompt, check_requests, not_apart
 from partita.runtime.engine.executor import BoundGraph, Executor
-from partita.runtime.engine.guesses import Governor, Tested
+from partita.runtime.engine.guesses import Governor, Judged
 from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
 from partita.runtime.engine.recorder import Step
@@ -173,7 +173,7 @@ class Engine:
         tokens = self.hear(plan, graph)
         get_ready(self.rows, plan)
         tested = [
-            Tested(classes, max(len(new) - 1, 0)) if classes else None
+            Judged(classes, max(len(new) - 1, 0)) if classes else None
             for classes, new in zip(evidence, tokens, strict=True)
         ]
         # Guesses that were fed in vain are gone again.

@@ -11,7 +11,7 @@ KEPT = 15
 """Latest steps of a width that count: a text grows, and attention with it."""
 QUARTILE = 4
 """What counts of them is the lower quartile: whatever else a machine does only adds to the time of a step."""
-SLOPE = 0.25
+SLOPE = 0.4
 """What each further token is thought to add, in steps of one token, until it is measured. Measured figures are from
 0.05 (weights read from memory) to 0.6 (weights of 4 bits in a cache of the processor).
 """
@@ -40,8 +40,8 @@ class StepCosts:
         self._settle(width)
 
     def forget_worst(self) -> None:
-        """Forget the slowest step of each width with guesses: what looks dear is not made, so it would look so for ever,
-        also where the process only had to wait.
+        """Forget the slowest step of each width with guesses: what looks dear is not made, so it would look so for
+        ever, also where the process only had to wait.
         """
         for width in [width for width in self._seen if width > 1]:
             self._seen[width].remove(max(self._seen[width]))
@@ -59,7 +59,11 @@ class StepCosts:
     @property
     def known(self) -> bool:
         """Whether a step of one token has been seen to compare with, and not only the first of them."""
-        return 1 in self._seen and 1 not in self._firsts
+        return self.settled(1)
+
+    def settled(self, width: int) -> bool:
+        """Whether steps of this width have been seen, and not only the first of them."""
+        return width in self._seen and width not in self._firsts
 
     def of(self, width: int) -> float:
         """Seconds of a step of this width; a step of one token must have been seen."""
@@ -69,9 +73,9 @@ class StepCosts:
 
     def _estimate(self, width: int) -> float:
         one = self._typical[1]
-        if width in self._typical and width not in self._firsts:
+        if self.settled(width):
             return max(self._typical[width], one)
-        settled = [seen for seen in self._typical if seen not in self._firsts]
+        settled = [seen for seen in self._seen if self.settled(seen)]
         below = max((seen for seen in settled if seen < width), default=1)
         above = min((seen for seen in settled if seen > width), default=None)
         if above is not None:

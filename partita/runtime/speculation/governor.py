@@ -25,7 +25,7 @@ MOST_GUESSES = 10
 """Per step."""
 STAKE = 0.5
 """Steps of one token that may be lost at the beginning."""
-SHARE = 0.025
+SHARE = 0.02
 """Part of the time that may be lost after that, the time in which guesses were looked for included."""
 OUTLIER = 3.0
 """A guess that took so many times what others did was kept waiting."""
@@ -101,7 +101,10 @@ class Governor:
             self.acceptance.judge(row.evidence, row.confirmed)
         if not self.costs.known:
             return
-        taken = self.costs.of(step.width) + asking
+        taken = self.costs.of(step.width)
+        if not self.costs.settled(step.width):
+            taken = max(taken, min(step.seconds, OUTLIER * taken))
+        taken += asking
         self._spent += taken
         self._won += step.tokens / max(step.live, 1) * self.costs.of(1) - taken
 
