@@ -53,7 +53,7 @@ def test_a_report_says_what_guesses_have_come_to(package: Path) -> None:
         assert told.confirmed == told.guessed and sum(entry.steps for entry in told.widths) == told.steps
         assert sum(entry.tokens for entry in told.widths) == told.tokens == N - 1 - 4, "four steps were profiled"
         found = {part.key: part for part in sections(model.report())}["speculation"]
-        assert "were right (100%)" in str(found) and model.report().request.options["draft"] == str(package)
+        assert "were right (100.0 %)" in str(found) and model.report().request.options["draft"] == str(package)
         answered(model)
         assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
 
