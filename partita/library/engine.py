@@ -88,6 +88,10 @@ class Begun:
     """A row can begin while others are at work; else rows begin together, with prompts of equal length."""
     rows_rest: bool
     """A row that has finished keeps what it has in the cache while others are at work."""
+    alone_beyond: int | None = None
+    """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would
+    have others alone. None: rows make no difference to each other.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +118,12 @@ class Engine(Protocol):
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
 
-    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+    def open(
+        self,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
+    ) -> Begun:
         """Begin a generation whose rows are all free, for requests that join and leave; one that was going on is over.
 
         What goes wrong in a row alone ends that row, with `Step.errors`. Raises UsageError.

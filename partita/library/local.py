@@ -19,6 +19,7 @@ from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_pack
 from partita.library.run_report import Asked, make_report
 from partita.library.sampling import Sampling
 from partita.library.speculating import Speculators
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
@@ -93,11 +94,18 @@ class LocalEngine:
                 batch.join(entry, row.logprobs)
             return begun
 
-    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+    def open(
+        self,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
+    ) -> Begun:
         """Begin a generation whose rows are all free; one that was going on is over. Raises UsageError."""
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
-            begun, _ = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
+            guessers = self._speculators.guessers(self.runner.executor, speculation)
+            begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
+            batch.speculate(speculation, guessers)
             self.runner.on_open()
             return begun
 
@@ -209,7 +217,9 @@ class LocalEngine:
         batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)
         self._over = False
         self._number += 1
-        contract, graphs = self.manifest.graph, self.runner.executor.graphs
+        contract, executor = self.manifest.graph, self.runner.executor
+        graphs = executor.graphs
+        alone = (contract.rereads_at or 0) if executor.takes_rope_length else None
         begun = Begun(
             self._number,
             graphs.chunk_of(wanted, longest),
@@ -218,7 +228,8 @@ class LocalEngine:
             max_length=contract.max_length,
             vocab_size=contract.vocab_size,
             rows_apart=self.runner.cache.begins_rows_apart,
-            rows_rest=contract.batch_size == 1 or self.runner.cache.padding_is_safe,
+            rows_rest=contract.batch_size == 1 or (self.runner.cache.padding_is_safe and alone is None),
+            alone_beyond=alone,
         )
         return begun, batch
 

@@ -18,6 +18,7 @@ from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
 from partita.library.requests import Listener, Piece, Ticket, Work
 from partita.library.sampling import Sampling
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import plural
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.engine.recorder import Step
@@ -37,14 +38,16 @@ class Scheduler:
         *,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
         on_step: Callable[[Step], object] | None = None,
     ) -> None:
         """`text`: the tokenizer; None: pieces have no text, and there are no stop strings. `on_step` hears of every
-        step, before the listeners of requests. Raises UsageError for a chunk that makes no sense.
+        step, before the listeners of requests. `speculation`: who guesses what follows in every row. Raises UsageError
+        for a chunk that makes no sense, and where guesses cannot be confirmed.
         """
         self._engine, self._text, self._on_step = engine, text, on_step
-        self._how = prefill_chunk, adapter
-        self._begun: Begun | None = engine.open(prefill_chunk, adapter)
+        self._how = prefill_chunk, adapter, speculation
+        self._begun: Begun | None = engine.open(*self._how)
         """None: the batch is lost, and another one is to be opened."""
         self._limits = self._begun
         self._rows: list[Ticket | None] = [None] * self._begun.rows
@@ -213,7 +216,17 @@ class Scheduler:
 
     def _can_begin(self) -> bool:
         """Whether a row is free, and may begin while the others are where they are."""
-        return None in self._rows and (self._limits.rows_apart or not any(self._rows))
+        return None in self._rows and (self._limits.rows_apart or not any(self._rows)) and self._goes_beside()
+
+    def _goes_beside(self) -> bool:
+        """Whether the first who waits and those at work make no difference to each other."""
+        limit = self._limits.alone_beyond
+        with self._changed:
+            first = self._queue[0] if self._queue else None
+        beside = [ticket for ticket in self._rows if ticket is not None]
+        if limit is None or first is None or not beside:
+            return True
+        return all(len(t.history) + (t.sampling.max_new_tokens or 0) <= limit for t in (first, *beside))
 
     def _end_cancelled(self) -> int:
         """End those that were cancelled; how many."""
@@ -235,7 +248,7 @@ class Scheduler:
         if not self._can_begin():
             return 0
         done, length = 0, None
-        while None in self._rows and (ticket := self._next(length)) is not None:
+        while None in self._rows and self._goes_beside() and (ticket := self._next(length)) is not None:
             done += 1
             if not self._limits.rows_apart:
                 length = len(ticket.history)

@@ -1,4 +1,4 @@
-"""The rows of a file through the scheduler: as many at a time as the batch has rows, the next one as soon as one ends."""
+"""The rows of a file through the scheduler: as many at a time as the batch has, and the next as soon as one ends."""
 
 from __future__ import annotations
 

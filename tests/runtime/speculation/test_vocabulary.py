@@ -13,7 +13,10 @@ from partita.runtime.speculation.vocabulary import differing
 BPE = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
 UNIGRAM = {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
 OTHER = {"model": {"vocab": {"a": 0, "c": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
-MORE = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}, {"id": 3, "content": "<x>"}]}
+MORE = {
+    "model": {"vocab": {"a": 0, "b": 1}},
+    "added_tokens": [{"id": 2, "content": "<eos>"}, {"id": 3, "content": "<x>"}],
+}
 
 
 @pytest.mark.parametrize(
