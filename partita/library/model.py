@@ -28,8 +28,8 @@ from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.report import Report
 from partita.library.sampling import Sampling
-from partita.library.speculation import Speculation, check_speculation
 from partita.library.scheduler import Scheduler
+from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.package import Manifest
 from partita.package_records import Verification

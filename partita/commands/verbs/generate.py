@@ -132,7 +132,7 @@ def generate(
         typer.Option(
             metavar="ngram",
             autocompletion=complete("speculations"),
-            help="Guess what follows from the text so far and confirm several tokens in one step; the text is the same.",
+            help="Guess what follows from the text so far and confirm several tokens per step; the text is the same.",
         ),
     ] = None,
     draft: Annotated[

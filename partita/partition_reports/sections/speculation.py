@@ -19,8 +19,8 @@ def section(report: Report) -> Section | None:
     if found.declined_steps:
         blocks.append(
             Line(
-                f"In {plural(found.declined_steps, 'step')} guesses were not worth it, by what steps cost and how often "
-                "they were right; none was fed."
+                f"In {plural(found.declined_steps, 'step')} guesses were not worth it, by what steps cost and how "
+                "often they were right; none was fed."
             )
         )
     blocks.append(

@@ -94,7 +94,7 @@ def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
 
 
 def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
-    """The second token of 3,000 draws against its exact distribution, by chi-squared; and with a seed the same tokens."""
+    """The second token of 3,000 draws against its exact distribution, by chi-squared; with a seed the same tokens."""
     runner, draft = opened(), opened()
     guesser = DraftGuesser(draft.executor, VOCAB)
 
