@@ -29,6 +29,7 @@ WRITTEN = {
     "export out",
     "generate report",
     "generate save_prefix",
+    "generate output",
     "place report",
     "bench report",
     "bench out",
@@ -50,8 +51,10 @@ READ = {
     "chat package",
     "chat resume",
     "chat contract",
+    "generate input_",
     "verify package",
     "evaluate package",
+    "generate draft",
     "export adapter",
     "export calibrate",
     "export quality_text",
@@ -180,6 +183,12 @@ def in_package(files: Files) -> list[Path]:
 WRITERS = [
     Writer("generate", "--report", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
     Writer("generate", "--save-prefix", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
+    Writer(
+        "generate",
+        "--output",
+        lambda f: [f.package, "--input", f.settings, "--token-ids", "--provider", "cpu"],
+        lambda f: [*in_package(f), f.settings],
+    ),
     Writer("place", "--report", lambda f: [f.package, "--provider", "cpu"], in_package),
     Writer(
         "place",
@@ -343,7 +352,7 @@ def test_the_prompts_file_is_not_written_over(files: Files) -> None:
 
 def test_what_is_read_may_lie_beside_what_is_written(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     """The guard is about files, not about folders of files: the usual places stay allowed, and reports are replaced."""
-    place = WRITERS[2]
+    place = WRITERS[3]
     for target in (files.folder / "report.json", files.report, files.folder / "report.json"):
         assert run(place.command(files, target)) == 0, capsys.readouterr().err
         assert json.loads(target.read_text())["schema"] == "partita.report/1"

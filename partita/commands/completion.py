@@ -158,6 +158,11 @@ def samplings(typed: str) -> list[str]:
     return _beginning(typed, ("checkpoint",))
 
 
+def speculations(typed: str) -> list[str]:
+    """Values of `--speculate`."""
+    return _beginning(typed, ("ngram",))
+
+
 def _beginning(typed: str, names: Iterable[str]) -> list[str]:
     """The names that begin as typed."""
     return [name for name in names if name.startswith(typed)]

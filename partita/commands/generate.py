@@ -14,6 +14,7 @@ from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
 from partita.library.sampling import Sampling
+from partita.library.speculation import check_speculation
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 
@@ -27,12 +28,13 @@ def run(options: GenerateOptions) -> int:
     prompts = [] if without else read_prompts(options.prompts)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
+    check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
     sampling, notes = resolved(asked, options.package, tell_seed=options.input is None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)
-    reads = read_by(options.where, options.package, *options.choice.reads)
+    reads = read_by(options.where, options.package, *options.choice.reads, *options.speculation.reads)
     _check_files(options, reads)
     sink: Sink | None = None
     if options.save_prefix is not None:

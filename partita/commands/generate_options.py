@@ -15,6 +15,7 @@ from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import listing
 from partita.runtime.suggested import Suggestion, suggestion
 
@@ -44,6 +45,8 @@ class GenerateOptions:
     """File of a prefix that every prompt goes on with."""
     save_prefix: Path | None = None
     """The prompt, or the system message, is read and kept here; nothing is generated."""
+    speculation: Speculation = NO_SPECULATION
+    """Who guesses what follows."""
     limits: Limits = Limits()
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
@@ -126,6 +129,7 @@ def _check_saving(options: GenerateOptions) -> None:
     """Raise UsageError for what has no meaning where a prefix is saved and nothing is generated."""
     beside = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
     given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
+    given += [f"--{name}" for name in options.speculation.told]
     if given:
         raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
     if options.limits.given():

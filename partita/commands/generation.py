@@ -33,6 +33,7 @@ from partita.library.local import LocalEngine
 from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import prompt_after
 from partita.library.run_report import limits_error
+from partita.observations.text_format import percent
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.runtime.pins import parse_pins
@@ -85,6 +86,7 @@ def run_generation(
             prefill_chunk=options.prefill_chunk,
             adapter=options.adapter,
             prefix=None if options.prefix is None else str(options.prefix),
+            speculation=options.speculation,
         )
         notes = (*generation.notes, *_prefix_note(said, ids))
         say_notes(options, engine, ids, notes)
@@ -234,6 +236,7 @@ def _as_record(
             for answer in generation.answers
         ),
         timings=GenerationTimings(**generation.timings),
+        speculation=generation.speculation,
         notes=notes + engine.target.notes,
         error=fact_of(outcome.error) if outcome.error else None,
     )
@@ -249,6 +252,10 @@ def _say_timings(engine: LocalEngine, generation: Generation) -> None:
         parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
     if figures["decode_tokens_per_second"]:
         parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s")
+    guesses = generation.speculation
+    if guesses is not None and guesses.acceptance is not None:
+        speed = "" if guesses.gain is None else f", {guesses.gain:.2f} times the speed without"
+        parts.append(f"{percent(guesses.acceptance)} of {guesses.guessed} guesses right{speed}")
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.answers})
     parts.append(f"finish: {', '.join(reasons)}")
     note(fold("; ".join(parts), sys.stderr, 2))

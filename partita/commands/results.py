@@ -26,6 +26,7 @@ from partita.inspection.records import Inspection
 from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
 from partita.package_records import Quality
+from partita.partition_reports.speculation import Speculation
 from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
 
@@ -208,6 +209,8 @@ class GenerateResult(Record):
     tokenizer_load_seconds: float
     rows: tuple[GeneratedRow, ...]
     timings: GenerationTimings
+    speculation: Speculation | None = None
+    """What guesses of what follows have come to; null where nobody guessed."""
     notes: tuple[str, ...]
     error: ErrorFact | None
 

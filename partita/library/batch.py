@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from partita.library.engine import RowRequest
 from partita.library.sampling import Sampling
+from partita.library.speculating import Guessers
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
@@ -29,14 +31,22 @@ class Batch:
         """By row."""
         self._rested = True
         """Nobody has been at work, so what has passed is no time of the next step."""
+        self.speculation = NO_SPECULATION
+        self._guessers: Guessers | None = None
         self.longest, self.max_new_tokens = 0, 0
         """Of what was read and of what was asked after it, so far."""
+
+    def speculate(self, asked: Speculation, guessers: Guessers | None) -> None:
+        """Have what follows guessed in rows that join from now on; None: nobody guesses."""
+        self.speculation, self._guessers = asked, guessers
+        self._engine.governor = None if guessers is None else guessers.governor
 
     def join(self, request: Request, logprobs: int | None = None) -> int:
         """Give a request a free row; its index. `logprobs`: as `RowRequest` has it. Raises GenerationError."""
         watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
         self._rested = self._rested or not self._busy
-        row = self._engine.join(replace(request, sampler=watched or request.sampler))
+        guesser = None if self._guessers is None else self._guessers.guesser()
+        row = self._engine.join(replace(request, sampler=watched or request.sampler, guesser=guesser))
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched

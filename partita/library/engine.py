@@ -11,6 +11,7 @@ from typing import Protocol
 
 from partita.check.limits import Limits
 from partita.library.sampling import Sampling
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.records import ChainEntry
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
@@ -58,6 +59,8 @@ class GenerateRequest:
     """File of a prefix that every prompt begins with."""
     one_sampler: bool = True
     """All rows have the same options, and draw from one sequence of random numbers; else each has its own."""
+    speculation: Speculation = NO_SPECULATION
+    """Who guesses what follows."""
 
     @property
     def longest(self) -> int:
@@ -143,7 +146,12 @@ class Engine(Protocol):
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
 
-    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+    def open(
+        self,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
+    ) -> Begun:
         """Begin a generation whose rows are all free, for requests that join and leave; one that was going on is over.
 
         What goes wrong in a row alone ends that row, with `Step.errors`. Raises UsageError.

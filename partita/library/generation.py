@@ -11,6 +11,9 @@ from partita.diagnosis.session_index import PHASES
 from partita.library.engine import Engine, GenerateRequest, RowRequest
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import Sampling
+from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.partition_reports.speculation import Speculation as SpeculationFigures
+from partita.partition_reports.speculation import speculation_figures
 from partita.partition_reports.timing import step_times
 from partita.runtime.engine.recorder import Step
 from partita.runtime.text import Text, TextStream
@@ -211,6 +214,13 @@ class Generation:
         return timings(self.steps, len(self._rows))
 
     @property
+    def speculation(self) -> SpeculationFigures | None:
+        """What guesses have come to so far; None where nobody guesses."""
+        from partita.runtime.run_facts import step_fact
+
+        return speculation_figures(self._request.speculation.fact(), [step_fact(step) for step in self.steps])
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """The most severe finish reason of all rows, in the order error, interrupted, cache_full, length, stop; None
         while it goes on."""
@@ -236,6 +246,7 @@ def begin(
     adapter: str | None = None,
     prefix: str | None = None,
     one_sampler: bool = True,
+    speculation: Speculation = NO_SPECULATION,
     guard: Guard = nullcontext,
 ) -> Generation:
     """Begin a generation: a prompt of token ids for each row of the batch, and completed options for each or for all.
@@ -252,6 +263,7 @@ def begin(
         adapter,
         prefix,
         one_sampler,
+        speculation,
     )
     rows = [Row(prompt, text.stream(prompt, stop) if text else None) for prompt in prompts]
     return Generation(engine, rows, request, guard)

@@ -118,8 +118,10 @@ class Host:
     def open(self, given: dict[str, Any]) -> Any:
         """Start a generation in the child whose rows are free; see `Begun`."""
         from partita.library.remote import BEGUN
+        from partita.library.speculation import Speculation
 
-        return BEGUN.dump_python(self.engine.open(given["prefill_chunk"], given["adapter"]), mode="json")
+        begun = self.engine.open(given["prefill_chunk"], given["adapter"], Speculation(**given["speculation"]))
+        return BEGUN.dump_python(begun, mode="json")
 
     def join(self, given: dict[str, Any]) -> Any:
         """Give a request a row."""

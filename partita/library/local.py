@@ -28,6 +28,8 @@ from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
 from partita.library.sampling import Sampling
+from partita.library.speculating import Speculators
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
@@ -83,6 +85,7 @@ class LocalEngine:
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, refusal_seconds, audience) from error
+        self._speculators = Speculators(folder, target, threads)
         graphs = self.runner.graphs
         self.opened = Opened(
             chain=tuple(chain_entry(entry) for entry in self.runner.resolutions),
@@ -97,17 +100,26 @@ class LocalEngine:
         with self._lock:
             check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk))
             prefix = self._prefix(request.prefix, request.adapter)
+            guessers = self._speculators.guessers(self.runner.executor, request.speculation)
             begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
+            batch.speculate(request.speculation, guessers)
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
                 batch.join(replace(entry, prefix=prefix), row.logprobs)
             return begun
 
-    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+    def open(
+        self,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
+    ) -> Begun:
         """Begin a generation whose rows are all free; one that was going on is over. Raises UsageError."""
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
-            begun, _ = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
+            guessers = self._speculators.guessers(self.runner.executor, speculation)
+            begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
+            batch.speculate(speculation, guessers)
             self.runner.on_open()
             return begun
 
@@ -160,6 +172,7 @@ class LocalEngine:
                 raise ReportError("nothing to report: no request has been answered yet")
             facts = run_facts(
                 runner,
+                speculation=last.speculation.fact(),
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
@@ -172,7 +185,12 @@ class LocalEngine:
                 path=self.folder,
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
                 chain_source=self.target.source,
-                options={**request.options, **_adapter_option(last.adapter), **_where_options(self.target)},
+                options={
+                    **request.options,
+                    **_adapter_option(last.adapter),
+                    **last.speculation.told,
+                    **_where_options(self.target),
+                },
                 threads=self.threads,
                 prompt_tokens=last.longest,
                 max_new_tokens=last.max_new_tokens,
@@ -229,6 +247,7 @@ class LocalEngine:
         """Free the sessions and everything that belongs to them. May be called twice."""
         with self._lock:
             self._over = True
+            self._speculators.close()
             self.runner.close()
 
     def _start(

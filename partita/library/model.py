@@ -30,6 +30,8 @@ from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import prompt_after, said_by_system, said_by_text
 from partita.library.report import Report
 from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler
+from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.package import Manifest
 from partita.package_records import Verification
@@ -61,6 +63,8 @@ class Model:
         self._text: Text | None = None
         self._text_seconds = 0.0
         self._last: Generation | None = None
+        self._scheduler: Scheduler | None = None
+        """What was begun last, where that is no generation of its own."""
         self._closed = False
         self._closing = weakref.finalize(self, engine.close)
 
@@ -131,20 +135,24 @@ class Model:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         prefix: str | os.PathLike[str] | None = None,
+        speculate: str | None = None,
+        draft: str | os.PathLike[str] | None = None,
     ) -> Generation:
         """Generate after a prompt, or after one for each row of the batch: an iterator of steps.
 
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. `adapter`: the name of an adapter of the package, for all rows. `prefix`: a file of `save_prefix`, whose
-        text or tokens the prompts go on with. Raises ArgumentError, GenerationError for prompts that the package
-        cannot take, PackageError without the tokenizer that a text needs; the iterator raises GenerationError,
-        ProviderError and ResourceError.
+        run. `adapter`: the name of an adapter of the package, for all rows. `speculate`: "ngram" guesses what follows
+        from the text so far, `draft` with a package of the same tokenizer; the tokens are the same, in fewer steps.
+        `prefix`: a file of `save_prefix`, whose text or tokens the prompts go on with. Raises ArgumentError,
+        GenerationError for prompts that the package cannot take, PackageError without the tokenizer that a text needs;
+        the iterator raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         text, ids = self._encode(prompts, None if prefix is None else read_said(Path(prefix)))
-        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix)
+        guessing = self._speculation(speculate, draft)
+        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix, guessing)
 
     @public
     def chat(
@@ -164,6 +172,8 @@ class Model:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         prefix: str | os.PathLike[str] | None = None,
+        speculate: str | None = None,
+        draft: str | os.PathLike[str] | None = None,
     ) -> Generation:
         """Generate the assistant's next message: as `generate`, with the package's chat template.
 
@@ -174,7 +184,40 @@ class Model:
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         tokenizer = self._tokenizer()
         ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
-        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix)
+        guessing = self._speculation(speculate, draft)
+        return self._begin(
+            tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix, guessing
+        )
+
+    @property
+    def tokenizer(self) -> Text | None:
+        """The tokenizer of the package; None where it has none. Raises PackageError when it does not load."""
+        return None if self.manifest.tokenizer == "none" else self._tokenizer()
+
+    @public
+    def scheduler(
+        self,
+        *,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculate: str | None = None,
+        draft: str | os.PathLike[str] | None = None,
+    ) -> Scheduler:
+        """Requests that take turns in the rows of the batch, until the next generation begins; see `Scheduler`.
+
+        A generation that goes on is over. The arguments are those of `generate`. Raises ArgumentError.
+        """
+        engine = self._open()
+        in_range("prefill_chunk", prefill_chunk)
+        check_adapter(self.folder, self.manifest, adapter)
+        guessing = self._speculation(speculate, draft)
+        if self._last is not None:
+            self._last.close()
+        self._last = None
+        self._scheduler = Scheduler(
+            engine, self.tokenizer, prefill_chunk=prefill_chunk, adapter=adapter, speculation=guessing
+        )
+        return self._scheduler
 
     @public
     def save_prefix(
@@ -239,6 +282,8 @@ class Model:
         """
         check_probe_seconds(probe_seconds)
         last = self._last
+        if last is None and self._scheduler is not None:
+            return self._report(ReportRequest("stop", complete=False, probe_seconds=probe_seconds))
         if last is None or not last.steps:
             raise ReportError("nothing to report: nothing has been generated yet; call generate first, or place")
         last.close()
@@ -251,6 +296,9 @@ class Model:
             options=told_options([answer.sampling for answer in last.answers]),
             probe_seconds=probe_seconds,
         )
+        return self._report(request)
+
+    def _report(self, request: ReportRequest) -> Report:
         report = self._open().report(request)
         if report.interrupted:
             raise KeyboardInterrupt
@@ -279,6 +327,11 @@ class Model:
         if self._closed:
             raise UsageError(f"{self.folder}: this model is closed; load the package again")
         return self._engine
+
+    def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
+        asked = Speculation(speculate, None if draft is None else str(Path(draft)))
+        check_speculation(self.folder, self.manifest, asked)
+        return asked
 
     def _tokenizer(self) -> Text:
         if self._text is None:
@@ -316,6 +369,7 @@ class Model:
         prefill_chunk: int | None,
         adapter: str | None,
         prefix: str | os.PathLike[str] | None,
+        speculation: Speculation,
     ) -> Generation:
         engine = self._open()
         in_range("prefill_chunk", prefill_chunk)
@@ -335,11 +389,12 @@ class Model:
             adapter=adapter,
             prefix=None if prefix is None else str(Path(prefix).absolute()),
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
+            speculation=speculation,
             guard=one_tree,
         )
         if self._last is not None:
             self._last.close()
-        self._last = generation
+        self._last, self._scheduler = generation, None
         for line in filter(None, (placeholder_note(self.folder, ids), *generation.notes)):
             LOGGER.warning(line)
         return generation

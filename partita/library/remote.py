@@ -32,6 +32,7 @@ from partita.library.engine import (
     RowRequest,
 )
 from partita.library.sampling import Sampling
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.names import CPU
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
@@ -111,9 +112,15 @@ class RemoteEngine:
         self._begun = begun.number
         return begun
 
-    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+    def open(
+        self,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
+    ) -> Begun:
         """Begin a generation there whose rows are all free."""
-        begun = BEGUN.validate_python(self._ask("open", {"prefill_chunk": prefill_chunk, "adapter": adapter}))
+        given = {"prefill_chunk": prefill_chunk, "adapter": adapter, "speculation": asdict(speculation)}
+        begun = BEGUN.validate_python(self._ask("open", given))
         self._begun = begun.number
         return begun
 

@@ -21,6 +21,7 @@ from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
 from partita.library.requests import Listener, Piece, Ticket, Work
 from partita.library.sampling import Sampling
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import plural
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.engine.prefix import most_shared
@@ -43,14 +44,16 @@ class Scheduler:
         *,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
         on_step: Callable[[Step], object] | None = None,
     ) -> None:
         """`text`: the tokenizer; None: pieces have no text, and there are no stop strings. `on_step` hears of every
-        step, before the listeners of requests. Raises UsageError for a chunk that makes no sense.
+        step, before the listeners of requests. `speculation`: who guesses what follows in every row. Raises UsageError
+        for a chunk that makes no sense, and where guesses cannot be confirmed.
         """
         self._engine, self._text, self._on_step = engine, text, on_step
-        self._how = prefill_chunk, adapter
-        self._begun: Begun | None = engine.open(prefill_chunk, adapter)
+        self._how = prefill_chunk, adapter, speculation
+        self._begun: Begun | None = engine.open(*self._how)
         """None: the batch is lost, and another one is to be opened."""
         self._limits = self._begun
         self._rows: list[Ticket | None] = [None] * self._begun.rows

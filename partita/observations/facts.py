@@ -307,6 +307,25 @@ class StepFact:
     """Tokens taken in over all rows, padding and finished rows left out; None when every row took `tokens`."""
     again: bool = False
     """It read tokens that had been read before; the last such step made a new token, as a decode step would have."""
+    width: int = 0
+    """S: tokens that each row was fed, padding and wrong guesses among them; 0 where nobody counted."""
+    guessed: int = 0
+    """Guesses of all rows that it was fed."""
+    confirmed: int = 0
+    """Those that were right."""
+    guess_seconds: float = 0.0
+    """Part of `overhead_seconds`: guesses were made."""
+    declined: bool = False
+    """Guesses were not worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationFact:
+    """Who guessed what follows."""
+
+    kind: Literal["ngram", "draft"]
+    draft: str | None = None
+    """Name of the package that did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +352,5 @@ class RunFacts:
     """What Ctrl-C cut short; how a generation ended is in `finish_reason`."""
     notes: tuple[str, ...] = field(default=())
     """Anything the observer wants said in the report, one sentence each."""
+    speculation: SpeculationFact | None = None
+    """None where nobody guessed."""

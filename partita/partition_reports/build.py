@@ -21,6 +21,7 @@ from partita.partition_reports.probing import find_rejected
 from partita.partition_reports.records import Cache, CacheState, Phase, Report, Totals
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import state_sources
+from partita.partition_reports.speculation import speculation_figures
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.timeline import find_timeline
 from partita.partition_reports.timing import node_time_note, node_times, step_times
@@ -80,6 +81,7 @@ def build_report(
             if facts.finish_reason is not None
             else None
         ),
+        speculation=speculation_figures(facts.speculation, facts.steps),
         dry_run=played,
         timeline=find_timeline(indexes) if played is None else (),
         checks=run_checks(facts, indexes, phases, chain),

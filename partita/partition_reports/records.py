@@ -25,6 +25,7 @@ from partita.observations.records import (
     Source,
 )
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
+from partita.partition_reports.speculation import Speculation
 
 SCHEMA = "partita.report/1"
 
@@ -387,6 +388,8 @@ class Report(Record):
     """Threads and kernels of the CPU provider, per ONNX file; empty where it is not in the chain."""
     totals: Totals | None
     """null where nothing is generated."""
+    speculation: Speculation | None = None
+    """Null where nobody guessed what follows."""
     dry_run: DryRunFacts | None
     """null when every device was real. Otherwise no time is given anywhere."""
     exceeded: tuple[str, ...] = ()

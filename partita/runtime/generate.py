@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 
-from partita.runtime.engine import checks, loop
+from partita.runtime.engine import checks, running
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.engine.recorder import Step
 from partita.runtime.runner import Runner
@@ -29,10 +29,10 @@ def generate(
 ) -> Generator[Step, None, None]:
     """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
 
-    `sampler`: one for all rows, or one per row. Raises as `engine.loop.generate` does.
+    `sampler`: one for all rows, or one per row. Raises as `engine.running.generate` does.
     """
     samplers = sampler if isinstance(sampler, Sequence) else [sampler] * len(prompts)
-    return loop.generate(
+    return running.generate(
         runner.executor,
         prompts,
         max_new_tokens=max_new_tokens,

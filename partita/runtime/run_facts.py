@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.observations.facts import PortFact, RunFacts, RunWindow, SessionFacts, StepFact
+from partita.observations.facts import PortFact, RunFacts, RunWindow, SessionFacts, SpeculationFact, StepFact
 from partita.observations.records import Memory
 from partita.observations.text_format import plural
 from partita.process import peak_rss_bytes
@@ -23,6 +23,7 @@ def run_facts(
     finish_detail: str = "",
     tokenizer_load_seconds: float = 0.0,
     notes: Sequence[str] = (),
+    speculation: SpeculationFact | None = None,
 ) -> RunFacts:
     """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on.
 
@@ -50,6 +51,7 @@ def run_facts(
             *_earlier_notes(seen),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
+        speculation=speculation,
     )
 
 
@@ -150,7 +152,18 @@ def _memory_facts(runner: Runner) -> Memory:
 def step_fact(step: Step) -> StepFact:
     """A step as the report has it."""
     return StepFact(
-        step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed, step.row_tokens, step.again
+        step.phase,
+        step.new_tokens,
+        step.run_seconds,
+        step.overhead_seconds,
+        step.observed,
+        step.row_tokens,
+        step.again,
+        step.width,
+        step.guessed,
+        step.confirmed,
+        step.guess_seconds,
+        step.declined,
     )
 
 

@@ -19,8 +19,8 @@ from partita.package import Manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import idle_providers
-from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Listener, Request
+from partita.runtime.engine.running import serve
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
 

@@ -14,8 +14,8 @@ from partita.package import Manifest
 from partita.package_records import SmokeRecord
 from partita.providers.base import Provider
 from partita.runtime.chain import idle_providers
-from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
 
 PROMPT_TOKENS = 5

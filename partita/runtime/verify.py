@@ -22,8 +22,8 @@ from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import idle_providers
 from partita.runtime.comparison import Comparison, Logits, but_for, set_aside
 from partita.runtime.engine.feeds import port_by_role
-from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Listener, Request
+from partita.runtime.engine.running import serve
 from partita.runtime.engine.scheduler import Policy, one_row_first, one_token_first, prompts_first
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner

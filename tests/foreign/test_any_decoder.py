@@ -14,7 +14,7 @@ from onnx import parser
 from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.loop import generate
+from partita.runtime.engine.running import generate
 from partita.runtime.runner import load_runner
 from partita.runtime.sampling import greedy
 from tests.runtime.engine.test_cache import adding

@@ -36,9 +36,9 @@ def test_a_prefix_spares_reading_and_changes_no_answer(package: Path, tmp_path: 
 
 def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
-        for given in ({}, {"text": "a", "system": "b"}):
+        for text, system in ((None, None), ("a", "b")):
             with pytest.raises(partita.ArgumentError, match="a prefix is one text"):
-                model.save_prefix(tmp_path / "f", **given)
+                model.save_prefix(tmp_path / "f", text, system=system)
         with pytest.raises(partita.ArgumentError, match="inside"):
             model.save_prefix(package / "f", "a")
         with pytest.raises(partita.GenerationError, match="no prefix that can be read"):

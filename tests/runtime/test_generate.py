@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError, UsageError
-from partita.runtime.engine.loop import Engine, serve
+from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.generate import generate
 from partita.runtime.sampling import greedy, make_sampler
 from tests.conftest import BASE

@@ -141,6 +141,22 @@ def generate(
             help="Read the prompt, or the --system message, keep the state of the cache in FILE, and generate nothing.",
         ),
     ] = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram",
+            autocompletion=complete("speculations"),
+            help="Guess what follows from the text so far and confirm several tokens per step; the text is the same.",
+        ),
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PACKAGE",
+            parser=read_path,
+            help="The same with guesses of a smaller package of the same tokenizer.",
+        ),
+    ] = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
@@ -167,6 +183,7 @@ def generate(
     from partita.commands import generate as verb
     from partita.commands.generate_options import GenerateOptions
     from partita.library.sampling import Sampling
+    from partita.library.speculation import Speculation
 
     raise Exit(
         verb.run(
@@ -187,6 +204,7 @@ def generate(
                 adapter=adapter,
                 prefix=prefix,
                 save_prefix=save_prefix,
+                speculation=Speculation(speculate, None if draft is None else str(draft)),
                 probe_seconds=probe_seconds,
                 as_json=as_json,
                 choice=folder_choice(variant, contract, max_length),

@@ -17,11 +17,13 @@ from partita.partition_reports.sections import (
     phases,
     placement,
     request,
+    speculation,
 )
 from partita.partition_reports.sections.model import Section
 
 PARTS = (
     phases.section,
+    speculation.section,
     dry_run.section,
     fallbacks.section,
     placement.section,

@@ -39,6 +39,9 @@ from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
 
+FEW_TOKENS = 16
+"""Steps of so many tokens that confirm guesses keep their buffers each: of S rows of logits, which is not much."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedGraph:
@@ -201,8 +204,10 @@ class Executor:
         )
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
-        self._bound: dict[tuple[GraphName, bool], BoundGraph] = {}
-        """By the graph, and whether it is the one of single tokens that reads several all the same."""
+        self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
+        """By the graph, and S of those that confirm guesses, which change from step to step; 1 where the graph of
+        single tokens reads several all the same, else 0.
+        """
         self._adapter: Mapping[str, Buffer] = {}
 
     def switch(self, given: Mapping[str, Buffer]) -> None:
@@ -222,12 +227,20 @@ class Executor:
         model = next(entry.model for entry in self.loaded if entry.graph is prefill)
         return all(state.past in model.inputs for state in self.contract.states)
 
+    @property
+    def observed(self) -> bool:
+        """Whether decode steps are profiled now."""
+        return self.graph("decode").window.open
+
     def graph(self, name: GraphName) -> LoadedGraph:
         """The opened graph that runs `name`."""
         return next(entry for entry in self.loaded if name in entry.phases)
 
-    def bound(self, name: GraphName, new_tokens: int, rows: int, span: Span = None) -> BoundGraph:
-        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept.
+    def bound(
+        self, name: GraphName, new_tokens: int, rows: int, span: Span = None, *, guesses: bool = False
+    ) -> BoundGraph:
+        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept, and
+        those of a few `guesses` for each S.
 
         `span`: the rows of the batch that they are of; None: all.
         """
@@ -239,7 +252,8 @@ class Executor:
             rows = 1
         elif name == "prefill":
             rows = self.graphs.logits_rows or rows
-        place = name, name == "decode" and new_tokens > 1
+        several = int(name == "decode" and new_tokens > 1)
+        place = name, new_tokens if guesses and 1 < new_tokens <= FEW_TOKENS else several
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
@@ -257,14 +271,14 @@ class Executor:
 
     def last_bound(self, name: GraphName) -> BoundGraph:
         """The buffers that a graph last ran with, or would run with."""
-        kept = self._bound.get((name, False))
+        kept = self._bound.get((name, 0))
         return kept if kept is not None else self.bound(name, self.graphs.chunk or 1 if name == "prefill" else 1, 1)
 
     def prepare(self, plan: StepPlan) -> BoundGraph:
         """The graph of a plan, its logits chosen; `tokens` [B, S] is to be written before `run`."""
         kept = self._given[self.graph(plan.graph).graph.file] == "kept"
         rows = plan.new_tokens - plan.positions[0] if kept else len(plan.positions)
-        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span)
+        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, guesses=not plan.reads)
         graph.choose(plan.positions)
         return graph
 

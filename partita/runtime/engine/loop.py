@@ -7,7 +7,7 @@ planner. Whoever wants to know of the steps observes them.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -16,8 +16,10 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
-from partita.runtime.engine.checks import check_prompt, check_requests, not_apart
+from partita.runtime.engine.checks import check_prompt, not_apart
 from partita.runtime.engine.executor import BoundGraph, Executor
+from partita.runtime.engine.guesses import Governor, Judged
+from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
 from partita.runtime.engine.prefix import Prefix, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
@@ -52,6 +54,8 @@ class Engine:
     policy: Policy = prompts_first
     shares: bool = False
     """What prompts begin with alike is read once, and copied."""
+    governor: Governor | None = None
+    """Says how many guesses are fed; None: all of them."""
     rows: list[Row | None] = field(init=False)
     """[B]: what each row of the batch is at; None for a free one."""
     made: int = field(default=0, init=False)
@@ -181,12 +185,15 @@ class Engine:
         Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
         """
         self.reread_if_outgrown()
-        filled = self.executor.cache.filled
-        plan = self.plan_guesses() or self.plan()
+        filled, began = self.executor.cache.filled, time.perf_counter()
+        guessing = make_guesses(self.rows, self.executor, self.governor, self.plan)
+        guess_seconds = time.perf_counter() - began
+        plan = guessing.plan or self.plan()
         if plan is None:
             return None
         if not plan.reads:
-            self.mark += self.executor.will_decode()  # once, and in the time of no step
+            ready = self.executor.will_decode()  # once, and in the time of no step
+            self.mark, began = self.mark + ready, began + ready
         graph = self.executor.prepare(plan)
         _write_tokens(graph.tokens, plan, self.rows, filled)
         again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
@@ -194,13 +201,18 @@ class Engine:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
             self.longest_rope = max(self.longest_rope, self.rope_length)
         outcome = self.executor.run(plan, graph, self.rope_length)
-        guessed = [0 if row is None else row.guessed for row in self.rows]
+        evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
         tokens = self.hear(plan, graph)
+        get_ready(self.rows, plan)
+        tested = [
+            Judged(classes, max(len(new) - 1, 0)) if classes else None
+            for classes, new in zip(evidence, tokens, strict=True)
+        ]
         # Guesses that were fed in vain are gone again.
         rereads = self.executor.contract.rereads and not plan.reads  # what was read before is no token of this step
         kept = [
-            max(len(new), 1) if count or (rereads and take) else take
-            for take, count, new in zip(plan.take, guessed, tokens, strict=True)
+            max(len(new), 1) if entry or (rereads and take) else take
+            for take, entry, new in zip(plan.take, tested, tokens, strict=True)
         ]
         now = time.perf_counter()
         step = Step(
@@ -215,8 +227,11 @@ class Engine:
             observed=outcome.observed,
             file=outcome.file,
             again=plan.reads and again,
-            guessed=sum(guessed),
-            confirmed=sum(count and len(new) - 1 for count, new in zip(guessed, tokens, strict=True)),
+            guessed=sum(len(entry.evidence) for entry in tested if entry),
+            confirmed=sum(entry.confirmed for entry in tested if entry),
+            width=plan.new_tokens,
+            guess_seconds=guess_seconds,
+            declined=guessing.declined,
             errors=_errors(self.rows),
             copied=0 if self.prefixes is None else self.prefixes.told(),
         )
@@ -224,6 +239,8 @@ class Engine:
         self.made += 1
         if self.prefixes is not None:
             self.prefixes.after_step()
+        if self.governor is not None and not plan.reads and not outcome.observed:
+            self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
         for observer in self.observers:
             observer.on_step(step)
         return step
@@ -247,34 +264,6 @@ class Engine:
         reads = self.executor.cache.filled[index] < row.read_until
         self.executor.cache.release_row(index)
         return RowView(0, row.known, reads, reads and row.request.listener is not None)
-
-    def plan_guesses(self) -> StepPlan | None:
-        """The next step with guesses of what follows; None where nobody guesses, or a guess could not be taken back.
-
-        A guess is confirmed by the logits before it, so all of a row's go into one step that gives those of each; where
-        the graphs do not make such a step, there are none.
-        """
-        cache = self.executor.cache
-        rows = [row for row in self.rows if row is not None and row.request.guesser is not None]
-        contract = self.executor.contract
-        if not rows or contract.rereads_at is not None or contract.rereads or not cache.can_rewind(1):
-            return None
-        for row, count in zip(self.rows, cache.filled, strict=True):
-            if row is not None:
-                row.guess(count)
-        guessing = [index for index, row in enumerate(self.rows) if row is not None and row.guessed]
-        plan = self.plan() if guessing else None
-        if plan is None:
-            return None
-        for index in guessing:
-            wanted = self.row(index).guessed + 1
-            if plan.take[index] != wanted or not set(range(wanted)) <= set(plan.positions):
-                break
-        else:
-            return plan
-        for index in guessing:
-            self.row(index).guessed = 0
-        return None
 
     def hear(self, plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
         """Tell listeners their logits, and add tokens to each row that was fed its last one: one, and those guessed."""
@@ -300,7 +289,7 @@ class Engine:
         Drawing as without guesses and comparing leaves the distribution as it is.
         """
         guesses = row.history[row.known : row.known + row.guessed].tolist()
-        row.guessed = 0
+        row.keep_guesses(0)
         found: tuple[int, ...] = ()
         for position, guess in enumerate((*guesses, None)):
             new = self.add_token(index, row, graph.logits(index, position))
@@ -386,56 +375,3 @@ def _write_tokens(
         if row is not None and (count := plan.take[index]):
             begin = filled[index]
             tokens[index, :count] = row.history[begin : begin + count]
-
-
-def generate(
-    executor: Executor,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    samplers: Sequence[Sampler],
-    stop_ids: Collection[int] = frozenset(),
-    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
-    observers: Sequence[Observer] = (),
-) -> Generator[Step, None, None]:
-    """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
-
-    `samplers`: one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or `cache_full` (prompt
-    and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option, GenerationError for
-    a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or ResourceError when a run
-    fails. Closing it is always safe.
-    """
-    stops = frozenset(stop_ids)
-    requests = [
-        Request(prompt, sampler, max_new_tokens, stops) for prompt, sampler in zip(prompts, samplers, strict=True)
-    ]
-    check_requests(executor, requests, prefill_chunk)
-    return serve(executor, requests, prefill_chunk=prefill_chunk, observers=observers)
-
-
-def serve(
-    executor: Executor,
-    requests: Iterable[Request],
-    *,
-    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
-    observers: Sequence[Observer] = (),
-    policy: Policy = prompts_first,
-) -> Generator[Step, None, None]:
-    """The steps of requests that all begin now, one per row of the batch, until every one has finished.
-
-    Observers hear of the prompts before the first step is asked for.
-    """
-    engine = Engine(executor, prefill_chunk, observers, policy)
-    wanted = list(requests)
-    for observer in observers:
-        observer.on_prompts(tuple(len(request.prompt) for request in wanted))
-    for request in wanted:
-        engine.join(request)
-    return _steps(engine)
-
-
-def _steps(engine: Engine) -> Generator[Step, None, None]:
-    """Steps until there is nothing to do."""
-    engine.mark = time.perf_counter()  # what was done before the first one was asked for is none of its overhead
-    while (step := engine.step()) is not None:
-        yield step

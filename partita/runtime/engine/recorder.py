@@ -39,6 +39,12 @@ class Step:
     """Guesses of all rows that it was fed, see `Request.guesser`."""
     confirmed: int = 0
     """Those that were right."""
+    width: int = 0
+    """S: tokens that each row was fed, padding and wrong guesses among them."""
+    guess_seconds: float = 0.0
+    """Part of `overhead_seconds`: guesses were made, and their number chosen."""
+    declined: bool = False
+    """Guesses could have been confirmed, and the governor found them not worth it."""
     errors: tuple[str | None, ...] = ()
     """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from partita.runtime.engine.guesses import Guesser
 from partita.runtime.engine.planner import RowView
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.sampling import Sampler
@@ -16,10 +17,6 @@ from partita.runtime.sampling import Sampler
 Finish = Literal["stop", "length", "cache_full", "error"]
 Listener = Callable[[int, npt.NDArray[np.float32]], object]
 """Hears the logits [vocab] of the token at a 0-based position; they are valid until the next step."""
-
-
-Guesser = Callable[[npt.NDArray[np.int64]], Sequence[int]]
-"""Tokens that may follow those of a row [n], as many as it likes; none when it has no idea."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,8 @@ class Row:
     """What it reads until `read_until` had been read before."""
     guessed: int = 0
     """Tokens of `history` after the known ones that are guesses, to be confirmed by the next step."""
+    evidence: tuple[int, ...] = ()
+    """That of each guess."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -94,16 +93,28 @@ class Row:
         most = self.read_until - filled if reads and self.read_until < self.known else None
         return RowView(filled, self.known - filled + self.guessed, reads, every, most=most)
 
-    def guess(self, filled: int) -> None:
-        """Ask for guesses where only the last known token is still to be fed; no more than the row can still take."""
+    def room_to_guess(self, filled: int) -> int:
+        """How many guesses the next step could confirm, with `filled` tokens in the cache: where only the last known
+        token is still to be fed, and no more than the row can still take. 0 beside a listener, which would hear of
+        tokens that are taken back.
+        """
         if self.request.guesser is None or self.request.listener is not None or self.finish is not None:
-            return  # a listener would hear of tokens that are taken back
-        room = min(len(self.history) - self.known, self.request.max_new_tokens - self.new_tokens) - 1
-        if filled != self.known - 1 or filled < self.read_until or room < 1:
-            return
-        tokens = list(self.request.guesser(self.history[: self.known]))[:room]
-        self.history[self.known : self.known + len(tokens)] = tokens
-        self.guessed = len(tokens)
+            return 0
+        if filled != self.known - 1 or filled < self.read_until:
+            return 0
+        return max(0, min(len(self.history) - self.known, self.request.max_new_tokens - self.new_tokens) - 1)
+
+    def guess(self, most: int) -> None:
+        """Ask for guesses, and write them behind the known tokens."""
+        assert self.request.guesser is not None
+        guesses = list(self.request.guesser(self.history[: self.known], most))[:most]
+        self.history[self.known : self.known + len(guesses)] = [guess.token for guess in guesses]
+        self.guessed, self.evidence = len(guesses), tuple(guess.evidence for guess in guesses)
+
+    def keep_guesses(self, count: int) -> None:
+        """Forget all but the first guesses."""
+        self.guessed = min(self.guessed, count)
+        self.evidence = self.evidence[: self.guessed]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give it more tokens to read, after which it goes on with its whole budget."""

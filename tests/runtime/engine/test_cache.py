@@ -14,8 +14,10 @@ from partita.errors import PackageError
 from partita.package import MANIFEST
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.loop import Engine, serve
+from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.runner import load_runner, open_runner
 from partita.runtime.sampling import greedy
@@ -182,7 +184,11 @@ def test_guesses_are_taken_back_from_a_cache_that_grows(folder: Path) -> None:
     guesses = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
     with open_runner(folder, CONTRACT, CPU) as runner:
         executor = Executor(CONTRACT, runner.graphs, lambda states, session: (Growing(states, session),))
-        request = Request([2, 3], greedy, 8, guesser=lambda history: next(guesses, []))
+
+        def guesser(history: object, most: int) -> list[Guess]:
+            return [Guess(token) for token in next(guesses, [])] if most else []
+
+        request = Request([2, 3], greedy, 8, guesser=guesser)
         steps = list(serve(executor, [request]))
         executor.release()
     assert [token for step in steps for token in step.tokens[0]] == wanted

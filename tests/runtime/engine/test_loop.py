@@ -7,9 +7,11 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.loop import Engine, serve
+from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy, make_sampler
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
@@ -277,10 +279,10 @@ class Guesses:
     def __init__(self, text: list[int], wrong: frozenset[int] = frozenset(), most: int = 4) -> None:
         self.text, self.wrong, self.most, self.asked = text, wrong, most, 0
 
-    def __call__(self, history: np.ndarray) -> list[int]:
-        self.asked += 1
-        places = range(len(history), min(len(history) + self.most, len(self.text)))
-        return [(self.text[place] + (place in self.wrong)) % VOCAB for place in places]
+    def __call__(self, history: np.ndarray, most: int) -> list[Guess]:
+        self.asked += bool(most)
+        places = range(len(history), min(len(history) + min(self.most, most), len(self.text)))
+        return [Guess((self.text[place] + (place in self.wrong)) % VOCAB) for place in places]
 
 
 @pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
@@ -348,6 +350,6 @@ def test_guesses_leave_a_distribution_as_it_is(opened):
 
     plain = counts(None)
     likeliest = max(plain, key=plain.__getitem__)
-    guessed = counts(lambda history: [likeliest[1]])
+    guessed = counts(lambda history, most: [Guess(likeliest[1])] * min(most, 1))
     assert set(guessed) == set(plain)
     assert all(abs(guessed[pair] - plain[pair]) < 0.12 for pair in plain)

@@ -1,0 +1,131 @@
+"""`python -m benchmarks.speculation PACKAGE`: decode with guesses of what follows, against decode without them.
+
+Texts are paragraphs of the embedded checkpoint's held-out text, given as a task each: to sum up, to edit (the text, and
+the beginning of it again), to continue, and to continue with draws, where guesses are seldom right. A task is
+generated without and with guesses, interleaved, one round after the other; what is printed are ratios of speeds in the
+same round: the median over all, and the lowest median of a text. Tokens are compared, too. Run it on an idle machine.
+
+With --export the embedded checkpoint is exported to PACKAGE first, with these options of `partita export`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import partita
+from partita.demo import checkpoint_path, heldout_path
+
+PAUSE_SECONDS = 0.2
+LONG = 600
+"""Characters of a paragraph that is long enough for a task."""
+SEED = 7
+Task = Callable[[str], str]
+TASKS: dict[str, tuple[Task, float]] = {
+    "sum up": (lambda text: f"{text[:800]}\n\n\nIn short: ", 0.0),
+    "edit": (lambda text: f"{text[:600]}\n\n\n{text[:80]}", 0.0),
+    "continue": (lambda text: text[:300], 0.0),
+    "continue, drawn": (lambda text: text[:300], 0.8),
+}
+"""What becomes of a paragraph, and the temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One text, one round: with guesses and without."""
+
+    task: str
+    text: int
+    ratio: float
+    acceptance: float | None
+    tokens_per_step: float | None
+    same_tokens: bool
+
+
+def paragraphs(count: int) -> list[str]:
+    """The first long paragraphs of the held-out text."""
+    text = heldout_path().read_text(encoding="utf-8")
+    return [part for part in text.split("\n\n\n") if len(part) >= LONG][:count]
+
+
+def prompts(model: partita.Model, task: Task, texts: list[str], new_tokens: int) -> list[list[int]]:
+    """Token ids of each text as a task, the last of them where the cache would not hold the answer behind all."""
+    room = model.max_length - new_tokens
+    return [model.encode(task(text))[-room:] for text in texts]
+
+
+def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace) -> Iterator[Pair]:
+    """Every task in every round; the first round warms up, and is left out."""
+    texts = paragraphs(given.texts)
+    for task, (make, temperature) in TASKS.items():
+        ids = prompts(model, make, texts, given.new_tokens)
+        for number in range(given.rounds + 1):
+            for text, prompt in enumerate(ids):
+                runs = {}
+                for options in ({}, how) if (number + text) % 2 else (how, {}):
+                    time.sleep(PAUSE_SECONDS)
+                    runs[bool(options)] = model.generate(
+                        prompt,
+                        max_new_tokens=given.new_tokens,
+                        temperature=temperature,
+                        seed=SEED,
+                        stop_token_ids=(),
+                        **options,  # type: ignore[arg-type]
+                    ).run()
+                fast, plain = runs[True], runs[False]
+                told = fast.speculation
+                if number and told is not None:
+                    speeds = [run.timings["decode_tokens_per_second"] for run in (fast, plain)]
+                    same = fast.tokens == plain.tokens
+                    yield Pair(task, text, speeds[0] / speeds[1], told.acceptance, told.tokens_per_step, same)
+
+
+def table(pairs: list[Pair]) -> str:
+    """A row per task."""
+    lines = [f"{'task':18} {'speed':>6} {'lowest':>7} {'right':>6} {'tokens/step':>11}  same tokens"]
+    for task in TASKS:
+        own = [pair for pair in pairs if pair.task == task]
+        by_text = [statistics.median(p.ratio for p in own if p.text == text) for text in {p.text for p in own}]
+        right = [pair.acceptance for pair in own if pair.acceptance is not None]
+        steps = [pair.tokens_per_step for pair in own if pair.tokens_per_step is not None]
+        lines.append(
+            f"{task:18} {statistics.median(pair.ratio for pair in own):6.2f} {min(by_text):7.2f} "
+            f"{statistics.median(right) if right else 0:6.0%} {statistics.median(steps):11.2f}  "
+            f"{sum(pair.same_tokens for pair in own)} of {len(own)}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure one package."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("package", type=Path)
+    parser.add_argument("--draft", type=Path, help="guess with this package, in place of the text itself")
+    parser.add_argument("--provider", default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--texts", type=int, default=6)
+    parser.add_argument("--new-tokens", type=int, default=150)
+    parser.add_argument("--export", metavar="OPTIONS", help="as '--precision int4'; '' for none")
+    parser.add_argument("--json", type=Path, help="also write every pair to this file")
+    given = parser.parse_args()
+    if given.export is not None:
+        command = [sys.executable, "-m", "partita", "export", str(checkpoint_path()), str(given.package), "--force"]
+        subprocess.run([*command, *shlex.split(given.export)], check=True)
+    how = {"speculate": "ngram"} if given.draft is None else {"draft": str(given.draft)}
+    with partita.load(given.package, given.provider, observe=False) as model:
+        pairs = list(measure(model, how, given))
+    print(table(pairs))
+    if given.json is not None:
+        given.json.write_text(json.dumps([asdict(pair) for pair in pairs], indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Guesses of what follows, which one step confirms: who makes them, who says how many, and what is told of them.
+
+A step that is fed a row's last token and k guesses after it gives the logits after each. The sampler takes a token of
+the first, and goes on to the next while it took what was guessed. So the tokens are those without guesses, drawn or
+not, and only their number per step is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Guess(NamedTuple):
+    """A token that may follow."""
+
+    token: int
+    evidence: int = 0
+    """Which of the guesser's classes it is of: guesses of one class prove right about equally often."""
+
+
+class Guesser(Protocol):
+    """Guesses what follows in one row. It is asked again and again, as the row grows or goes back."""
+
+    def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> Sequence[Guess]:
+        """At most `most` tokens that may follow those of a row [n], in order; none when it has no idea.
+
+        0 of them are asked for when a prompt has been read, to get ready: that is in the time of the prompt.
+        """
+
+
+class Judged(NamedTuple):
+    """What came of the guesses of one row."""
+
+    evidence: tuple[int, ...]
+    """Of each guess that was fed."""
+    confirmed: int
+    """So many of them, from the first, were right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A decode step as the governor hears of it."""
+
+    width: int
+    """S: the tokens that each row was fed."""
+    seconds: float
+    """Wall time from its plan to its last token; without `guess_seconds`."""
+    guess_seconds: float
+    """Wall time in which guesses were made and counted."""
+    asked: int
+    """Guesses that were made, be they fed or not."""
+    live: int
+    """Rows that went on."""
+    tokens: int
+    """That these rows got."""
+    tested: tuple[Judged, ...]
+
+
+class Governor(Protocol):
+    """Says how many guesses are worth a step, from what steps cost and how often guesses were right."""
+
+    @property
+    def measuring(self) -> bool:
+        """A step without guesses is wanted now, to compare with."""
+
+    def most(self) -> int:
+        """Guesses per row that it is worth asking for; 0 where none is worth its time."""
+
+    def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
+        """How many of these guesses are fed, at most, in each row. `offers`: the evidence of each, for every row that
+        has some. `live`: rows that go on, those without guesses included.
+        """
+
+    def heard(self, step: Heard) -> None:
+        """A decode step was made."""

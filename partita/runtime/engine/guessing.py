@@ -1,0 +1,107 @@
+"""The step that confirms guesses: asks rows for them, lets the governor choose, and plans a step that can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.guesses import Governor, Heard, Judged
+from partita.runtime.engine.planner import StepPlan
+from partita.runtime.engine.request import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """What came of asking for guesses."""
+
+    plan: StepPlan | None = None
+    """The step that confirms them; None for none."""
+    asked: int = 0
+    """Guesses that were made."""
+    declined: bool = False
+    """They were not worth it."""
+
+
+_NONE = Guessing()
+
+
+def make_guesses(
+    rows: Sequence[Row | None], executor: Executor, governor: Governor | None, plan: Callable[[], StepPlan | None]
+) -> Guessing:
+    """The next step with guesses of what follows; none where nobody guesses, or a guess could not be taken back.
+
+    A guess is confirmed by the logits before it, so all of a row's go into one step that gives those of each; where
+    the graphs do not make such a step, there are none. Nor are there while steps are profiled: what is observed is
+    what a token takes. `plan` makes the step of the rows as they are.
+    """
+    if not any(row is not None and row.request.guesser is not None for row in rows):
+        return _NONE
+    cache, contract = executor.cache, executor.contract
+    if contract.rereads_at is not None or contract.rereads or not cache.can_rewind(1) or executor.observed:
+        return _NONE
+    room = [0 if row is None else row.room_to_guess(count) for row, count in zip(rows, cache.filled, strict=True)]
+    if not any(room) or (governor is not None and governor.measuring):
+        return _NONE
+    most = max(room) if governor is None else governor.most()
+    if not most:
+        return Guessing(declined=True)
+    for row, count in zip(rows, room, strict=True):
+        if row is not None and count:
+            row.guess(min(count, most))
+    return _chosen(rows, governor, plan)
+
+
+def get_ready(rows: Sequence[Row | None], plan: StepPlan) -> None:
+    """Let those who guess look at prompts that a step has read to their end."""
+    for index, _ in plan.ends if plan.reads else ():
+        row = rows[index]
+        if row is not None and row.request.guesser is not None and row.finish is None:
+            row.request.guesser(row.history[: row.known], 0)
+
+
+def heard(
+    plan: StepPlan,
+    guessing: Guessing,
+    seconds: float,
+    guess_seconds: float,
+    tokens: Sequence[Sequence[int]],
+    tested: Sequence[Judged | None],
+) -> Heard:
+    """A decode step for the governor. `tokens`: those that each row got; `tested`: what came of its guesses."""
+    return Heard(
+        width=plan.new_tokens,
+        seconds=seconds,
+        guess_seconds=guess_seconds,
+        asked=guessing.asked,
+        live=sum(map(bool, plan.take)),
+        tokens=sum(map(len, tokens)),
+        tested=tuple(entry for entry in tested if entry is not None),
+    )
+
+
+def _chosen(rows: Sequence[Row | None], governor: Governor | None, plan: Callable[[], StepPlan | None]) -> Guessing:
+    """The step that confirms as many of the rows' guesses as is worth it."""
+    guessing = [row for row in rows if row is not None and row.guessed]
+    asked = sum(row.guessed for row in guessing)
+    if not guessing:
+        return _NONE
+    if governor is not None:
+        live = sum(row is not None and row.finish is None for row in rows)
+        count = governor.choose([row.evidence for row in guessing], live)
+        for row in guessing:
+            row.keep_guesses(count)
+        if not count:
+            return Guessing(asked=asked, declined=True)
+    made = plan()
+    if made is None or not all(row is None or _confirmed_by(made, index, row) for index, row in enumerate(rows)):
+        for row in guessing:
+            row.keep_guesses(0)
+        return Guessing(asked=asked)
+    return Guessing(made, asked)
+
+
+def _confirmed_by(plan: StepPlan, index: int, row: Row) -> bool:
+    """Whether a plan feeds a row all of its guesses, and gives the logits before each."""
+    wanted = row.guessed + 1
+    return wanted == 1 or (plan.take[index] == wanted and set(range(wanted)) <= set(plan.positions))

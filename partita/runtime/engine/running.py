@@ -1,0 +1,69 @@
+"""Requests that all begin now, one for each row of the batch, and go to their end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator, Iterable, Sequence
+
+from partita.runtime.engine.checks import check_requests
+from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.guesses import Governor
+from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, Engine, Observer
+from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Request
+from partita.runtime.engine.scheduler import Policy, prompts_first
+from partita.runtime.sampling import Sampler
+
+
+def generate(
+    executor: Executor,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    samplers: Sequence[Sampler],
+    stop_ids: Collection[int] = frozenset(),
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    observers: Sequence[Observer] = (),
+) -> Generator[Step, None, None]:
+    """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
+
+    `samplers`: one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or `cache_full` (prompt
+    and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option, GenerationError for
+    a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or ResourceError when a run
+    fails. Closing it is always safe.
+    """
+    stops = frozenset(stop_ids)
+    requests = [
+        Request(prompt, sampler, max_new_tokens, stops) for prompt, sampler in zip(prompts, samplers, strict=True)
+    ]
+    check_requests(executor, requests, prefill_chunk)
+    return serve(executor, requests, prefill_chunk=prefill_chunk, observers=observers)
+
+
+def serve(
+    executor: Executor,
+    requests: Iterable[Request],
+    *,
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    observers: Sequence[Observer] = (),
+    policy: Policy = prompts_first,
+    governor: Governor | None = None,
+) -> Generator[Step, None, None]:
+    """The steps of requests that all begin now, one per row of the batch, until every one has finished.
+
+    Observers hear of the prompts before the first step is asked for.
+    """
+    engine = Engine(executor, prefill_chunk, observers, policy, governor=governor)
+    wanted = list(requests)
+    for observer in observers:
+        observer.on_prompts(tuple(len(request.prompt) for request in wanted))
+    for request in wanted:
+        engine.join(request)
+    return _steps(engine)
+
+
+def _steps(engine: Engine) -> Generator[Step, None, None]:
+    """Steps until there is nothing to do."""
+    engine.mark = time.perf_counter()  # what was done before the first one was asked for is none of its overhead
+    while (step := engine.step()) is not None:
+        yield step

@@ -1,0 +1,86 @@
+"""A draft model: a smaller package of the same vocabulary says what it would go on with, token by token.
+
+It reads what the row has, in a cache of its own: what was confirmed of its guesses is there already, and it goes back
+by the others. A guess is its likeliest token, however the row draws: of all that do not depend on the draw it proves
+right most often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.runtime.engine.executor import FEW_TOKENS, Executor
+from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.planner import RowView, plan_step
+
+CHUNK_TOKENS = 512
+CLASSES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
+"""Guesses are told apart by the probability that the draft gives them: at least so much."""
+PRIORS = (0.15, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95)
+"""What share of them is thought to be right before any was judged."""
+UNLIKELY = 0.3
+"""Where the probabilities of the guesses so far have a product below this, no further one is made."""
+Ids = npt.NDArray[np.int64]
+
+
+class DraftGuesser:
+    """Guesses of one row at a time. See `engine.guesses.Guesser`.
+
+    Raises GenerationError when the draft's logits are not finite, ProviderError or ResourceError when its run fails.
+    """
+
+    def __init__(self, executor: Executor, vocab_size: int) -> None:
+        """`executor`: of the draft, of batch size 1, and nobody else's. `vocab_size`: of the model that confirms."""
+        self._executor, self._vocab_size = executor, vocab_size
+        self._fed = np.zeros(executor.contract.max_length, np.int64)
+        executor.cache.prepare()
+
+    def __call__(self, history: Ids, most: int, /) -> Sequence[Guess]:
+        """What the draft goes on with."""
+        longest = self._executor.contract.max_length
+        if len(history) > longest:
+            return ()
+        self._go_back(history)
+        if not most:
+            self._read(history[:-1])
+            return ()
+        guesses, chance, text = list[Guess](), 1.0, history
+        while len(guesses) < most and chance >= UNLIKELY and len(text) <= longest:
+            logits = self._read(text)
+            token = int(logits.argmax())
+            if token >= self._vocab_size or not np.isfinite(logits[token]):
+                break
+            likely = 1 / float(np.exp(logits - logits[token]).sum())
+            chance *= likely
+            guesses.append(Guess(token, int(np.searchsorted(CLASSES, likely, side="right")) - 1))
+            text = np.append(text, token)
+        return guesses
+
+    def _go_back(self, history: Ids) -> None:
+        """Forget what is not the row's text, and at least its last token: what follows comes of its logits."""
+        cache = self._executor.cache
+        filled = cache.filled[0]
+        same = min(filled, len(history) - 1)
+        wrong = np.flatnonzero(self._fed[:same] != history[:same])
+        cache.rewind(0, filled - (int(wrong[0]) if len(wrong) else same))
+
+    def _read(self, text: Ids) -> npt.NDArray[np.float32]:
+        """Feed what is not in the cache yet; the logits [vocab] after the last token of it."""
+        executor = self._executor
+        filled = executor.cache.filled
+        logits = np.zeros(0, np.float32)
+        while pending := len(text) - filled[0]:
+            begin = filled[0]
+            view = RowView(begin, pending, reads=pending > FEW_TOKENS or not begin)
+            plan = plan_step([view], executor.graphs, CHUNK_TOKENS)
+            assert plan is not None
+            graph, count = executor.prepare(plan), plan.take[0]
+            graph.tokens.fill(0)
+            graph.tokens[0, :count] = self._fed[begin : begin + count] = text[begin : begin + count]
+            executor.run(plan, graph, 0)
+            if plan.ends:
+                logits = graph.logits(0, plan.ends[0][1])
+        return logits

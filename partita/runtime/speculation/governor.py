@@ -1,0 +1,144 @@
+"""How many guesses are worth a step, from what steps of each width cost here and how often guesses prove right.
+
+With chances a1, a2, ... of guesses that each hold where those before it do, a step of k guesses gives a row
+
+    E(k) = 1 + a1 + a1 a2 + ... + a1 a2 .. ak      tokens, and takes t(k + 1) seconds,
+
+where one without takes t(1) (Leviathan et al., arXiv 2211.17192, have the formula with one chance for all). The best k
+is that of the most tokens per second. Estimates are wrong at times, so there is an account beside them: what
+guesses have won and lost so far against steps without. It may go below zero by half a step and a small share of the
+time only, and a step that could lose more than what is left is not made. So speculation that does not pay ends by
+itself, and is tried again when the time has grown.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from partita.runtime.engine.guesses import Heard
+from partita.runtime.speculation.acceptance import Acceptance
+from partita.runtime.speculation.costs import StepCosts
+
+MOST_GUESSES = 10
+"""Per step."""
+STAKE = 0.5
+"""Steps of one token that may be lost at the beginning."""
+SHARE = 0.02
+"""Part of the time that may be lost after that, the time in which guesses were looked for included."""
+OUTLIER = 3.0
+"""A guess that took so many times what others did was kept waiting."""
+PURSE = 4.0
+"""Steps of one token of what was won that may be lost again."""
+MARGIN = 1.03
+"""How much more tokens per second a guess has to promise."""
+REFRESH = 48
+"""Steps with guesses after which one is made without, so that what they are compared with stays true."""
+
+
+class Governor:
+    """Chooses the number of guesses for the rows of one executor. It may be kept for the next generation."""
+
+    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES) -> None:
+        """`priors`: what share of each class of guesses is thought to be right. `most`: guesses per row and step."""
+        self.costs, self.acceptance = StepCosts(), Acceptance(priors)
+        self._most = most
+        self._since_plain = 0
+        self._declined = 0
+        """Steps without guesses that there were."""
+        self._spent = 0.0
+        """Seconds of decode steps."""
+        self._won = 0.0
+        """Seconds that guesses have saved; below zero what they have cost."""
+        self._asking: deque[float] = deque(maxlen=15)
+        """Seconds per guess of the last times that some were made."""
+        self._looking: deque[float] = deque(maxlen=15)
+        """Seconds of the last steps in which guesses were made, looked for, or decided about."""
+
+    def begin(self) -> None:
+        """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
+        self._spent = self._won = 0.0
+
+    # --- engine.guesses.Governor --------------------------------------------------------------------------------------
+
+    @property
+    def measuring(self) -> bool:
+        """Whether a step without guesses is wanted now, because there is none, or none of late, to compare with."""
+        return not self.costs.known or self._since_plain >= REFRESH
+
+    def most(self) -> int:
+        """Guesses per row that it is worth asking for."""
+        asking = self._ask_seconds()
+        if self._left() < asking + self.costs.of(2) / self.costs.of(1) - 1:
+            best = 0
+        elif asking < MARGIN - 1:
+            return self._most  # they cost nothing to make, and their evidence tells more than what is typical
+        else:
+            best = self._best([(self.acceptance.typical,) * self._most], 1, asking)
+        if not best:
+            self.acceptance.decline_all()
+        return best
+
+    def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
+        """How many of these guesses are fed in each row."""
+        chances = [tuple(self.acceptance.of(kind) for kind in offer) for offer in offers]
+        best = self._best(chances, live)
+        if not best:
+            for offer in offers:
+                self.acceptance.decline(offer)
+            self._declined += 1
+            if self._declined % REFRESH == 0:
+                self.costs.forget_worst()
+        return best
+
+    def heard(self, step: Heard) -> None:
+        """A decode step was made."""
+        self.costs.add(step.width, step.seconds)
+        self._since_plain = self._since_plain + 1 if step.width > 1 else 0
+        asking = self._asked_seconds(step)
+        for row in step.tested:
+            self.acceptance.judge(row.evidence, row.confirmed)
+        if not self.costs.known:
+            return
+        taken = self.costs.of(step.width)
+        if not self.costs.settled(step.width):
+            taken = max(taken, min(step.seconds, OUTLIER * taken))
+        taken += asking
+        self._spent += taken
+        self._won += step.tokens / max(step.live, 1) * self.costs.of(1) - taken
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _ask_seconds(self) -> float:
+        """What a guess costs to make, in steps of one token; 0 before one was made."""
+        return statistics.median(self._asking) / self.costs.of(1) if self._asking else 0.0
+
+    def _asked_seconds(self, step: Heard) -> float:
+        """What looking for guesses took in a step; what a process that had to wait took is not charged."""
+        if step.asked:
+            self._asking.append(step.guess_seconds / step.asked)
+        self._looking.append(step.guess_seconds)
+        return min(step.guess_seconds, OUTLIER * statistics.median(self._looking))
+
+    def _left(self) -> float:
+        """What the next step may lose, in steps of one token."""
+        return min(STAKE + (SHARE * self._spent + self._won) / self.costs.of(1), PURSE)
+
+    def _best(self, chances: Sequence[Sequence[float]], live: int, asking: float = 0.0) -> int:
+        """The number of guesses with the most tokens per second, within what may be lost; 0 for none. `asking`: what
+        each still costs to be made, in steps of one token.
+        """
+        one, left = self.costs.of(1), self._left()
+        best, rate = 0, MARGIN
+        running = [1.0] * len(chances)
+        tokens = float(live)
+        for count in range(1, max(map(len, chances), default=0) + 1):
+            for row, chance in enumerate(chances):
+                if count <= len(chance):
+                    running[row] *= chance[count - 1]
+                    tokens += running[row]
+            cost = self.costs.of(count + 1) / one + asking * count
+            if cost - 1 <= left and tokens / live / cost > rate:
+                best, rate = count, tokens / live / cost
+        return best

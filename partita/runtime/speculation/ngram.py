@@ -1,0 +1,96 @@
+"""Prompt lookup: the text goes on as it did where its last tokens stood before. Needs no second model.
+
+Of earlier places of the last two tokens, or else of the last one, that counts where most tokens before agree, and of
+equals the latest. What stood behind it is guessed. A text that repeats itself reaches into its own end; the guess goes
+on with what was guessed, as decompressors do:
+
+    history   ... a b c d e ... a b c          guesses  d e ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.runtime.engine.guesses import Guess
+
+PLACES = 24
+"""Latest places of the last two tokens that are compared."""
+LONGEST = 20
+"""Tokens before a place that are compared."""
+CLASSES = (1, 2, 3, 4, 6, 10, 17)
+"""Guesses are told apart by how many tokens before them agree: at least so many."""
+PRIORS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9)
+"""What share of them is thought to be right before any was judged."""
+_EVIDENCE = [max(index for index, least in enumerate(CLASSES) if least <= max(count, 1)) for count in range(18)]
+Ids = npt.NDArray[np.int64]
+
+
+class NgramGuesser:
+    """Guesses from one row's own text. See `engine.guesses.Guesser`."""
+
+    def __init__(self) -> None:
+        self._known: Ids = np.zeros(0, np.int64)
+        self._text: list[int] = []
+        self._pairs: dict[tuple[int, int], list[int]] = {}
+        """By two tokens, the places after them, ascending; all but that at the end of the text."""
+        self._last: dict[int, int] = {}
+        """By a token, the last place after it; but not the end of the text."""
+
+    def __call__(self, history: Ids, most: int, /) -> Sequence[Guess]:
+        """What followed the longest earlier occurrence of the end of the text."""
+        self._follow(history)
+        place, agree = self._find()
+        if not agree:
+            return ()
+        text, guesses = self._text, list[int]()
+        end = len(text)
+        for at in range(place, place + most):
+            guesses.append(text[at] if at < end else guesses[at - end])
+        return [Guess(token, _class_of(agree + index)) for index, token in enumerate(guesses)]
+
+    def _follow(self, history: Ids) -> None:
+        """Take in what is new; all of it after the row has gone back."""
+        count = len(self._text)
+        if count > len(history) or not np.array_equal(self._known, history[:count]):
+            self._text, self._pairs, self._last, count = [], {}, {}, 0
+        fresh = history[count:].tolist()
+        text = self._text
+        for token in fresh:
+            end = len(text)
+            if end:
+                self._last[text[-1]] = end
+            if end > 1:
+                self._pairs.setdefault((text[-2], text[-1]), []).append(end)
+            text.append(token)
+        if fresh:
+            self._known = history.copy()
+
+    def _find(self) -> tuple[int, int]:
+        """The place whose past agrees with the end of the text for the longest, and for how many tokens; 0 for none."""
+        text = self._text
+        best, longest = 0, 0
+        if len(text) > 1:
+            for place in reversed(self._pairs.get((text[-2], text[-1]), ())[-PLACES:]):
+                agree = _agreement(text, place)
+                if agree > longest:
+                    best, longest = place, agree
+                if longest >= LONGEST:
+                    break
+        if not longest and text and text[-1] in self._last:
+            best, longest = self._last[text[-1]], 1
+        return best, longest
+
+
+def _agreement(text: Sequence[int], place: int) -> int:
+    """How many tokens before `place` are those at the end of the text; two are known to be."""
+    end, count = len(text), 2
+    while count < min(LONGEST, place) and text[place - 1 - count] == text[end - 1 - count]:
+        count += 1
+    return count
+
+
+def _class_of(agree: int) -> int:
+    return _EVIDENCE[min(agree, len(_EVIDENCE) - 1)]

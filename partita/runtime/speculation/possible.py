@@ -1,0 +1,61 @@
+"""Whether a package can confirm several tokens in one step, and whether one can draft; else why not, by name."""
+
+from __future__ import annotations
+
+from partita.observations.text_format import listing, name_families
+from partita.runtime.engine.cache import fixed
+from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.planner import RowView, plan_step
+from partita.spelling import spelled
+
+NAMED = 6
+SEVERAL = 2
+ANY = 512
+
+
+def why_not(executor: Executor) -> str | None:
+    """Why no step of this package can confirm guesses; None where one can."""
+    return _cannot_go_back(executor) or _takes_no_several(executor)
+
+
+def why_no_draft(executor: Executor) -> str | None:
+    """Why this package cannot draft for another; None where it can."""
+    if executor.contract.batch_size != 1:
+        return f"its batch size is {executor.contract.batch_size}, and a draft has one row"
+    if executor.takes_rope_length:
+        return "its rotary frequencies depend on the length of the text"
+    return _cannot_go_back(executor)
+
+
+def _cannot_go_back(executor: Executor) -> str | None:
+    """Why a guess that was fed in vain cannot be taken back."""
+    contract = executor.contract
+    if contract.rereads:
+        return "its graph keeps no cache, so every step reads the whole text"
+    if contract.rereads_at is not None:
+        return f"cached keys do not hold beyond {contract.rereads_at} tokens, so none can be taken back"
+    if executor.cache.can_rewind(1):
+        return None
+    recurrent = [state for state in contract.states if state.kind not in fixed.KINDS]
+    if recurrent:
+        kinds = listing(sorted({str(state.kind) for state in recurrent}))
+        names = name_families([state.past for state in recurrent], NAMED)
+        return f"its {kinds} states ({names}) take in every token that they are fed, and it cannot be taken out again"
+    return "its cache grows, and here it cannot be shortened: rows beside each other, bfloat16, or memory of a device"
+
+
+def _takes_no_several(executor: Executor) -> str | None:
+    """Why no step takes several tokens after others and gives the logits of each."""
+    contract, graphs = executor.contract, executor.graphs
+    rows = [RowView(1, SEVERAL, every_logit=True) for _ in range(contract.batch_size)]
+    plan = plan_step(rows, graphs, ANY)
+    if plan is not None and plan.take == (SEVERAL,) * contract.batch_size and len(plan.positions) >= SEVERAL:
+        return None
+    if graphs.chunk is not None:
+        return f"its graphs take a fixed number of tokens; export without {spelled('static_shapes')}"
+    if not graphs.appends_chunks:
+        return (
+            f"at batch size {contract.batch_size} its attention takes one token at a time; export with "
+            f"{spelled('batch_size', 1)}, or with {spelled('attention', 'onnx24')}"
+        )
+    return "its graph gives the logits of the last token alone"

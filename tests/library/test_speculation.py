@@ -1,0 +1,98 @@
+"""Speculation as programs ask for it: the same tokens, what came of it, and what it is refused for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import partita
+from partita.partition_reports.sections.report import sections
+from partita.runtime.speculation.governor import Governor
+from tests.runtime.handmade import ALL, handmade
+
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
+N = 40
+
+
+def answered(model: partita.Model, **options: object) -> partita.Generation:
+    return model.generate(PROMPT, max_new_tokens=N, stop_token_ids=(), **options).run()  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every guess is fed, so that what is tested does not depend on how fast this machine is."""
+    monkeypatch.setattr(Governor, "measuring", False)
+    monkeypatch.setattr(Governor, "most", lambda self: 5)
+    monkeypatch.setattr(Governor, "choose", lambda self, offers, live: 5)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "drawn"])
+def test_guesses_change_the_number_of_steps_and_no_token(package: Path, options: dict[str, float]) -> None:
+    with partita.load(package, "cpu", observe=False) as model:
+        plain = answered(model, **options)
+        for how in ({"speculate": "ngram"}, {"draft": package}, {"draft": str(package)}):
+            fast = answered(model, **options, **how)
+            assert fast.tokens == plain.tokens and fast.text == plain.text
+            assert fast.speculation is not None and fast.speculation.guessed > 0
+            assert len(fast.steps) == len(plain.steps) - fast.speculation.confirmed
+            if "draft" in how and not options:
+                assert fast.speculation.acceptance == 1 and (fast.speculation.tokens_per_step or 0) > 1.5
+    assert plain.speculation is None
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_report_says_what_guesses_have_come_to(package: Path) -> None:
+    with partita.load(package, "cpu") as model:
+        answered(model, draft=package)
+        told = model.report().speculation
+        assert told is not None and (told.kind, told.draft) == ("draft", package.name)
+        assert told.confirmed == told.guessed and sum(entry.steps for entry in told.widths) == told.steps
+        assert sum(entry.tokens for entry in told.widths) == told.tokens == N - 1 - 4, "four steps were profiled"
+        found = {part.key: part for part in sections(model.report())}["speculation"]
+        assert "were right (100.0 %)" in str(found) and model.report().request.options["draft"] == str(package)
+        answered(model)
+        assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
+
+
+def test_a_package_in_a_process_of_its_own_guesses_as_well(package: Path) -> None:
+    with partita.load(package, "cpu", process="child", observe=False) as model:
+        plain, fast = answered(model), answered(model, speculate="ngram")
+        assert fast.tokens == plain.tokens
+        assert fast.speculation is not None and fast.speculation.steps == len(fast.steps) - 1
+
+
+def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: Callable[[Path], Path]) -> None:
+    other = own_copy(package)
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["added_tokens"][2]["content"] = "<over>"
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    with partita.load(package, "cpu", observe=False) as model:
+        for options, says in (
+            ({"speculate": "tree"}, "speculate='tree': the only value is ngram"),
+            ({"speculate": "ngram", "draft": package}, "only one of them can guess"),
+            ({"draft": other}, r"token id 2 is '<over>' in .* and '<eos>' here; a draft needs the same tokenizer"),
+        ):
+            with pytest.raises(partita.ArgumentError, match=says):
+                answered(model, **options)
+        with pytest.raises(partita.PackageError, match="nowhere"):
+            answered(model, draft=package / "nowhere")
+    with partita.load(pair, "cpu", observe=False) as model:
+        for options, says in (
+            ({"draft": package}, "works at batch size 1, and .* has 2"),
+            ({"speculate": "ngram"}, "at batch size 2 its attention takes one token at a time"),
+        ):
+            with pytest.raises(partita.ArgumentError, match=says):
+                model.generate([PROMPT, PROMPT], **options)
+
+
+def test_states_that_cannot_be_taken_back_are_named(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "package", states=ALL)
+    with partita.load(folder, "cpu", observe=False) as model:
+        with pytest.raises(partita.ArgumentError, match=r"conv and recurrent states \(past\.") as caught:
+            answered(model, speculate="ngram")
+        assert "cannot confirm guesses" in str(caught.value)
+        assert len(answered(model).tokens[0]) > 1, "and the model goes on without"

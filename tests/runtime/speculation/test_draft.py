@@ -1,0 +1,137 @@
+"""A draft model reads what the row has, goes back by what was wrong, and changes no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from partita.providers.resolve import parse_chain
+from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
+from partita.runtime.runner import Runner, load_runner
+from partita.runtime.sampling import Filters, greedy, make_sampler
+from partita.runtime.speculation.draft import DraftGuesser
+from partita.runtime.speculation.possible import why_no_draft, why_not
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+
+PROMPT = [(5 * i + 1) % VOCAB for i in range(12)]
+KEYS = ("key",)
+Opened = Callable[..., Runner]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Opened]:
+    """Make a package and open it on the CPU provider."""
+    runners: list[Runner] = []
+
+    def factory(**options: object) -> Runner:
+        folder = handmade(tmp_path / str(len(runners)), **{"states": KEYS, **options})  # type: ignore[arg-type]
+        runners.append(load_runner(folder, parse_chain("cpu"), threads=1))
+        return runners[-1]
+
+    yield factory
+    for runner in runners:
+        runner.close()
+
+
+def drafted(guesser: DraftGuesser, text: list[int], most: int = 4) -> list[int]:
+    return [guess.token for guess in guesser(np.array(text, np.int64), most)]
+
+
+@pytest.mark.parametrize("shapes", ["any", "pair", "one"])
+def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_had_guessed_before(opened: Opened, shapes: str) -> None:
+    guesser = DraftGuesser(opened(shapes=shapes).executor, VOCAB)
+    guesser(np.array(PROMPT, np.int64), 0)
+    text = [*PROMPT]
+    for added in ([7], [7, 9], [], [3] * 5, known_tokens([*PROMPT, 7, 7, 9, 3, 3, 3, 3, 3], 3, KEYS)):
+        text += added
+        found = drafted(guesser, text)
+        assert found and found == known_tokens(text, len(found), KEYS)
+    assert drafted(guesser, text[:14]) == known_tokens(text[:14], len(drafted(guesser, text[:14])), KEYS)
+
+
+def test_a_draft_says_how_sure_it_is_and_stops_where_it_is_not(opened: Opened) -> None:
+    guesser = DraftGuesser(opened().executor, VOCAB)
+    guesses = guesser(np.array(PROMPT, np.int64), 12)
+    logits = known_logits([*PROMPT, *(guess.token for guess in guesses)], KEYS)[len(PROMPT) - 1 :]
+    chances = np.exp(logits.max(1)) / np.exp(logits).sum(1)
+    assert [guess.evidence for guess in guesses] == [
+        int(np.searchsorted((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97), chance, side="right")) - 1
+        for chance in chances[: len(guesses)]
+    ]
+
+
+def test_a_draft_with_a_shorter_cache_ends_where_it_is_full(opened: Opened) -> None:
+    guesser = DraftGuesser(opened().executor, VOCAB)
+    full = [*known_tokens(PROMPT, LENGTH, KEYS)][:LENGTH]
+    assert len(drafted(guesser, full)) == 1, "the token after the last one that it holds"
+    assert drafted(guesser, [*full, 4]) == []
+
+
+def test_tokens_that_the_larger_model_does_not_have_are_not_guessed(opened: Opened) -> None:
+    guesser = DraftGuesser(opened().executor, 1)
+    assert drafted(guesser, PROMPT) == ([0] * 4 if known_tokens(PROMPT, 1, KEYS) == [0] else [])
+
+
+def test_a_draft_changes_the_number_of_steps_and_no_token(opened: Opened) -> None:
+    runner, guesser = opened(), DraftGuesser(opened().executor, VOCAB)
+    steps = list(serve(runner.executor, [Request(PROMPT, greedy, 20, guesser=guesser)]))
+    assert [token for step in steps for token in step.tokens[0]] == known_tokens(PROMPT, 20, KEYS)
+    assert sum(step.confirmed for step in steps) == sum(step.guessed for step in steps) > 5
+
+
+def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
+    assert why_no_draft(opened().executor) is None and why_no_draft(opened(shapes="pair").executor) is None
+    for options, says in (
+        ({"batch": 2}, "its batch size is 2"),
+        ({"graph": "rope"}, "rotary frequencies"),
+        ({"states": ALL}, "take in every token"),
+    ):
+        assert says in str(why_no_draft(opened(**options).executor))
+
+
+def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
+    """The second token of 3,000 draws against its exact distribution, by chi-squared; with a seed the same tokens."""
+    runner, draft = opened(), opened()
+    guesser = DraftGuesser(draft.executor, VOCAB)
+
+    def drawn(sampler: object, speculates: bool) -> tuple[int, ...]:
+        request = Request(PROMPT, sampler, 3, guesser=guesser if speculates else None)  # type: ignore[arg-type]
+        return tuple(token for step in serve(runner.executor, [request]) for token in step.tokens[0])
+
+    sampler = make_sampler(40.0, top_k=4, seed=5)
+    found = [drawn(sampler, True) for _ in range(3000)]
+    first = max({tokens[0] for tokens in found}, key=[tokens[0] for tokens in found].count)
+    seconds = [tokens[1] for tokens in found if tokens[0] == first]
+    weights = Filters(40.0, top_k=4).weights(known_logits([*PROMPT, first], KEYS)[-1], np.zeros(0, np.int64))
+    wanted = len(seconds) * weights / weights.sum()
+    counts = np.bincount(seconds, minlength=VOCAB)
+    assert not counts[wanted == 0].any()
+    likely = wanted > 0
+    assert float((((counts - wanted) ** 2)[likely] / wanted[likely]).sum()) < 16.3, "3 degrees of freedom, 0.1 percent"
+    again = [drawn(make_sampler(40.0, top_k=4, seed=seed), True) for seed in range(20)]
+    assert again == [drawn(make_sampler(40.0, top_k=4, seed=seed), False) for seed in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, None),
+        ({"states": ALL}, "conv and recurrent states (past.*"),
+        ({"shapes": "pair"}, "fixed number of tokens; export without static_shapes"),
+        ({"shapes": "one"}, "fixed number of tokens"),
+        ({"appends": False, "batch": 2}, "at batch size 2 its attention takes one token at a time"),
+        ({"rereads_at": 20, "graph": "rope"}, "cached keys do not hold beyond 20 tokens"),
+    ],
+)
+def test_a_package_that_cannot_confirm_guesses_is_told_by_name(
+    opened: Opened, options: dict[str, object], says: str | None
+) -> None:
+    from partita.spelling import read_by
+
+    with read_by("python"):
+        found = why_not(opened(**options).executor)
+    assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found
