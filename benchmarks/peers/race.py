@@ -65,12 +65,15 @@ class Settings:
 class Child:
     """A process that has one model open. Use it as a context manager."""
 
-    def __init__(self, entry: Entry, shape: str, places: Places, settings: Settings) -> None:
+    def __init__(
+        self, entry: Entry, shape: str, places: Places, settings: Settings, command: list[str] | None = None
+    ) -> None:
+        """`command`: what serves the contender; None: what its peer has for one prompt at a time."""
         log = places.work / shape / f"{entry.peer}-{entry.form}.child.log"
         self.log = log
         with log.open("wb") as errors:
             self.process = subprocess.Popen(
-                child_command(entry, places),
+                command or child_command(entry, places),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

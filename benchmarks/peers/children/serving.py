@@ -86,11 +86,13 @@ def peak_rss_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def serve(open_engine: Callable[[], Open]) -> None:
-    """Answer until stdin ends. `open_engine` imports the peer's library and returns what opens a model."""
+def serve(open_engine: Callable[[], Open], turn: Callable[..., dict[str, Any]] = timed) -> None:
+    """Answer until stdin ends. `open_engine` imports the peer's library and returns what opens a model; `turn` answers
+    what is asked of it.
+    """
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # the peers print to stdout
-    child = _Child(open_engine)
+    child = _Child(open_engine, turn)
     for line in sys.stdin:
         out.write(json.dumps(child.answer(json.loads(line))) + "\n")
         out.flush()
@@ -100,14 +102,14 @@ def serve(open_engine: Callable[[], Open]) -> None:
 class _Child:
     """One peer with one model."""
 
-    def __init__(self, open_engine: Callable[[], Open]) -> None:
-        self.open_engine = open_engine
+    def __init__(self, open_engine: Callable[[], Open], turn: Callable[..., dict[str, Any]]) -> None:
+        self.open_engine, self.turn = open_engine, turn
         self.opened: Opened | None = None
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """The answer, or an error as data."""
         try:
-            return self._open(**question) if self.opened is None else timed(self.opened.engine, **question)
+            return self._open(**question) if self.opened is None else self.turn(self.opened.engine, **question)
         except Exception as error:  # noqa: BLE001 - the parent has to hear of it, whatever a peer raises
             return {"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:400]}
 
