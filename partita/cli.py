@@ -26,13 +26,25 @@ from typer.exceptions import Abort, Exit, TyperException
 import partita
 from partita import extras
 from partita.commands.arguments import HELP, Started, help_alone
-from partita.commands.verbs import bench, evaluate, export, generate, inspect, place, providers, report, support, verify
+from partita.commands.verbs import (
+    bench,
+    evaluate,
+    export,
+    generate,
+    inspect,
+    place,
+    providers,
+    report,
+    serve,
+    support,
+    verify,
+)
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, public_type
 from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
 
-VERBS = (export, generate, verify, evaluate, inspect, place, support, bench, providers, report)
+VERBS = (export, generate, serve, verify, evaluate, inspect, place, support, bench, providers, report)
 """In the order in which the help names them."""
 app = typer.Typer(
     name="partita",
