@@ -97,7 +97,10 @@ def run(options: ServeOptions) -> int:
         endpoints = Endpoints(models, limits, metrics)
         gate = Gate(make_app(endpoints), limits, metrics, keys, _say_line)
         url = running.url_of(listening)
-        return running.run(gate, endpoints, listening, ready=lambda: _say_ready(url, options, models), told=_say_line)
+        server = running.Server(
+            gate, endpoints, listening, ready=lambda: _say_ready(url, options, models), told=_say_line
+        )
+        return server.run()
 
 
 def _checked(options: ServeOptions) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ class Exchange:
         return self._left == 0
 
     async def next(self) -> list[Said]:
-        """The next pieces, as many as there are. Raises ApiError when the request ends without its answer, GoneError."""
+        """The next pieces, as many as there are. Raises ApiError when the request ends without an answer, GoneError."""
         found = [self._checked(await self._events.get())]
         while not self.over and not self._events.empty():
             found.append(self._checked(self._events.get_nowait()))

@@ -1,4 +1,4 @@
-"""Readers of the fields of a body: each takes a JSON value and the field's name, and gives the value or raises ApiError.
+"""Readers of the fields of a body: each takes a JSON value and the field's name, and gives the value or an ApiError.
 
 What is wrong is said as OpenAI's API says it, one thing at a time, with the field in `param`.
 """

@@ -13,8 +13,8 @@ from partita.serve.limits import ServerLimits
 
 JSON_TYPE = "application/json"
 DISCARDED = 8
-"""Times the limit: so much of a body that is too large is read and thrown away, for most clients read an answer only when
-they have sent all."""
+"""Times the limit: so much of a body that is too large is read and thrown away, for most clients read an answer only
+when they have sent all."""
 DISCARD_SECONDS = 5.0
 
 

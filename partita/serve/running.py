@@ -31,6 +31,8 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep a connection for the next request: one that closes first loses none."""
 HEAD_SECONDS = 20.0
 """For the head of a request to arrive."""
+LAST_SECONDS = 1.0
+"""For errors to go out at an end that does not wait."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 ANOTHER_PORT = Remedy("choose another one, or 0 for any that is free", options=("--port", "{port}"))
 OTHER_HOST = Remedy("name an address of this machine", options=("--host", "127.0.0.1"))
@@ -141,71 +143,83 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-class _Ending:
-    """How the server is told to end."""
+class Server:
+    """The server process. `run` it in a thread of its own event loop; `end` it from any thread, or by a signal."""
 
-    def __init__(self, server: uvicorn.Server, endpoints: Endpoints, told: Callable[[str], object]) -> None:
-        self._server, self._endpoints, self._told = server, endpoints, told
-        self.number: int | None = None
-        """The first signal."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        endpoints: Endpoints,
+        listening: socket.socket,
+        *,
+        ready: Callable[[], object],
+        told: Callable[[str], object],
+    ) -> None:
+        """`ready` is called once clients are listened to; `told` hears lines for the operator."""
+        self._endpoints, self._listening, self._told = endpoints, listening, told
+        self._http = _HttpServer(_config(app), ready)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.number: int | None = None
+        """The signal that it was told to end by."""
+
+    def run(self) -> int:
+        """Serve until it is told to end; the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C."""
+        for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+            logger = logging.getLogger(name)
+            logger.addHandler(logging.NullHandler())
+            logger.propagate = False
+        with suppress(KeyboardInterrupt):
+            asyncio.run(self._serve())
+        return INTERRUPTED if self.number == signal.SIGINT else 0
+
+    def end(self, number: int) -> None:
+        """Drain as after this signal, from any thread; asked a second time, end at once."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end, number)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        with self._signals():
+            await self._http.serve([self._listening])
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def _signals(self) -> Iterator[None]:
         """Take signals in this block, those excepted that are ignored: nohup wants that."""
-        self._loop = asyncio.get_running_loop()
         before = {}
         in_main = threading.current_thread() is threading.main_thread()
         for number in SIGNALS if in_main else ():
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, self._signalled)
+                before[number] = signal.signal(number, lambda number, _: self.end(number))
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _signalled(self, number: int, frame: object) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._end, number)
-
     def _end(self, number: int) -> None:
         if self.number is not None:
             self._end_now()
             return
         self.number = number
-        count = len(self._server.server_state.tasks)
-        self._told(f"{signal.Signals(number).name}: answering the {count} open requests; once more ends at once")
+        count = len(self._http.server_state.tasks)
+        self._told(f"{signal.Signals(number).name}: ending; {count} open requests are answered, unless it comes again")
         self._endpoints.draining = True
-        self._server.should_exit = True
+        self._http.should_exit = True
         limit = self._endpoints.limits.drain_seconds
         if limit is not None:
-            assert self._loop is not None
-            self._loop.call_later(limit, self._end_now)
+            asyncio.get_running_loop().call_later(limit, self._end_now)
 
     def _end_now(self) -> None:
+        """Answers end with an error, which goes out where it is read."""
         self._endpoints.end_all()
-        assert self._loop is not None
-        self._loop.call_later(1.0, self._force)  # errors go out, where they are read
+        asyncio.get_running_loop().call_later(LAST_SECONDS, self._force)
 
     def _force(self) -> None:
-        self._server.force_exit = True
+        self._http.force_exit = True
 
 
-def run(
-    app: ASGIApp,
-    endpoints: Endpoints,
-    listening: socket.socket,
-    *,
-    ready: Callable[[], object],
-    told: Callable[[str], object],
-) -> int:
-    """Serve until a signal ends it; the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C."""
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logger = logging.getLogger(name)
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False
-    config = uvicorn.Config(
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http=Connection,
         ws="none",
@@ -219,13 +233,3 @@ def run(
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
-    server = _HttpServer(config, ready)
-    ending = _Ending(server, endpoints, told)
-
-    async def serve() -> None:
-        with ending.listening():
-            await server.serve([listening])
-
-    with suppress(KeyboardInterrupt):
-        asyncio.run(serve())
-    return INTERRUPTED if ending.number == signal.SIGINT else 0
