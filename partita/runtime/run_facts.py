@@ -8,7 +8,7 @@ from partita.observations.facts import PortFact, RunFacts, RunWindow, SessionFac
 from partita.observations.records import Memory
 from partita.process import peak_rss_bytes
 from partita.runtime.engine.executor import BoundGraph, LoadedGraph
-from partita.runtime.engine.recorder import FIRST_STEPS, Step
+from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Finish
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.runner import Runner
@@ -63,11 +63,6 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
         notes.append(
             f"{tokens} prompt tokens were prefilled one at a time with {file}, where a chunk of "
             f"{runner.executor.graphs.chunk} {why}; they count as prefill steps"
-        )
-    if runner.recorder.forgotten:
-        notes.append(
-            f"{runner.recorder.forgotten:,} steps between the first {FIRST_STEPS} and the last ones are in no figure: "
-            "of a batch that stays open, not all steps are kept"
         )
     again = [step for step in runner.steps if step.again]
     if again:

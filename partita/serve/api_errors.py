@@ -19,7 +19,7 @@ RETRY_SECONDS = 1
 """After which a client that was turned away may ask again."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ApiError(Exception):
     """A request that gets no answer, or no more of one."""
 

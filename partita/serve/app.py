@@ -18,6 +18,7 @@ from partita.partition_reports.render.view import load_view, view_names
 from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
 from partita.serve.api_errors import ApiError, of_error, sentence
 from partita.serve.bodies import Asked, read_chat, read_completion, read_json
+from partita.serve.fields import shown
 from partita.serve.exchange import Exchange, GoneError
 from partita.serve.incoming import read_body
 from partita.serve.limits import ServerLimits
@@ -101,7 +102,7 @@ class Endpoints:
             listed = ", ".join(self.models)
             raise ApiError(
                 404,
-                f"The model `{name[:80]}` does not exist; this server has {listed}.",
+                f"The model {shown(name)} does not exist; this server has {listed}.",
                 param="model",
                 code="model_not_found",
             )

@@ -6,12 +6,15 @@ import json
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
@@ -35,6 +38,15 @@ class Running:
     def __init__(self, url: str, server: Server, endpoints: Endpoints, models: dict[str, Served]) -> None:
         self.url, self.server, self.endpoints, self.models = url, server, endpoints, models
         self.told: list[str] = []
+
+    @contextmanager
+    def slowly(self, seconds: float = 0.01) -> Iterator[None]:
+        """Every step takes so long: these models are done before a test could come between."""
+        schedulers = [served._scheduler for served in self.models.values()]
+        with pytest.MonkeyPatch.context() as patch:
+            for scheduler in schedulers:
+                patch.setattr(scheduler, "step", partial(_after, seconds, scheduler.step))
+            yield
 
     @property
     def address(self) -> tuple[str, int]:
@@ -90,6 +102,11 @@ def running(
                 server.end(signal.SIGTERM)
                 thread.join(SECONDS)
             assert not thread.is_alive()
+
+
+def _after(seconds: float, step: Callable[[], bool]) -> bool:
+    time.sleep(seconds)
+    return step()
 
 
 def request_bytes(path: str, body: Any) -> bytes:

@@ -45,30 +45,19 @@ class Step:
     """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
 
 
-FIRST_STEPS, LAST_STEPS = 64, 4096
-"""Steps that are kept of a batch that stays open, which would otherwise fill the memory."""
-
-
 class Recorder:
-    """Keeps the steps of one generation; of one that has no end the first and the last."""
+    """Keeps the steps of one generation."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.prompt_tokens = 0
         """Tokens of the longest prompt."""
-        self.forgotten = 0
-        """Steps between the first and the last that are not kept."""
-        self._keeps_all = True
 
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
-        """A generation begins with prompts of these lengths; none: they come later, and it has no end."""
-        self.steps, self.forgotten = [], 0
+        """A generation begins with prompts of these lengths."""
+        self.steps = []
         self.prompt_tokens = max(lengths, default=0)
-        self._keeps_all = bool(lengths)
 
     def on_step(self, step: Step) -> None:
         """Append a step to those of this generation."""
         self.steps.append(step)
-        if not self._keeps_all and len(self.steps) >= FIRST_STEPS + 2 * LAST_STEPS:
-            self.forgotten += len(self.steps) - FIRST_STEPS - LAST_STEPS
-            del self.steps[FIRST_STEPS:-LAST_STEPS]
