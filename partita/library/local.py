@@ -94,7 +94,7 @@ class LocalEngine:
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
             begun, _ = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
-            self.runner.on_prompts(())
+            self.runner.on_open()
             return begun
 
     def join(self, number: int, request: RowRequest) -> int:
@@ -142,6 +142,8 @@ class LocalEngine:
                 raise ReportError("nothing to report: nothing has been generated yet")
             self._over = self._over or not last.is_open
             runner = self.runner
+            if last.is_open and not runner.steps:
+                raise ReportError("nothing to report: no request has been answered yet")
             facts = run_facts(
                 runner,
                 finish_reason=request.finish_reason,
@@ -196,7 +198,9 @@ class LocalEngine:
         batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)
         self._over = False
         self._number += 1
-        contract, graphs = self.manifest.graph, self.runner.executor.graphs
+        contract, executor = self.manifest.graph, self.runner.executor
+        graphs = executor.graphs
+        alone = (contract.rereads_at or 0) if executor.takes_rope_length else None
         begun = Begun(
             self._number,
             graphs.chunk_of(wanted, longest),
@@ -205,7 +209,8 @@ class LocalEngine:
             max_length=contract.max_length,
             vocab_size=contract.vocab_size,
             rows_apart=self.runner.cache.begins_rows_apart,
-            rows_rest=contract.batch_size == 1 or self.runner.cache.padding_is_safe,
+            rows_rest=contract.batch_size == 1 or (self.runner.cache.padding_is_safe and alone is None),
+            alone_beyond=alone,
         )
         return begun, batch
 

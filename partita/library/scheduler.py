@@ -52,6 +52,8 @@ class Scheduler:
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.lost_by: PartitaError | None = None
+        """What ended the last batch that was lost, with all requests in it."""
 
     @property
     def slots(self) -> int:
@@ -211,7 +213,17 @@ class Scheduler:
 
     def _can_begin(self) -> bool:
         """Whether a row is free, and may begin while the others are where they are."""
-        return None in self._rows and (self._limits.rows_apart or not any(self._rows))
+        return None in self._rows and (self._limits.rows_apart or not any(self._rows)) and self._goes_beside()
+
+    def _goes_beside(self) -> bool:
+        """Whether the first who waits and those at work make no difference to each other."""
+        limit = self._limits.alone_beyond
+        with self._changed:
+            first = self._queue[0] if self._queue else None
+        beside = [ticket for ticket in self._rows if ticket is not None]
+        if limit is None or first is None or not beside:
+            return True
+        return all(len(t.history) + (t.sampling.max_new_tokens or 0) <= limit for t in (first, *beside))
 
     def _end_cancelled(self) -> int:
         """End those that were cancelled; how many."""
@@ -233,7 +245,7 @@ class Scheduler:
         if not self._can_begin():
             return 0
         done, length = 0, None
-        while None in self._rows and (ticket := self._next(length)) is not None:
+        while None in self._rows and self._goes_beside() and (ticket := self._next(length)) is not None:
             done += 1
             if not self._limits.rows_apart:
                 length = len(ticket.history)
@@ -258,6 +270,8 @@ class Scheduler:
             request = RowRequest(ticket.history, ticket.sampling, work.stop_ids, work.logprobs)
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
+            if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
+                self._lose(error)
             _tell(ticket, self._over(ticket, "error", error))
             return
         self._rows[row] = ticket
@@ -318,7 +332,7 @@ class Scheduler:
 
     def _lose(self, error: PartitaError | None) -> None:
         """The batch is lost: all that are at work in it are over."""
-        self._begun = None
+        self._begun, self.lost_by = None, error or self.lost_by
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
         for ticket in lost:
