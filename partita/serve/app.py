@@ -18,8 +18,8 @@ from partita.partition_reports.render.view import load_view, view_names
 from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
 from partita.serve.api_errors import ApiError, of_error, sentence
 from partita.serve.bodies import Asked, read_chat, read_completion, read_json
-from partita.serve.fields import shown
 from partita.serve.exchange import Exchange, GoneError
+from partita.serve.fields import shown
 from partita.serve.incoming import read_body
 from partita.serve.limits import ServerLimits
 from partita.serve.metrics import Metrics

@@ -13,7 +13,7 @@ from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.audience import Audience
 from partita.library.chain import ChainOptions, Target
 from partita.library.engine import Engine
-from partita.library.loading import open_engine
+from partita.library.loading import Process, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.package import Manifest
 from partita.remedies import Remedy
@@ -42,6 +42,7 @@ class Serving:
     """What a request leaves open is as the checkpoint suggests; else as OpenAI's API has it."""
     placement: Limits = Limits()
     probe_seconds: float = 0.0
+    process: Process = "auto"
 
 
 def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def open_served(
     given, target = serving.where, serving.target
 
     def load() -> Engine:
-        return open_engine(folder, manifest, given, target, serving.choice, observe=True, process="auto")
+        return open_engine(folder, manifest, given, target, serving.choice, observe=True, process=serving.process)
 
     with audience.busy(f"opening {name}"):
         engine = Restarting(load, lambda line: told(f"{name}: {line}"))

@@ -18,6 +18,7 @@ import pytest
 
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.loading import Process
 from partita.package import read_manifest
 from partita.serve.app import Endpoints, make_app
 from partita.serve.gate import Gate
@@ -72,11 +73,15 @@ class Running:
 
 @contextmanager
 def running(
-    packages: dict[str, Path], limits: ServerLimits | None = None, *, keys: tuple[str, ...] = ()
+    packages: dict[str, Path],
+    limits: ServerLimits | None = None,
+    *,
+    keys: tuple[str, ...] = (),
+    process: Process = "this",
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics, limits = Metrics(), limits or ServerLimits()
-    serving = Serving(CPU, read_chain_options(CPU))
+    serving = Serving(CPU, read_chain_options(CPU), process=process)
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
