@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def serving(*arguments: object, **environment: str) -> Iterator[Command]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs the tests in the background has Ctrl-C ignored, which children take over.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
     )
     assert process.stdout is not None
@@ -181,7 +184,8 @@ def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answ
         (child,) = [each for each in psutil.Process().children() if "partita.library.host" in each.cmdline()]
         with server.slowly(0.02):
             answers = [pool.submit(server.post, COMPLETION, LONG) for _ in range(8)]
-            until(lambda: server.models["tiny"].open == 8)
+            scheduler = server.models["tiny"]._scheduler
+            until(lambda: (scheduler.running, scheduler.waiting) == (4, 4))
             child.kill()
             statuses = sorted(answer.result().status_code for answer in answers)
         assert statuses == [200] * 4 + [500] * 4, "four were at work, four waited"
