@@ -36,6 +36,7 @@ from partita.commands.verbs import (
     place,
     providers,
     report,
+    serve,
     support,
     verify,
 )
@@ -44,7 +45,7 @@ from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
 
-VERBS = (export, generate, chat, verify, evaluate, inspect, place, support, bench, providers, report)
+VERBS = (export, generate, chat, serve, verify, evaluate, inspect, place, support, bench, providers, report)
 """In the order in which the help names them."""
 app = typer.Typer(
     name="partita",

@@ -135,8 +135,20 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spelling",
         "errors",
     },
+    "serve": {
+        "foreign",
+        "library",
+        "package",
+        "runtime",
+        "partition_reports",
+        "check",
+        "observations",
+        "remedies",
+        "errors",
+    },
     "commands": {
         "paths",
+        "serve",
         "spelling",
         "foreign",
         "dtypes",
@@ -201,6 +213,10 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("runtime/ort/",),
     "torch": ("export/",),
     "onnxscript": ("export/",),
+    "fastapi": ("serve/",),
+    "starlette": ("serve/",),
+    "uvicorn": ("serve/",),
+    "prometheus_client": ("serve/",),
     # Errors and sections carry rows; only the edge sets them in type, and no child process loads what it needs for it.
     "rich": (
         "commands/",
@@ -221,7 +237,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/")
 
 # Must stay unloaded by `import partita.cli`. numpy alone takes about 100 ms, a third of what `--help` may take.
-HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
+HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "fastapi", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True)

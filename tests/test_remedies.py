@@ -69,8 +69,14 @@ BLANKS: dict[str, Any] = {
     "option": "--provider",
     "switch": "cuda.enable_cuda_graph=1",
 }
-VERBS = ("generate", "place", "export", "verify")
-POSITIONAL = {"generate": ["pkg", "1,2"], "place": ["pkg"], "export": ["owner/name", "out"], "verify": ["pkg"]}
+VERBS = ("generate", "place", "export", "verify", "serve")
+POSITIONAL = {
+    "generate": ["pkg", "1,2"],
+    "place": ["pkg"],
+    "export": ["owner/name", "out"],
+    "verify": ["pkg"],
+    "serve": ["pkg"],
+}
 TRIED = {
     "chmod": test_strangers.test_what_may_not_be_read_is_to_be_made_readable,
     "git": test_strangers.test_a_pointer_of_git_lfs_is_to_be_pulled,

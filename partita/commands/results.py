@@ -290,6 +290,31 @@ class ExportResult(Record):
     notes: tuple[str, ...]
 
 
+class ServedModel(Record):
+    """A package that a server has."""
+
+    name: str
+    """Of the model in the API."""
+    package: str
+    slots: int
+    """Rows of its batch: requests that are at work at once."""
+    max_length: int
+    """Most tokens of prompt and answer together."""
+    chat: bool
+    """It has a chat template, so it takes messages."""
+
+
+class ServeResult(Record):
+    """What `serve --json` prints when it listens."""
+
+    schema_id: Literal["partita.serve/1"] = Field(default="partita.serve/1", alias="schema")
+    partita_version: str = partita.__version__
+    url: str
+    """Of the server; that of the API is URL/v1."""
+    pid: int
+    models: tuple[ServedModel, ...]
+
+
 PUBLISHED: dict[str, Any] = {
     "generate": GenerateResult,
     "batch": BatchResult,
@@ -303,6 +328,7 @@ PUBLISHED: dict[str, Any] = {
     "explain": Explanation | Matches,
     "diff": ReportDiff,
     "check": GateResult,
+    "serve": ServeResult,
     "support": SupportTable,
     "support-diff": SupportDiff,
 }

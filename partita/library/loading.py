@@ -58,7 +58,7 @@ def load(
     manifest = open_folder(folder, choice)
     # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    engine = _engine(folder, manifest, given, target, choice, observe=observe, process=process)
+    engine = open_engine(folder, manifest, given, target, choice, observe=observe, process=process)
     _log_chain(target, engine, manifest)
     return Model(folder, manifest, engine)
 
@@ -69,7 +69,7 @@ def in_child(target: Target, process: Process) -> bool:
     return process == "child" or (process == "auto" and foreign)
 
 
-def _engine(
+def open_engine(
     folder: Path,
     manifest: Manifest,
     given: ChainOptions,
@@ -79,6 +79,7 @@ def _engine(
     observe: bool,
     process: Process,
 ) -> Engine:
+    """The package open on its chain, in this process or in a child. Raises what `load` raises."""
     if in_child(target, process):
         from partita.library.remote import RemoteEngine
 

@@ -67,6 +67,8 @@ class Text:
 
     def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path) -> None:
         self._tokenizer, self._folder = tokenizer, folder
+        self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
+        """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text."""
@@ -85,7 +87,7 @@ class Text:
         Raises UsageError when the package has no chat template, GenerationError when the template refuses the
         messages.
         """
-        full = self._tokenizer if isinstance(self._tokenizer, FullTokenizer) else _loaded(FullTokenizer, self._folder)
+        full = self._full = self._full or _loaded(FullTokenizer, self._folder)
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
             raise UsageError(

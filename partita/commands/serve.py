@@ -1,0 +1,149 @@
+"""`partita serve`: checks what was asked, opens the packages, and serves them until a signal ends it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.check.limits import Limits, check_limits
+from partita.commands.audience import TERMINAL, say, say_target
+from partita.commands.generate_options import MAX_TOKENS
+from partita.commands.results import ServedModel, ServeResult
+from partita.commands.terminal import note, print_record
+from partita.errors import UsageError
+from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.place_options import check_probe_seconds
+from partita.library.sampling import CHECKPOINT
+
+if TYPE_CHECKING:
+    from partita.serve.served import Served
+
+KEY_VARIABLE = "PARTITA_API_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Everything `partita serve` was asked."""
+
+    packages: tuple[Path, ...]
+    where: ChainOptions
+    names: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any that is free."""
+    keys: tuple[str, ...] = ()
+    placement: Limits = Limits()
+    choice: Choice = AS_IT_IS
+    adapter: str | None = None
+    prefill_chunk: int | None = None
+    sampling: str | None = None
+    body_bytes: int = 4 << 20
+    queue: int = 256
+    seconds: float = 600.0
+    requests: int = 1024
+    drain_seconds: float | None = None
+    probe_seconds: float = 0.0
+    as_json: bool = False
+
+
+def run(options: ServeOptions) -> int:
+    """Serve; returns the exit code. Raises InstallationError without the extra `serve`."""
+    from partita.serve.limits import ServerLimits
+
+    limits = ServerLimits(
+        body_bytes=options.body_bytes,
+        queue=options.queue,
+        seconds=options.seconds,
+        requests=options.requests,
+        drain_seconds=options.drain_seconds,
+    )
+    keys = _checked(options)
+    target = read_chain_options(options.where)
+    check_limits(options.placement, target.asked_names)
+
+    from partita.serve import running
+    from partita.serve.app import Endpoints, make_app
+    from partita.serve.gate import Gate
+    from partita.serve.metrics import Metrics
+    from partita.serve.opening import Serving, names_of, open_served, read_manifests
+
+    names = names_of(options.packages, options.names)
+    manifests = read_manifests(options.packages, options.choice)
+    metrics = Metrics()
+    serving = Serving(
+        options.where,
+        target,
+        options.choice,
+        options.adapter,
+        options.prefill_chunk,
+        options.sampling == CHECKPOINT,
+        options.placement,
+        options.probe_seconds,
+    )
+    with ExitStack() as stack:
+        listening = stack.enter_context(running.bind(options.host, options.port))
+        say_target(target)
+        if not keys and not running.is_loopback(listening):
+            say(f"{options.host} can be reached from other machines, and nobody is asked for a key; give --api-key")
+        models: dict[str, Served] = {}
+        for name, package, manifest in zip(names, options.packages, manifests, strict=True):
+            served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line)
+            stack.callback(served.stop)
+            models[name] = served
+        endpoints = Endpoints(models, limits, metrics)
+        gate = Gate(make_app(endpoints), limits, metrics, keys, _say_line)
+        url = running.url_of(listening)
+        server = running.Server(
+            gate, endpoints, listening, ready=lambda: _say_ready(url, options, models), told=_say_line
+        )
+        return server.run()
+
+
+def _checked(options: ServeOptions) -> tuple[str, ...]:
+    """The API keys, once every option makes sense by itself. Raises UsageError."""
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"--port is {options.port}; it must be between 1 and 65535, or 0 for any that is free")
+    if options.prefill_chunk is not None and not 1 <= options.prefill_chunk <= MAX_TOKENS:
+        raise UsageError(f"--prefill-chunk is {options.prefill_chunk}; it must be between 1 and {MAX_TOKENS:,}")
+    if options.sampling not in (None, CHECKPOINT):
+        raise UsageError(f"--sampling {options.sampling}: the only value is {CHECKPOINT}; leave it out otherwise")
+    check_probe_seconds(options.probe_seconds)
+    keys = options.keys or tuple(filter(None, [os.environ.get(KEY_VARIABLE, "")]))
+    if any(not key.strip() or not key.isprintable() for key in keys):
+        raise UsageError("--api-key is empty or has characters that no header can hold; give another one")
+    return keys
+
+
+def _say_line(text: str) -> None:
+    """A line for the operator, while the server runs."""
+    note(f"partita: {' '.join(text.split())}")
+
+
+def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> None:
+    """Where clients find the server, on stderr; with --json on stdout, too."""
+    for served in models.values():
+        report = served.report()
+        verdict = report.summary.verdict if report.summary is not None else "no report"
+        note(f"{served.name}: {served.slots} rows of {served.reading.max_length:,} tokens; {verdict}")
+    note(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; Ctrl-C or SIGTERM ends it")
+    if options.as_json:
+        print_record(
+            ServeResult(
+                url=url,
+                pid=os.getpid(),
+                models=tuple(
+                    ServedModel(
+                        name=served.name,
+                        package=str(served.folder),
+                        slots=served.slots,
+                        max_length=served.reading.max_length,
+                        chat=served.reading.chats,
+                    )
+                    for served in models.values()
+                ),
+            )
+        )

@@ -1,0 +1,259 @@
+"""Answers in the format of OpenAI's API: what each choice said, whole or piece by piece.
+
+Objects are `chat.completion`, `chat.completion.chunk` and `text_completion` (OpenAI API reference; openai-python,
+`types/chat` and `types/completion*.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from partita.library.scheduler import Piece
+from partita.runtime.logprobs import TokenLogprobs
+from partita.runtime.text import INCOMPLETE, Text
+
+IMPOSSIBLE = -9999.0
+"""What OpenAI's API has for a token of probability 0: JSON has no infinity."""
+FINISHES = {"stop": "stop", "length": "length", "cache_full": "length"}
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one choice has said so far."""
+
+    prompt_tokens: int
+    pieces: list[str] = field(default_factory=list)
+    """Texts, in order."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tokens: int = 0
+    finish: str | None = None
+    length: int = 0
+    """Characters so far."""
+
+    def take(self, piece: Piece, *, keep: bool) -> None:
+        """Note a piece; `keep`: its text and log-probabilities, too, for an answer that is sent whole."""
+        self.tokens += len(piece.tokens)
+        self.length += len(piece.text)
+        self.finish = piece.finish_reason or self.finish
+        if keep:
+            self.pieces.append(piece.text)
+            self.logprobs += piece.logprobs
+
+
+class Format(Protocol):
+    """How the answers of one endpoint are written."""
+
+    prefix: str
+    """Of the id."""
+    whole: str
+    """Type of an answer."""
+    part: str
+    """Type of a piece of one."""
+
+    def said(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+        """A choice that is whole, without its index and its end; `offset`: characters before it."""
+
+    def opening(self) -> dict[str, Any] | None:
+        """What the stream of a choice begins with; None: nothing."""
+
+    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+        """A piece of a choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens as texts."""
+
+    text: Text
+    ends: frozenset[int]
+    """Those that end an answer and are no part of what it says."""
+
+    def said(self, entries: Sequence[TokenLogprobs]) -> list[TokenLogprobs]:
+        """Without the token that ended the answer."""
+        return [entry for entry in entries if entry.token not in self.ends]
+
+    def written(self, token: int) -> str:
+        """A token by itself, which need not read as in its sentence."""
+        return self.text.decode_at_once([token])
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """`/v1/chat/completions`."""
+
+    tokens: Tokens
+    wanted: bool
+    """Log-probabilities."""
+    prefix = "chatcmpl-"
+    whole = "chat.completion"
+    part = "chat.completion.chunk"
+
+    def said(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+        """The assistant's message."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"message": message, "logprobs": self._logprobs(logprobs)}
+
+    def opening(self) -> dict[str, Any] | None:
+        """Who speaks."""
+        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
+
+    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+        """More of the message."""
+        return {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(logprobs)}
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if not self.wanted:
+            return None
+        content = [
+            {
+                **self._token(entry.token, entry.logprob),
+                "top_logprobs": [self._token(token, value) for token, value in entry.top],
+            }
+            for entry in self.tokens.said(entries)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self.tokens.written(token)
+        # A part of a character has bytes that the tokenizer does not tell.
+        known = INCOMPLETE not in text
+        return {
+            "token": text,
+            "logprob": max(logprob, IMPOSSIBLE),
+            "bytes": list(text.encode("utf-8")) if known else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFormat:
+    """`/v1/completions`."""
+
+    tokens: Tokens
+    wanted: bool
+    """Log-probabilities."""
+    prefix = "cmpl-"
+    whole = "text_completion"
+    part = "text_completion"
+
+    def said(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+        """The text."""
+        return {"text": text, "logprobs": self._logprobs(logprobs, offset)}
+
+    def opening(self) -> dict[str, Any] | None:
+        """Nothing."""
+        return None
+
+    def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
+        """More of the text."""
+        return self.said(text, logprobs, offset)
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
+        if not self.wanted:
+            return None
+        kept = self.tokens.said(entries)
+        texts = [self.tokens.written(entry.token) for entry in kept]
+        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        top = [
+            {self.tokens.written(token): max(value, IMPOSSIBLE) for token, value in entry.top}
+            | {text: max(entry.logprob, IMPOSSIBLE)}
+            for text, entry in zip(texts, kept, strict=True)
+        ]
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(entry.logprob, IMPOSSIBLE) for entry in kept],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+
+class Answer:
+    """One answer on its way: its head, and the objects that are made of its choices."""
+
+    def __init__(self, form: Format, model: str, fingerprint: str, echoes: Sequence[str], *, usage: bool) -> None:
+        """`echoes`: text that each choice begins with. `usage`: told at the end of a stream."""
+        self.form, self._echoes, self._usage = form, echoes, usage
+        self.identity = f"{form.prefix}{secrets.token_hex(12)}"
+        self._head = {"id": self.identity, "created": int(time.time()), "model": model}
+        self._fingerprint = fingerprint
+
+    def finished(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The answer as one object."""
+        listed = [
+            {
+                "index": index,
+                **self.form.said(echo + "".join(choice.pieces), choice.logprobs, len(echo)),
+                "finish_reason": FINISHES.get(choice.finish or "", choice.finish),
+            }
+            for index, (choice, echo) in enumerate(zip(choices, self._echoes, strict=True))
+        ]
+        return {
+            **self._head,
+            "object": self.form.whole,
+            "system_fingerprint": self._fingerprint,
+            "choices": listed,
+            "usage": usage(choices),
+        }
+
+    def openings(self) -> list[bytes]:
+        """What the stream begins with."""
+        events = []
+        for index, echo in enumerate(self._echoes):
+            opening = self.form.opening()
+            if opening is not None:
+                events.append(self._event([{"index": index, **opening, "finish_reason": None}]))
+            if echo:
+                events.append(self._event([{"index": index, **self.form.delta(echo, (), 0), "finish_reason": None}]))
+        return events
+
+    def piece(self, index: int, piece: Piece, before: int) -> bytes | None:
+        """The event for a piece of a choice, after `before` characters; None when nobody would see anything."""
+        if not (piece.text or piece.finish_reason or (piece.logprobs and self.form_wants_logprobs)):
+            return None
+        offset = len(self._echoes[index]) + before
+        finish = FINISHES.get(piece.finish_reason or "", piece.finish_reason)
+        return self._event(
+            [{"index": index, **self.form.delta(piece.text, piece.logprobs, offset), "finish_reason": finish}]
+        )
+
+    @property
+    def form_wants_logprobs(self) -> bool:
+        """Whether log-probabilities are told."""
+        return bool(getattr(self.form, "wanted", False))
+
+    def closing(self, choices: Sequence[Choice]) -> bytes:
+        """What the stream ends with."""
+        return (self._event([], usage(choices)) if self._usage else b"") + DONE
+
+    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
+        record = {
+            **self._head,
+            "object": self.form.part,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+            **({"usage": used} if self._usage else {}),
+        }
+        return event(record)
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Tokens that were read and made; a prompt with several choices was read for each of them."""
+    prompt, new = sum(choice.prompt_tokens for choice in choices), sum(choice.tokens for choice in choices)
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def event(record: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + to_json(record) + b"\n\n"
+
+
+def to_json(record: Any) -> bytes:
+    """A JSON object on one line, in UTF-8."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+        "utf-8", "backslashreplace"
+    )

@@ -1,0 +1,154 @@
+"""Packages made ready to be served: opened on their chain, with their tokenizers; refused when something is amiss."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.check.limits import Limits
+from partita.errors import GenerationError, PackageError, UsageError
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.library.audience import Audience
+from partita.library.chain import ChainOptions, Target
+from partita.library.engine import Engine
+from partita.library.loading import Process, open_engine
+from partita.library.notes import idle, inferred, not_used, unverified
+from partita.package import Manifest
+from partita.remedies import Remedy
+from partita.runtime.adapter_names import check_adapter
+from partita.runtime.suggested import Suggestion, suggestion
+from partita.runtime.text import Text, load_text, stop_token_ids
+from partita.serve.metrics import Metrics
+from partita.serve.prompts import DEFAULTS, Reading
+from partita.serve.restarting import Restarting
+from partita.serve.served import Served
+
+NAME_THEM = Remedy("give each package a name, in their order", options=("--name", "{first}", "--name", "{second}"))
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How packages are served."""
+
+    where: ChainOptions
+    target: Target
+    choice: Choice = AS_IT_IS
+    adapter: str | None = None
+    prefill_chunk: int | None = None
+    from_checkpoint: bool = False
+    """What a request leaves open is as the checkpoint suggests; else as OpenAI's API has it."""
+    placement: Limits = Limits()
+    probe_seconds: float = 0.0
+    process: Process = "auto"
+
+
+def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
+    """The name of each package: as given, or that of its folder. Raises UsageError where two are the same."""
+    if given and len(given) != len(packages):
+        raise UsageError(
+            f"--name is given {len(given)} times, for {len(packages)} packages; give it once for each, in their order"
+        )
+    names = tuple(given) or tuple(package.resolve().name for package in packages)
+    for name in names:
+        if not name or not name.isprintable():
+            raise UsageError(f"--name {name!r}: a name has to have characters, and none that control a terminal")
+        if names.count(name) > 1:
+            raise UsageError(
+                f"two packages are called {name}", remedy=NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
+            )
+    return names
+
+
+def open_served(
+    name: str,
+    folder: Path,
+    manifest: Manifest,
+    serving: Serving,
+    metrics: Metrics,
+    audience: Audience,
+    told: Callable[[str], object],
+) -> Served:
+    """Open a package, generate a few tokens with it, and have it ready for requests.
+
+    `told` hears lines for the operator later on. Raises PackageError, also for one without a tokenizer; ProviderError
+    when the chain is not honoured or the limits are not met; ResourceError, UsageError.
+    """
+    check_adapter(folder, manifest, serving.adapter)
+    reading = _reading(folder, manifest, serving)
+    given, target = serving.where, serving.target
+
+    def load() -> Engine:
+        return open_engine(folder, manifest, given, target, serving.choice, observe=True, process=serving.process)
+
+    with audience.busy(f"opening {name}"):
+        engine = Restarting(load, lambda line: told(f"{name}: {line}"))
+    try:
+        for line in _notes(engine, manifest):
+            audience.note(line)
+        served = Served(
+            name,
+            folder,
+            engine,
+            reading,
+            metrics,
+            told=told,
+            fingerprint=_fingerprint(manifest, target),
+            prefill_chunk=serving.prefill_chunk,
+            adapter=serving.adapter,
+        )
+        with audience.busy(f"a first run of {name}"):
+            served.start(serving.placement, serving.probe_seconds)
+    except BaseException:
+        engine.close()
+        raise
+    return served
+
+
+def read_manifests(packages: Sequence[Path], choice: Choice) -> list[Manifest]:
+    """The manifest of each package, before anything is opened. Raises PackageError, UsageError."""
+    return [open_folder(package, choice) for package in packages]
+
+
+def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
+    text = load_text(folder, manifest.tokenizer)
+    text.encode("hello")  # what it sets up at its first text is set up before two threads use it
+    return Reading(
+        text=text,
+        max_length=manifest.graph.max_length,
+        vocab_size=manifest.graph.vocab_size,
+        stop_ids=stop_token_ids(folder),
+        chats=_has_template(text),
+        suggests=_suggests(folder, serving),
+    )
+
+
+def _suggests(folder: Path, serving: Serving) -> Suggestion:
+    return suggestion(folder) if serving.from_checkpoint else DEFAULTS
+
+
+def _has_template(text: Text) -> bool:
+    """Whether the tokenizer has a chat template; one that refuses these messages may take others."""
+    try:
+        text.encode_messages(HELLO)
+    except (UsageError, PackageError):
+        return False
+    except GenerationError:
+        return True
+    return True
+
+
+def _notes(engine: Restarting, manifest: Manifest) -> list[str]:
+    """What is worth knowing of an open package."""
+    opened = engine.opened
+    unused = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
+    return [*unused, *map(idle, opened.idle), *unverified(manifest.verification), *inferred(manifest)]
+
+
+def _fingerprint(manifest: Manifest, target: Target) -> str:
+    """What changes when answers to the same seed may: the files, and where they run."""
+    parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
+    parts += [provider.ort_name for provider in target.chain]
+    return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"

@@ -1,0 +1,56 @@
+"""A loaded package that is loaded again after its process was lost: native code of a provider may end that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from partita.errors import PartitaError, ProviderError
+from partita.library.engine import Begun, Engine
+
+AGAIN_SECONDS = 5.0
+"""At least between two attempts."""
+
+
+class Restarting:
+    """An `Engine` whose `open` loads the package again where it is lost; everything else is the loaded one's."""
+
+    def __init__(self, load: Callable[[], Engine], told: Callable[[str], object]) -> None:
+        """Load the package. Raises what `load` raises. `told` hears of each time that it is loaded again."""
+        self._load, self._told = load, told
+        self._engine = load()
+        self._failed: PartitaError | None = None
+        self._failed_at = 0.0
+
+    @property
+    def up(self) -> bool:
+        """Whether it was there when it was needed last."""
+        return self._failed is None
+
+    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+        """A generation whose rows are all free. Raises ProviderError where the package cannot be loaded again."""
+        if self._failed is not None:
+            if time.monotonic() - self._failed_at < AGAIN_SECONDS:
+                raise self._failed
+            return self._open_anew(prefill_chunk, adapter)
+        try:
+            return self._engine.open(prefill_chunk, adapter)
+        except ProviderError as error:
+            self._told(f"{error}; it is loaded again")
+            return self._open_anew(prefill_chunk, adapter)
+
+    def _open_anew(self, prefill_chunk: int | None, adapter: str | None) -> Begun:
+        self._engine.close()
+        try:
+            self._engine = self._load()
+            begun = self._engine.open(prefill_chunk, adapter)
+        except PartitaError as error:
+            self._failed, self._failed_at = error, time.monotonic()
+            self._told(f"not loaded: {error}")
+            raise
+        self._failed = None
+        return begun
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -1,0 +1,168 @@
+"""A package that is served: its engine and scheduler, the thread that steps them, and what is measured of requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from partita.check.limits import Limits
+from partita.errors import PartitaError, ProviderError
+from partita.library.engine import Engine, ReportRequest
+from partita.library.run_report import limits_error
+from partita.library.sampling import Sampling
+from partita.library.scheduler import Piece, Scheduler, Ticket, Work
+from partita.partition_reports.records import Report
+from partita.serve.metrics import Metrics
+from partita.serve.prompts import Reading
+from partita.serve.restarting import Restarting
+
+Hear = Callable[[Ticket, Piece], object]
+IDLE_SECONDS = 1.0
+"""Longest wait for work before the thread looks whether it is to end."""
+WARM_TOKENS = 6
+"""Of the request at the start: enough for the runs that are observed for the report (`runtime.observe`)."""
+REPORT_SECONDS = 5.0
+"""A report is made anew at most so often: requests wait while it is made."""
+GAVE_UP = "interrupted"
+
+
+class Served:
+    """One package under its name. `start` before requests come, `stop` when there will be no more."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        engine: Restarting,
+        reading: Reading,
+        metrics: Metrics,
+        *,
+        told: Callable[[str], object],
+        fingerprint: str,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+    ) -> None:
+        """`told` hears a line for the operator. Raises UsageError for a chunk that makes no sense."""
+        self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
+        self.created = int(time.time())
+        self._engine, self._metrics, self._told = engine, metrics, told
+        self._scheduler = Scheduler(cast(Engine, engine), reading.text, prefill_chunk=prefill_chunk, adapter=adapter)
+        self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
+        """Reads prompts: transformers' tokenizers are not made for two threads at once."""
+        self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
+        self._stopping = False
+        self._report: Report | None = None
+        self._report_at = 0.0
+        self._reporting = threading.Lock()
+
+    @property
+    def slots(self) -> int:
+        """Rows of the batch."""
+        return self._scheduler.slots
+
+    @property
+    def open(self) -> int:
+        """Prompts that wait or are at work."""
+        return self._scheduler.waiting + self._scheduler.running
+
+    @property
+    def up(self) -> bool:
+        """False after the process of the package was lost and could not be started again."""
+        return self._engine.up
+
+    def start(self, limits: Limits, probe_seconds: float) -> None:
+        """Generate a few tokens, report where they ran, and begin to work.
+
+        Raises ProviderError when the placement does not keep to `limits`, and whatever the run raises.
+        """
+        self._warm()
+        request = ReportRequest(
+            finish_reason="length", limits=limits, probe_seconds=probe_seconds, notes=("made at the start of a server",)
+        )
+        self._report = self._engine.report(request)
+        self._report_at = time.monotonic()
+        over = limits_error(self._report)
+        if over is not None:
+            raise over
+        self._metrics.place(self.name, self._report)
+        scheduler = self._scheduler
+        self._metrics.watch(
+            self.name, self.slots, lambda: scheduler.running, lambda: scheduler.waiting, lambda: self.up
+        )
+        self._thread.start()
+
+    def _warm(self) -> None:
+        most = min(WARM_TOKENS, self.reading.max_length - 1)
+        ticket = self._scheduler.submit(Work((0,), Sampling(temperature=0.0, max_new_tokens=most)))
+        while ticket.state != "over":
+            self._scheduler.step()
+        if ticket.error is not None:
+            raise ticket.error
+
+    def submit(self, work: Work, hear: Hear) -> Ticket:
+        """Have a prompt wait for its turn; `hear` is called from the thread that steps. Raises GenerationError."""
+        ticket = self._scheduler.submit(work, partial(self._measure, _Clock(), hear))
+        self._metrics.prompt_tokens.labels(self.name).inc(len(work.prompt))
+        return ticket
+
+    def report(self) -> Report:
+        """The partition report of the running sessions, at most some seconds old. Takes time: not for an event loop."""
+        with self._reporting:
+            if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
+                self._report = self._engine.report(ReportRequest(finish_reason="length"))
+                self._report_at = time.monotonic()
+            return self._report
+
+    def stop(self) -> None:
+        """End what is left, and free the package."""
+        self._stopping = True
+        self.encoder.shutdown(wait=False, cancel_futures=True)
+        if self._thread.is_alive():
+            self._thread.join()
+        self._scheduler.close()
+        self._engine.close()
+
+    # --- the thread that steps ----------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping:
+            try:
+                if not self._scheduler.step():
+                    self._scheduler.wait(IDLE_SECONDS)
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next request finds a thread at work
+                self._told(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+
+    def _measure(self, clock: _Clock, hear: Hear, ticket: Ticket, piece: Piece) -> None:
+        now, name, metrics = time.perf_counter(), self.name, self._metrics
+        if clock.last is None and ticket.began is not None:
+            metrics.queue_seconds.labels(name).observe(ticket.began - ticket.submitted)
+            clock.last = ticket.began
+        if piece.tokens:
+            if clock.tokens == 0:
+                metrics.first_token_seconds.labels(name).observe(now - ticket.submitted)
+            elif clock.last is not None:
+                each = (now - clock.last) / len(piece.tokens)
+                for _ in piece.tokens:
+                    metrics.between_seconds.labels(name).observe(each)
+            clock.tokens, clock.last = clock.tokens + len(piece.tokens), now
+            metrics.new_tokens.labels(name).inc(len(piece.tokens))
+        if piece.finish_reason is not None:
+            metrics.ended.labels(name, piece.finish_reason).inc()
+            if isinstance(ticket.error, (ProviderError, PartitaError)) and piece.finish_reason == "error":
+                self._told(f"{name}: {ticket.error}")
+        hear(ticket, piece)
+
+
+class _Clock:
+    """When the last token of a request came."""
+
+    __slots__ = ("last", "tokens")
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        self.tokens = 0

@@ -1,0 +1,26 @@
+"""One server for the tests that ask it something and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Exported, TinyCheckpoint, require
+from tests.serve.serving import Running, running
+
+NAME = "tiny"
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    """Four rows of 128 tokens."""
+    require("fastapi")
+    return exported(tiny_checkpoint("llama"), attention="gqa", batch_size=4, max_length=128)
+
+
+@pytest.fixture(scope="session")
+def server(package: Path) -> Iterator[Running]:
+    with running({NAME: package}) as found:
+        yield found

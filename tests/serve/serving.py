@@ -1,0 +1,126 @@
+"""A server in this process, in a thread of its own, and what tests ask it with."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from partita.library.audience import QUIET
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.loading import Process
+from partita.package import read_manifest
+from partita.serve.app import Endpoints, make_app
+from partita.serve.gate import Gate
+from partita.serve.limits import ServerLimits
+from partita.serve.metrics import Metrics
+from partita.serve.opening import Serving, open_served
+from partita.serve.running import Server, bind, url_of
+from partita.serve.served import Served
+
+SECONDS = 60.0
+"""Longest wait for what takes a moment."""
+CPU = ChainOptions("cpu", threads=1)
+
+
+class Running:
+    """A server that listens."""
+
+    def __init__(self, url: str, server: Server, endpoints: Endpoints, models: dict[str, Served]) -> None:
+        self.url, self.server, self.endpoints, self.models = url, server, endpoints, models
+        self.told: list[str] = []
+
+    @contextmanager
+    def slowly(self, seconds: float = 0.01) -> Iterator[None]:
+        """Every step takes so long: these models are done before a test could come between."""
+        schedulers = [served._scheduler for served in self.models.values()]
+        with pytest.MonkeyPatch.context() as patch:
+            for scheduler in schedulers:
+                patch.setattr(scheduler, "step", partial(_after, seconds, scheduler.step))
+            yield
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=SECONDS, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return httpx.get(f"{self.url}{path}", timeout=SECONDS, **options)
+
+    def figure(self, name: str, **labels: str) -> float:
+        """A figure of /metrics."""
+        found = self.models  # labels are those of a model where none is given
+        wanted = labels or {"model": next(iter(found))}
+        for line in self.get("/metrics").text.splitlines():
+            head, _, value = line.rpartition(" ")
+            if head.partition("{")[0] == name and all(f'{key}="{each}"' in head for key, each in wanted.items()):
+                return float(value)
+        raise AssertionError(f"no figure {name} {labels}")
+
+
+@contextmanager
+def running(
+    packages: dict[str, Path],
+    limits: ServerLimits | None = None,
+    *,
+    keys: tuple[str, ...] = (),
+    process: Process = "this",
+) -> Iterator[Running]:
+    """A server of these packages on a free port."""
+    metrics, limits = Metrics(), limits or ServerLimits()
+    serving = Serving(CPU, read_chain_options(CPU), process=process)
+    listens = threading.Event()
+    with ExitStack() as stack:
+        listening = stack.enter_context(bind("127.0.0.1", 0))
+        told: list[str] = []
+        models = {}
+        for name, package in packages.items():
+            models[name] = open_served(name, package, read_manifest(package), serving, metrics, QUIET, told.append)
+            stack.callback(models[name].stop)
+        endpoints = Endpoints(models, limits, metrics)
+        gate = Gate(make_app(endpoints), limits, metrics, keys, told.append)
+        server = Server(gate, endpoints, listening, ready=listens.set, told=told.append)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        assert listens.wait(SECONDS)
+        found = Running(url_of(listening), server, endpoints, models)
+        found.told = told
+        try:
+            yield found
+        finally:
+            server.end(signal.SIGTERM)
+            thread.join(SECONDS)
+            if thread.is_alive():
+                server.end(signal.SIGTERM)
+                thread.join(SECONDS)
+            assert not thread.is_alive()
+
+
+def _after(seconds: float, step: Callable[[], bool]) -> bool:
+    time.sleep(seconds)
+    return step()
+
+
+def request_bytes(path: str, body: Any) -> bytes:
+    """A POST as it is on the wire."""
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def raw(address: tuple[str, int]) -> socket.socket:
+    """A connection without a client library."""
+    return socket.create_connection(address, timeout=SECONDS)

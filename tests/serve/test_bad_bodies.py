@@ -1,0 +1,234 @@
+"""Requests that make no sense: status and format are those of OpenAI's API, the wrong part is named, others go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from partita.serve.limits import ServerLimits
+from tests.serve.serving import Running, raw, running
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+GOOD: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    COMPLETION: {"model": "tiny", "prompt": "return", "max_tokens": 2},
+}
+GONE = object()
+"""In place of a value: the field is left out."""
+
+
+def body_of(path: str, **changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**GOOD[path], **changes}.items() if value is not GONE}
+
+
+def said(answer: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of an answer, which has all the parts that clients look for."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json" and answer.headers["x-request-id"]
+    (name, error), *rest = answer.json().items()
+    assert name == "error" and not rest and set(error) == {"message", "type", "param", "code"}
+    assert error["message"] and "\n" not in error["message"] and "Traceback" not in error["message"]
+    return error
+
+
+BAD_JSON = [b"", b"{", b"nonsense", b'{"model": NaN}', b"\xff\xfe", b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}"]
+NO_OBJECT = [b"null", b"[]", b'"text"', b"3"]
+
+
+@pytest.mark.parametrize("data", BAD_JSON + NO_OBJECT, ids=lambda data: repr(data[:12]))
+@pytest.mark.parametrize("path", GOOD)
+def test_a_body_that_is_no_object_of_json(server, path, data):
+    answer = httpx.post(f"{server.url}{path}", content=data, headers={"content-type": "application/json"})
+    assert said(answer, 400)["code"] in ("invalid_json", "invalid_type")
+
+
+TYPES = [7, 1.5, True, [], {}, "text", [[]], [{}], [None]]
+FITS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "max_tokens": (int,),
+    "n": (int,),
+    "seed": (int,),
+    "stream": (bool,),
+    "stop": (str, list),
+    "logit_bias": (dict,),
+}
+
+
+@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("field", FITS)
+def test_a_value_of_another_type_names_its_field(server, path, field):
+    for value in TYPES:
+        if type(value) in FITS[field] and value not in ([[]], [{}], [None]):
+            continue
+        error = said(server.post(path, body_of(path, **{field: value})), 400)
+        assert error["param"] == field and error["type"] == "invalid_request_error", (value, error)
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "param"),
+    [
+        (CHAT, {"model": GONE}, "model"),
+        (CHAT, {"messages": GONE}, "messages"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hi"}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]"),
+        (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"logprobs": 1}, "logprobs"),
+        (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty"),
+        (CHAT, {"logit_bias": {"5": 1}}, "logit_bias"),
+        (CHAT, {"temperature": 2.1}, "temperature"),
+        (CHAT, {"temperature": -0.1}, "temperature"),
+        (CHAT, {"top_p": 1.1}, "top_p"),
+        (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"max_tokens": -5}, "max_tokens"),
+        (CHAT, {"max_tokens": 129}, "max_tokens"),
+        (CHAT, {"max_tokens": 10**30}, "max_tokens"),
+        (CHAT, {"n": 0}, "n"),
+        (CHAT, {"n": 129}, "n"),
+        (CHAT, {"seed": 2**63}, "seed"),
+        (CHAT, {"stop": ""}, "stop"),
+        (CHAT, {"stop": ["a", 3]}, "stop"),
+        (CHAT, {"stop": ["a"] * 17}, "stop"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
+        (CHAT, {"max_token": 5}, "max_token"),
+        (CHAT, {"prompt": "hi"}, "prompt"),
+        (COMPLETION, {"prompt": GONE}, "prompt"),
+        (COMPLETION, {"prompt": None}, "prompt"),
+        (COMPLETION, {"prompt": ""}, "prompt"),
+        (COMPLETION, {"prompt": []}, "prompt"),
+        (COMPLETION, {"prompt": [""]}, "prompt"),
+        (COMPLETION, {"prompt": ["a", 3]}, "prompt"),
+        (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]"),
+        (COMPLETION, {"prompt": [[5], []]}, "prompt[1]"),
+        (COMPLETION, {"prompt": [-1]}, "prompt"),
+        (COMPLETION, {"prompt": [288]}, "prompt"),
+        (COMPLETION, {"prompt": [10**40]}, "prompt"),
+        (COMPLETION, {"prompt": [5] * 128}, "prompt"),
+        (COMPLETION, {"prompt": {"a": 1}}, "prompt"),
+        (COMPLETION, {"suffix": "end"}, "suffix"),
+        (COMPLETION, {"best_of": 2}, "best_of"),
+        (COMPLETION, {"logprobs": 21}, "logprobs"),
+        (COMPLETION, {"echo": True, "logprobs": 1}, "logprobs"),
+        (COMPLETION, {"stop_token_ids": [999]}, "stop_token_ids"),
+        (COMPLETION, {"messages": []}, "messages"),
+        (COMPLETION, {"repetition_penalty": 0}, "repetition_penalty"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_wrong_is_named(server, path, changes, param):
+    # The client would not write half of a surrogate pair as JSON writes it.
+    data = json.dumps(body_of(path, **changes)).encode()
+    answer = httpx.post(f"{server.url}{path}", content=data, headers={"content-type": "application/json"})
+    assert said(answer, 400)["param"] == param
+
+
+def test_the_code_of_a_prompt_that_is_too_long_is_the_one_that_clients_know(server):
+    error = said(server.post(COMPLETION, body_of(COMPLETION, prompt="return the value " * 100)), 400)
+    assert error["code"] == "context_length_exceeded" and "128 tokens" in error["message"]
+
+
+def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
+    error = said(server.post(CHAT, body_of(CHAT, temprature=1)), 400)
+    assert error["code"] == "unknown_parameter" and "temperature" in error["message"]
+
+
+def test_an_unknown_model_is_404(server):
+    error = said(server.post(CHAT, body_of(CHAT, model="gpt-5\n\x1b[2J" + "x" * 500)), 404)
+    assert error["code"] == "model_not_found" and "tiny" in error["message"]
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError),
+    ):
+        client.completions.create(model="other", prompt="x")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", "/v1/models/other", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/report?model=other", 404),
+        ("GET", "/report?view=other", 400),
+    ],
+)
+def test_other_paths_and_methods(server, method, path, status):
+    said(httpx.request(method, f"{server.url}{path}"), status)
+
+
+@pytest.mark.parametrize("header", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_another_content_type_is_415(server, header):
+    data = json.dumps(GOOD[CHAT]).encode()
+    answer = httpx.post(f"{server.url}{CHAT}", content=data, headers={"content-type": header})
+    assert "application/json" in said(answer, 415)["message"]
+
+
+def test_what_is_no_http_gets_an_error_as_well(server):
+    with raw(server.address) as connection:
+        connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 400") and json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_a_body_that_is_too_large_or_too_slow(package):
+    limits = ServerLimits(body_bytes=2000, read_seconds=0.5)
+    with running({"tiny": package}, limits) as small:
+        answer = small.post(CHAT, body_of(CHAT, user="x" * 5000))
+        assert said(answer, 413)["code"] == "request_too_large"
+        parts = (part for part in [b'{"model": "', b"x" * 6000, b'"}'])
+        streamed = httpx.post(f"{small.url}{CHAT}", content=parts, headers={"content-type": "application/json"})
+        assert said(streamed, 413)
+        with raw(small.address) as connection:
+            head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            connection.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408")
+        assert small.post(CHAT, GOOD[CHAT]).status_code == 200
+        assert small.figure("partita_http_responses_total", endpoint=CHAT, status="413") == 2
+
+
+def test_a_key_is_asked_for(package):
+    with running({"tiny": package}, keys=("first-key", "zweiter-schlüssel")) as guarded:
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic first-key"}):
+            for path in ("/v1/models", "/metrics", "/report"):
+                answer = guarded.get(path, headers=headers)
+                assert said(answer, 401)["code"] == "invalid_api_key" and answer.headers["www-authenticate"] == "Bearer"
+            assert guarded.post(CHAT, GOOD[CHAT], headers=headers).status_code == 401
+        assert guarded.get("/health").status_code == 200
+        with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="first-key", max_retries=0) as client:
+            assert client.chat.completions.create(**GOOD[CHAT]).choices
+        with (
+            openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="first", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            client.models.list()
+
+
+def test_after_all_that_it_answers(server: Running):
+    """Runs last in this file: nothing of the above has left anything behind."""
+    for path, body in GOOD.items():
+        assert server.post(path, body).status_code == 200
+    assert server.figure("partita_slots_running") == server.figure("partita_queue_waiting") == 0
+    assert server.figure("partita_model_up") == 1 and server.told == []

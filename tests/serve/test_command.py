@@ -1,0 +1,196 @@
+"""`partita serve` as a command: what it refuses before it listens, what it prints, and how signals end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import jsonschema
+import psutil
+import pytest
+
+from partita.cli import run
+from tests.conftest import REPOSITORY
+from tests.serve.serving import SECONDS, running
+from tests.serve.test_load import COMPLETION, LONG, is_idle, until
+
+
+class Command:
+    """`partita serve` in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], told: dict[str, Any]) -> None:
+        self.process, self.told = process, told
+        self.name = told["models"][0]["name"]
+
+    def post(self, body: dict[str, Any]) -> httpx.Response:
+        answer: httpx.Response = httpx.post(
+            f"{self.told['url']}{COMPLETION}", json={**body, "model": self.name}, timeout=SECONDS
+        )
+        return answer
+
+    def end(self, number: int) -> tuple[int, str]:
+        """Its exit code and all that it said on stderr."""
+        self.process.send_signal(number)
+        _, err = self.process.communicate(timeout=SECONDS)
+        return self.process.returncode, err
+
+
+@contextmanager
+def serving(*arguments: object, **environment: str) -> Iterator[Command]:
+    """The command, once it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "partita", "serve", *map(str, arguments), "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Whoever runs the tests in the background has Ctrl-C ignored, which children take over.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+    )
+    assert process.stdout is not None
+    try:
+        lines: list[str] = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.stderr.read() if process.stderr else ""
+        yield Command(process, json.loads("".join(lines)))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_sigterm_answers_what_is_open_and_ends_with_0(package):
+    with serving(package, "--provider", "cpu", "--threads", 1, PARTITA_API_KEY="") as command:
+        schema = json.loads((REPOSITORY / "docs" / "serve.schema.json").read_text("utf-8"))
+        jsonschema.validate(command.told, schema)
+        assert command.told["models"] == [
+            {"name": "package", "package": str(package), "slots": 4, "max_length": 128, "chat": True}
+        ]
+        assert command.post(LONG).status_code == 200
+        with ThreadPoolExecutor(40) as pool:
+            answers = [pool.submit(command.post, LONG) for _ in range(40)]
+            time.sleep(0.05)
+            code, err = command.end(signal.SIGTERM)
+            # Those that were taken are answered whole; the others never had a connection.
+            outcomes = [entry.result() for entry in answers if entry.exception() is None]
+        assert all(answer.json()["usage"]["completion_tokens"] == 120 for answer in outcomes if answer.is_success)
+        assert all(answer.status_code in (200, 503) for answer in outcomes)
+        assert code == 0 and "SIGTERM: ending" in err and "Traceback" not in err
+        assert f"serving package on {command.told['url']}/v1" in err and "on CPUExecutionProvider" in err
+
+
+def test_ctrl_c_ends_with_130_and_the_key_may_be_in_the_environment(package):
+    with serving(package, "-e", "cpu", "--name", "m", PARTITA_API_KEY="secret") as command:
+        assert command.post(LONG).status_code == 401
+        models = httpx.get(f"{command.told['url']}/v1/models", headers={"authorization": "Bearer secret"})
+        assert models.json()["data"][0]["id"] == "m"
+        code, err = command.end(signal.SIGINT)
+        assert code == 130 and "Traceback" not in err
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    """The last line of stderr of a command that does not begin to serve."""
+    assert run(["serve", *map(str, arguments)]) == code
+    out, err = capsys.readouterr()
+    assert out == "" and "Traceback" not in err
+    return str(err.splitlines()[-1])
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded(package, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = fails(capsys, 1, package, "--provider", "cpu", "--port", port)
+        assert f"127.0.0.1:{port}: the port is in use" in line and f"--port {port + 1}" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["absent"], 1, "absent"),
+        (["PACKAGE", "--provider", "coreml"], 3, "coreml"),
+        (["PACKAGE", "--host", "no.such.host.invalid"], 2, "--host no.such.host.invalid"),
+        (["PACKAGE", "--host", "192.0.2.1"], 2, "--host 192.0.2.1"),
+        (["PACKAGE", "--port", "70000"], 2, "between 1 and 65535"),
+        (["PACKAGE", "--max-body", "much"], 2, "much"),
+        (["PACKAGE", "--timeout", "0"], 2, "--timeout is 0"),
+        (["PACKAGE", "--max-queue", "-1"], 2, "--max-queue is -1"),
+        (["PACKAGE", "--sampling", "mine"], 2, "--sampling mine"),
+        (["PACKAGE", "--api-key", " "], 2, "--api-key"),
+        (["PACKAGE", "--adapter", "none"], 2, "adapter"),
+        (["PACKAGE", "PACKAGE"], 2, "two packages are called package"),
+        (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times, for 2 packages"),
+        (["PACKAGE", "--prefill-chunk", "0"], 2, "--prefill-chunk is 0"),
+        ([], 2, "PACKAGE"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_refused(package, capsys, monkeypatch, tmp_path, arguments, code, said):
+    monkeypatch.chdir(tmp_path)
+    words = [str(package) if word == "PACKAGE" else word for word in arguments]
+    provider = [] if "--provider" in words or not words else ["--provider", "cpu"]
+    port = [] if "--port" in words else ["--port", "0"]
+    assert said in fails(capsys, code, *words, *provider, *port)
+
+
+def test_a_package_without_a_tokenizer_is_refused(tiny_checkpoint, exported, capsys):
+    silent = exported(tiny_checkpoint("llama", tokenizer=False))
+    assert "has no tokenizer" in fails(capsys, 1, silent, "--provider", "cpu", "--port", 0)
+
+
+def test_a_package_without_a_chat_template_has_completions(tiny_checkpoint, exported, own_copy):
+    plain = own_copy(exported(tiny_checkpoint("llama", seed=1), attention="gqa", max_length=64))
+    for file in ("chat_template.jinja",):
+        (plain / file).unlink(missing_ok=True)
+    config = plain / "tokenizer_config.json"
+    record = json.loads(config.read_text("utf-8"))
+    record.pop("chat_template", None)
+    config.write_text(json.dumps(record), "utf-8")
+    _without_hashes(plain)
+    with running({"plain": plain}) as server:
+        body = {"model": "plain", "messages": [{"role": "user", "content": "hi"}]}
+        answer = server.post("/v1/chat/completions", body)
+        assert answer.status_code == 400 and "/v1/completions" in answer.json()["error"]["message"]
+        assert server.post(COMPLETION, {"model": "plain", "prompt": "hi"}).status_code == 200
+
+
+def _without_hashes(package: Path) -> None:
+    """Let a package have other files than its manifest lists."""
+    manifest = package / "manifest.json"
+    record = json.loads(manifest.read_text("utf-8"))
+    record["files"] = [
+        {**entry, "size_bytes": (package / entry["name"]).stat().st_size}
+        for entry in record["files"]
+        if (package / entry["name"]).is_file()
+    ]
+    manifest.write_text(json.dumps(record), "utf-8")
+
+
+def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answered(package):
+    with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(8) as pool:
+        (child,) = [each for each in psutil.Process().children() if "partita.library.host" in each.cmdline()]
+        with server.slowly(0.02):
+            answers = [pool.submit(server.post, COMPLETION, LONG) for _ in range(8)]
+            scheduler = server.models["tiny"]._scheduler
+            until(lambda: (scheduler.running, scheduler.waiting) == (4, 4))
+            child.kill()
+            statuses = sorted(answer.result().status_code for answer in answers)
+        assert statuses == [200] * 4 + [500] * 4, "four were at work, four waited"
+        failed = next(a.result() for a in answers if a.result().status_code == 500)
+        assert failed.json()["error"]["code"] == "generation_failed"
+        until(lambda: is_idle(server))
+        assert server.figure("partita_model_up") == 1 and server.get("/health").status_code == 200
+        assert any("loaded again" in line for line in server.told)

@@ -1,0 +1,78 @@
+"""What the server tells of itself: figures for Prometheus, the report of its sessions, and its health."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+import partita
+from partita.partition_reports.records import Report
+from tests.serve.serving import Running
+
+BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+
+
+def test_requests_show_in_the_figures(server: Running) -> None:
+    server.post("/v1/completions", BODY)
+    before = {name: server.figure(name) for name in COUNTED}
+    prompt = server.post("/v1/completions", BODY).json()["usage"]["prompt_tokens"]
+    after = {name: server.figure(name) for name in COUNTED}
+    grown = {name: after[name] - before[name] for name in COUNTED}
+    assert grown == {
+        **dict.fromkeys(COUNTED, 1),
+        "partita_generated_tokens_total": 5,
+        "partita_prompt_tokens_total": prompt,
+        "partita_inter_token_seconds_count": 4,
+    }
+    assert 0 < server.figure("partita_time_to_first_token_seconds_sum") < 60
+    assert server.figure("partita_slots") == 4
+    answered = server.figure("partita_http_responses_total", endpoint="/v1/completions", status="200")
+    server.get("/what/ever/comes")
+    assert server.figure("partita_http_responses_total", endpoint="other", status="404") >= 1
+    assert server.figure("partita_http_responses_total", endpoint="/v1/completions", status="200") == answered
+
+
+COUNTED = (
+    "partita_time_to_first_token_seconds_count",
+    "partita_queue_seconds_count",
+    "partita_request_seconds_count",
+    "partita_inter_token_seconds_count",
+    "partita_generated_tokens_total",
+    "partita_prompt_tokens_total",
+)
+
+
+def test_the_placement_is_in_the_figures_as_the_report_has_it(server: Running) -> None:
+    report = Report.model_validate(server.get("/report").json())
+    decode = next(phase for phase in report.phases if phase.name == "decode")
+    labels = {"model": "tiny", "phase": "decode"}
+    assert server.figure("partita_nodes", provider="CPU", **labels) == len(decode.nodes) > 0
+    assert server.figure("partita_nodes_off_provider", **labels) == 0
+    assert server.figure("partita_copies_per_token", **labels) == len(decode.copies)
+    assert server.figure("partita_copy_bytes_per_token", **labels) == sum(c.bytes_per_run or 0 for c in decode.copies)
+    assert server.figure("partita_cache_in_place") == 1
+
+
+def test_the_figures_are_what_prometheus_reads(server: Running) -> None:
+    answer = server.get("/metrics")
+    families = {family.name for family in text_string_to_metric_families(answer.text)}
+    assert {"partita_time_to_first_token_seconds", "partita_slots_running", "process_resident_memory_bytes"} <= families
+    assert answer.headers["content-type"].startswith("text/plain")
+    newer = server.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert newer.headers["content-type"].startswith("application/openmetrics-text")
+
+
+def test_the_report_is_that_of_the_running_sessions_in_every_view(server: Running) -> None:
+    report = Report.model_validate(server.get("/report").json())
+    assert all(check.passed for check in report.checks), [check for check in report.checks if not check.passed]
+    assert report.summary is not None and report.summary.state == "all" and report.summary.cache_in_place
+    assert report.totals is not None and report.totals.finish_reason != "interrupted"
+    assert "on CPU" in server.get("/report?view=brief").text
+    page = server.get("/report", headers={"accept": "text/html,*/*"})
+    assert page.headers["content-type"].startswith("text/html") and page.text.startswith("<!DOCTYPE html>")
+    assert server.get("/report?view=markdown").headers["content-type"].startswith("text/markdown")
+
+
+def test_health(server: Running) -> None:
+    answer = server.get("/health")
+    assert answer.status_code == 200
+    assert answer.json() == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}

@@ -1,0 +1,216 @@
+"""Many clients at once, clients that go away and clients that read slowly: nothing is lost, and rows are freed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import psutil
+import pytest
+
+from partita.serve.limits import ServerLimits
+from tests.serve.serving import SECONDS, Running, raw, request_bytes, running
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what comes by itself."""
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def is_idle(server: Running) -> bool:
+    return all(served.open == 0 for served in server.models.values())
+
+
+def test_64_clients_lose_nothing_and_hear_what_each_would_alone(server):
+    prompts = [f"return the {word} {number}" for number in range(16) for word in ("value", "list", "item", "other")]
+    asked: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}}
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=SECONDS) as client:
+
+        def alone(number: int, *, stream: bool) -> tuple[str, int]:
+            most = 3 + number % 13
+            if not stream:
+                answer = client.completions.create(model="tiny", prompt=prompts[number], max_tokens=most, **asked)
+                return answer.choices[0].text, answer.usage.completion_tokens
+            parts = list(
+                client.completions.create(
+                    model="tiny",
+                    prompt=prompts[number],
+                    max_tokens=most,
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    **asked,
+                )
+            )
+            return "".join(part.choices[0].text for part in parts[:-1]), parts[-1].usage.completion_tokens
+
+        with ThreadPoolExecutor(64) as pool:
+            whole = list(pool.map(lambda number: alone(number, stream=number % 2 == 0), range(64)))
+        assert [tokens for _, tokens in whole] == [3 + number % 13 for number in range(64)]
+        for number in (0, 1, 30, 63):
+            assert alone(number, stream=number % 2 == 1) == whole[number]
+    until(lambda: is_idle(server))
+    assert server.told == []
+
+
+def test_a_client_that_goes_away_frees_its_row(server):
+    before = server.figure("partita_prompts_ended_total", model="tiny", reason="interrupted") if _has(server) else 0
+    with server.slowly():
+        connections = [raw(server.address) for _ in range(4)]  # for all four rows
+        for number, connection in enumerate(connections):
+            connection.sendall(request_bytes(COMPLETION, {**LONG, "stream": number % 2 == 0}))
+        until(lambda: server.models["tiny"].open == 4)
+        for connection in connections:
+            connection.close()
+        until(lambda: is_idle(server))
+    ended = server.figure("partita_prompts_ended_total", model="tiny", reason="interrupted")
+    assert ended == before + 4, "they ended because their clients had gone"
+    assert server.post(COMPLETION, {**LONG, "max_tokens": 2}).status_code == 200
+
+
+def _has(server: Running) -> bool:
+    return 'reason="interrupted"' in server.get("/metrics").text
+
+
+def test_a_client_that_goes_away_while_it_waits_is_forgotten(server):
+    with server.slowly(), ThreadPoolExecutor(4) as pool:
+        busy = [pool.submit(server.post, COMPLETION, LONG) for _ in range(4)]
+        until(lambda: server.models["tiny"].open == 4)
+        waiting = raw(server.address)
+        waiting.sendall(request_bytes(COMPLETION, LONG))
+        until(lambda: server.models["tiny"].open == 5)
+        waiting.close()
+        assert all(answer.result().status_code == 200 for answer in busy)
+    until(lambda: is_idle(server))
+
+
+def test_a_slow_reader_holds_no_row_and_gets_all_of_its_answer(server):
+    with raw(server.address) as slow:
+        slow.sendall(request_bytes(COMPLETION, {**LONG, "stream": True}))
+        head = slow.recv(10)
+        until(lambda: is_idle(server))  # the answer is made, though nobody has read it
+        assert server.post(COMPLETION, {**LONG, "max_tokens": 2}).status_code == 200
+        data = head
+        while b"[DONE]" not in data:
+            time.sleep(0.001)
+            part = slow.recv(200)
+            assert part
+            data += part
+    tokens = sum(json.loads(line[6:])["choices"][0]["text"] != "" for line in _events(data))
+    assert tokens > 0 and b'"finish_reason":"length"' in data
+
+
+def _events(data: bytes) -> list[bytes]:
+    return [line for line in data.split(b"\n") if line.startswith(b"data: {")]
+
+
+def test_the_queue_has_an_end(package):
+    with running({"tiny": package}, ServerLimits(queue=2)) as small, ThreadPoolExecutor(12) as pool:
+        with small.slowly():
+            answers = list(pool.map(lambda _: small.post(COMPLETION, {**LONG, "max_tokens": 20}), range(12)))
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert refused and len(refused) + sum(answer.status_code == 200 for answer in answers) == 12
+        assert all(answer.json()["error"]["code"] == "queue_full" for answer in refused)
+        assert all(answer.headers["retry-after"] == "1" for answer in refused)
+        assert small.figure("partita_requests_refused_total") == len(refused)
+        too_many = small.post(COMPLETION, {**LONG, "n": 7})
+        assert too_many.status_code == 400 and too_many.json()["error"]["param"] == "n"
+        # OpenAI's client asks again, and so loses nothing.
+        with openai.OpenAI(base_url=f"{small.url}/v1", api_key="x", max_retries=20, timeout=SECONDS) as client:
+            asked = [
+                pool.submit(client.completions.create, model="tiny", prompt="a b", max_tokens=4) for _ in range(12)
+            ]
+            assert all(answer.result().choices for answer in asked)
+
+
+def test_time_is_limited(package):
+    with running({"tiny": package}, ServerLimits(seconds=0.3)) as hasty, hasty.slowly():
+        answer = hasty.post(COMPLETION, LONG)
+        assert answer.status_code == 504 and answer.json()["error"]["code"] == "request_timeout"
+        until(lambda: is_idle(hasty))
+        streamed = hasty.post(COMPLETION, {**LONG, "stream": True})
+        assert streamed.status_code == 200, "it had begun"
+        last = streamed.content.split(b"\n\n")[-2]
+        assert b'"request_timeout"' in last and b"[DONE]" not in streamed.content
+        with openai.OpenAI(base_url=f"{hasty.url}/v1", api_key="x", max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError, match="limit of this server"):
+                client.completions.create(model="tiny", prompt="a", max_tokens=100)
+            with pytest.raises(openai.APIError, match="limit of this server"):
+                list(client.completions.create(model="tiny", prompt="a", max_tokens=100, stream=True))
+        until(lambda: is_idle(hasty))
+
+
+def test_open_requests_are_limited(package):
+    limits = ServerLimits(requests=1)
+    with running({"tiny": package}, limits) as single, single.slowly(), ThreadPoolExecutor(1) as pool:
+        long = pool.submit(single.post, COMPLETION, LONG)
+        until(lambda: single.models["tiny"].open == 1)
+        answer = single.get("/v1/models")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_requests")
+        assert single.get("/health").status_code == 200
+        assert long.result().status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_waits_for_open_requests(package, stream):
+    with running({"tiny": package}) as ending, ending.slowly(0.003), ThreadPoolExecutor(8) as pool:
+        open_ones = [pool.submit(ending.post, COMPLETION, {**LONG, "stream": stream}) for _ in range(8)]
+        until(lambda: ending.models["tiny"].open == 8)
+        ending.server.end(signal.SIGTERM)
+        answers = [entry.result() for entry in open_ones]
+        assert all(answer.status_code == 200 for answer in answers)
+        if stream:
+            assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+        else:
+            assert all(answer.json()["usage"]["completion_tokens"] == 120 for answer in answers)
+
+
+def test_an_end_that_does_not_wait_says_so(package):
+    limits = ServerLimits(drain_seconds=0)
+    with running({"tiny": package}, limits) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
+        open_ones = [pool.submit(ending.post, COMPLETION, LONG) for _ in range(8)]
+        until(lambda: ending.models["tiny"].open == 8)
+        ending.server.end(signal.SIGTERM)
+        answers = [entry.result() for entry in open_ones]
+        cut = [answer for answer in answers if answer.status_code == 503]
+        assert cut and all(answer.json()["error"]["code"] == "shutting_down" for answer in cut)
+        assert len(cut) + sum(answer.status_code == 200 for answer in answers) == 8
+
+
+def test_memory_is_flat(server):
+    """What 300 requests of every kind leave behind, beside what the first 100 did."""
+    process = psutil.Process()
+
+    def ask(count: int) -> None:
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(one, range(count)))
+
+    def one(number: int) -> None:
+        body = {**LONG, "max_tokens": 10, "stream": number % 3 == 0, "logprobs": 2}
+        if number % 10 == 9:
+            with raw(server.address) as gone:
+                gone.sendall(request_bytes(COMPLETION, {**body, "max_tokens": 100}))
+        elif number % 10 == 8:
+            server.post(COMPLETION, {"model": "tiny"})
+        else:
+            assert server.post(COMPLETION, body).status_code == 200
+
+    ask(100)
+    until(lambda: is_idle(server))
+    threads, connections, size = threading.active_count(), len(process.net_connections()), process.memory_info().rss
+    ask(300)
+    until(lambda: is_idle(server))
+    assert process.memory_info().rss - size < 16 << 20
+    assert threading.active_count() <= threads + 2 and len(process.net_connections()) <= connections + 40
+    assert server.told == []
