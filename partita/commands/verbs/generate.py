@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -108,6 +109,9 @@ def generate(
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
+    graph_capture: Annotated[
+        bool, typer.Option("--graph-capture", help="Record a decode step once and replay it; cuda and webgpu can.")
+    ] = False,
     max_cpu_nodes: MaxCpuNodesOption = None,
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
@@ -137,7 +141,10 @@ def generate(
             GenerateOptions(
                 package=package,
                 prompts=(*(prompts or ()), *(more_prompts or ())),
-                where=chain_options(context, provider, provider_option, provider_library, pin, threads),
+                where=replace(
+                    chain_options(context, provider, provider_option, provider_library, pin, threads),
+                    graph_capture=graph_capture,
+                ),
                 limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 sampling=Sampling(
                     temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens, source=sampling

@@ -64,7 +64,7 @@ class Buffer:
         if self.array is not None:
             self.array.fill(0)
             return
-        self._write(host_buffer(tuple(self.value.shape()), self.dtype))
+        self.write(host_buffer(tuple(self.value.shape()), self.dtype))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         """Set these rows of the first axis to zero; only where `clears_rows`. Device memory goes by way of the host."""
@@ -76,20 +76,29 @@ class Buffer:
             self.clear()
             return
         held = host_buffer(shape, self.dtype)
+        self.read(held)
+        held.host[list(rows)] = 0
+        self.write(held)
+
+    @property
+    def can_be_read(self) -> bool:
+        """ONNX Runtime reads no bfloat16 back from CUDA, for numpy has no such type."""
+        return self.array is not None or self.memory != CUDA_MEMORY or self.dtype != "bfloat16"
+
+    @property
+    def clears_rows(self) -> bool:
+        """Rows can be zeroed one by one."""
+        return self.can_be_read
+
+    def read(self, held: Buffer) -> None:
+        """Copy device memory into a host buffer of the same shape and dtype; only where it `can_be_read`."""
         if self.memory == CUDA_MEMORY:
             held.host[...] = self.value.numpy()
         else:
             ort.copy_tensors([self.value], [held.value])
-        held.host[list(rows)] = 0
-        self._write(held)
 
-    @property
-    def clears_rows(self) -> bool:
-        """Rows can be zeroed one by one. ONNX Runtime reads no bfloat16 back from CUDA, for numpy has no such type."""
-        return self.array is not None or self.memory != CUDA_MEMORY or self.dtype != "bfloat16"
-
-    def _write(self, held: Buffer) -> None:
-        """Fill device memory from a host buffer of the same shape and dtype."""
+    def write(self, held: Buffer) -> None:
+        """Fill device memory from a host buffer of the same shape and dtype. The address stays."""
         if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
             self.value.update_inplace(held.value)
         else:
