@@ -7,14 +7,21 @@ when the run was recorded. While runs are observed none is recorded: a replay ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from partita.errors import ProviderError
+from partita.remedies import Remedy
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.feeds import Feed
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.session import Session
 
+WITHOUT = Remedy("leave graph capture out, or export the checkpoint for this provider")
+TOLERANCE = 1e-3
+"""Of the largest logit."""
 CONSTANT = "total_length"
 """The one cursor that a recorded run may read in host memory. It bounds the lengths of the rows, which GroupQueryAttention
 reads on the device (`last_index`), so the length of the cache is as right as that of the longest row: what onnxruntime-genai
@@ -29,7 +36,8 @@ class Recording:
         self._fed: list[tuple[Buffer, Buffer]] = []
         self._given: list[tuple[Buffer, Buffer]] = []
         self._on_host: set[int] = set()
-        self._recorded = False
+        self._number: int | None = None
+        self._confirmed = False
         self._advancing = tuple(
             buffer for store in cache.stores if not store.padding_is_safe for _, buffer in store.named()
         )
@@ -70,28 +78,72 @@ class Recording:
         return frozenset({CONSTANT})
 
     def run(self, *, observed: bool) -> None:
-        """One run of the graph: as it is while it is observed, else recorded, or replayed. Its outputs are on the host."""
+        """One run of the graph, its outputs on the host. Raises ProviderError where a replay computes something else.
+
+        While it is observed it runs as it is. Then one run is recorded, and the next is both replayed and run as it is:
+        what a provider leaves out of a recording shows there, for its inputs are other ones.
+        """
         for host, device in self._fed:
             device.write(host)
-        if observed or self._recorded:
+        if observed:
             self._binding.run()
-        else:
+        elif self._number is None:
             self._record()
+        elif not self._confirmed:
+            self._confirm(self._number)
+        else:
+            self._binding.replay(self._number)
         for host, device in self._given:
             device.read(host)
 
     def _record(self) -> None:
-        """Record a run. Keys and values are written again to the same place, other states go back and take the token in
-        once, in a replay.
-        """
-        held = [host_buffer(tuple(buffer.value.shape()), buffer.dtype) for buffer in self._advancing]
-        for before, buffer in zip(held, self._advancing, strict=True):
-            buffer.read(before)
-        self._binding.record(self._session.next_recording())
+        """Record a run, and run it: keys and values are written once more to the same place, other states go back first."""
+        before = self._states()
+        self._number = self._session.next_recording()
+        self._binding.replay(self._number)
+        self._put_back(before)
         self._binding.run()
-        self._recorded = True
-        if not held:
-            return
-        for before, buffer in zip(held, self._advancing, strict=True):
-            buffer.write(before)
+
+    def _confirm(self, number: int) -> None:
+        """Replay, then run, and compare."""
+        before = self._states()
+        for _, device in self._given:
+            device.clear()
+        self._binding.replay(number)
+        replayed = [_copy(device) for _, device in self._given]
+        self._put_back(before)
         self._binding.run()
+        for (_, device), found in zip(self._given, replayed, strict=True):
+            if not _agree(_copy(device), found):
+                raise ProviderError(
+                    "graph capture is not possible: a step that is replayed does not compute what the step itself "
+                    "computes, so the provider leaves something of this graph out of what it records",
+                    remedy=WITHOUT,
+                )
+        self._confirmed = True
+
+    def _states(self) -> list[Buffer]:
+        """What the states are that a run takes further."""
+        return [_copy(buffer) for buffer in self._advancing]
+
+    def _put_back(self, states: Sequence[Buffer]) -> None:
+        for held, buffer in zip(states, self._advancing, strict=True):
+            buffer.write(held)
+
+
+def _copy(device: Buffer) -> Buffer:
+    """What is on the device, in memory of the host."""
+    held = host_buffer(tuple(device.value.shape()), device.dtype)
+    device.read(held)
+    return held
+
+
+def _agree(ran: Buffer, replayed: Buffer) -> bool:
+    """Whether two runs of the same kernels gave the same logits; kernels may sum in another order each time."""
+    if np.array_equal(ran.host, replayed.host):
+        return True
+    if ran.dtype == "bfloat16":
+        return False  # as numpy has it these are bits
+    one, other = ran.host.astype(np.float64), replayed.host.astype(np.float64)
+    largest = np.abs(one).max()
+    return bool(np.isfinite(largest) and np.abs(one - other).max() <= TOLERANCE * largest)

@@ -55,6 +55,7 @@ class Binding:
         self._native, self._file = native, file
         self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
         self._recorded: int | None = None
+        self._replaying: Any = None
         self._outputs: list[str] = []
         self._fresh: dict[str, str] = {}
         """Outputs that ONNX Runtime allocates, and the memory in which it does."""
@@ -107,14 +108,21 @@ class Binding:
 
     def run(self) -> None:
         """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
+        self._run(self._options)
+
+    def _run(self, options: Any) -> None:
         try:
-            self._native.run_with_iobinding(self._io, self._options)
+            self._native.run_with_iobinding(self._io, options)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
 
-    def record(self, number: int) -> None:
-        """From now on the first run is recorded as the session's graph `number`, and those after it replay it."""
-        self._options, self._recorded = _run_options(str(number)), number
+    def replay(self, number: int) -> None:
+        """The first time record a run as the session's graph `number`, which the provider may do in several runs; then
+        replay it. Raises as `run` does.
+        """
+        if self._recorded is None:
+            self._replaying, self._recorded = _run_options(str(number)), number
+        self._run(self._replaying)
 
     def stop(self) -> None:
         """From another thread: let a run end after the node at which it is, and no other begin.
