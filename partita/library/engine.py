@@ -5,7 +5,7 @@ Everything that is said to it and that it answers is a plain record, so that it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +36,10 @@ class RowRequest:
     prompt: tuple[int, ...]
     sampling: Sampling
     """Completed."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens that end this row, beside those of the generation."""
+    logprobs: int | None = None
+    """How likely each new token was is told in `Step.logprobs`, with so many of the likeliest; None: it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,15 @@ class Begun:
     """Prompt tokens per run as the package takes them, which is not always as asked."""
     chunk_is_fixed: bool
     """The size of the prefill graph says so."""
+    rows: int
+    """Of the batch."""
+    max_length: int
+    """Tokens that a row of the cache holds, prompt and answer together."""
+    vocab_size: int
+    rows_apart: bool
+    """A row can begin while others are at work; else rows begin together, with prompts of equal length."""
+    rows_rest: bool
+    """A row that has finished keeps what it has in the cache while others are at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +111,37 @@ class Engine(Protocol):
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
 
+    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+        """Begin a generation whose rows are all free, for requests that join and leave; one that was going on is over.
+
+        What goes wrong in a row alone ends that row, with `Step.errors`. Raises UsageError.
+        """
+
+    def join(self, number: int, request: RowRequest) -> int:
+        """Give a request a free row of the generation; its index. Raises GenerationError for a bad prompt, when no row
+        is free, and where a row cannot begin beside the others; UsageError.
+        """
+
+    def leave(self, number: int, row: int) -> None:
+        """Free a row, finished or not."""
+
+    def halt(self, number: int, row: int) -> None:
+        """End a row where it is: it adds nothing more, and keeps what it has, so that it can be extended."""
+
+    def extend(self, number: int, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Give a row more tokens to read, as a next turn, and go on after them as `sampling` says.
+
+        The row keeps its stop set and what it tells. Raises GenerationError for tokens that it cannot take.
+        """
+
+    def rewind(self, number: int, row: int, tokens: int) -> bool:
+        """Take a row back by so many of its tokens. False, and nothing done, where its cache cannot go back."""
+
     def step(self, number: int) -> Step | None:
-        """The next step of the generation; None when it is over. Raises what `runtime.generate` does."""
+        """The next step of the generation; None when no row has anything to do. Raises what `runtime.generate` does."""
 
     def report(self, request: ReportRequest) -> Report:
-        """The report of the last generation."""
+        """The report of the last generation. One of `begin` is over then; one of `open` goes on."""
 
     def verify(self, reference: str | None = None) -> Verification:
         """Replay the package's known answer, or that of `reference`, in sessions of its own."""

@@ -73,6 +73,12 @@ def _answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
     asked: dict[str, Callable[[dict[str, Any]], Any]] = {
         "load": host.load,
         "begin": host.begin,
+        "open": host.open,
+        "join": host.join,
+        "leave": host.leave,
+        "halt": host.halt,
+        "extend": host.extend,
+        "rewind": host.rewind,
         "step": host.step,
         "report": host.report,
         "verify": host.verify,
@@ -107,6 +113,37 @@ class Host:
         from partita.library.remote import BEGUN, REQUESTS
 
         return BEGUN.dump_python(self.engine.begin(REQUESTS.validate_python(given)), mode="json")
+
+    def open(self, given: dict[str, Any]) -> Any:
+        """Start a generation in the child whose rows are free; see `Begun`."""
+        from partita.library.remote import BEGUN
+
+        return BEGUN.dump_python(self.engine.open(given["prefill_chunk"], given["adapter"]), mode="json")
+
+    def join(self, given: dict[str, Any]) -> Any:
+        """Give a request a row."""
+        from partita.library.remote import ROWS
+
+        return self.engine.join(given["number"], ROWS.validate_python(given["request"]))
+
+    def leave(self, given: dict[str, Any]) -> Any:
+        """Free a row."""
+        self.engine.leave(given["number"], given["row"])
+
+    def halt(self, given: dict[str, Any]) -> Any:
+        """End a row where it is."""
+        self.engine.halt(given["number"], given["row"])
+
+    def extend(self, given: dict[str, Any]) -> Any:
+        """Give a row more tokens to read."""
+        from partita.library.remote import SAMPLINGS
+
+        sampling = SAMPLINGS.validate_python(given["sampling"])
+        self.engine.extend(given["number"], given["row"], given["tokens"], sampling)
+
+    def rewind(self, given: dict[str, Any]) -> Any:
+        """Take a row back."""
+        return self.engine.rewind(given["number"], given["row"], given["tokens"])
 
     def step(self, given: dict[str, Any]) -> Any:
         """Let the child make its next step, and wait for it."""

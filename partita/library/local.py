@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from partita.errors import GenerationError
+from partita.errors import GenerationError, ReportError
 from partita.export.progress import Silent
 from partita.library.audience import QUIET, Audience
+from partita.library.batch import Batch, loop_request
 from partita.library.chain import Target
-from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
+from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest, RowRequest
 from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
+from partita.library.sampling import Sampling
 from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
-from partita.runtime.engine.checks import check_requests
-from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
+from partita.runtime.engine.checks import check_chunk, check_requests
+from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.engine.recorder import Step
-from partita.runtime.engine.request import Request
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
@@ -55,8 +56,8 @@ class LocalEngine:
         self.folder, self.manifest, self.target, self.threads = folder, manifest, target, threads
         self.audience = audience
         self._lock = threading.RLock()
-        self._loop: Generator[Step, None, None] | None = None
-        self._number, self._request = 0, GenerateRequest(())
+        self._last: Batch | None = None
+        self._number, self._over = 0, True
         try:
             self.runner = load_runner(
                 folder,
@@ -78,40 +79,69 @@ class LocalEngine:
 
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
-        wanted = PREFILL_CHUNK_TOKENS if request.prefill_chunk is None else request.prefill_chunk
-        stops = frozenset(request.stop_ids)
         shared = request.rows[0].sampling.sampler() if request.one_sampler and request.rows else None
-        requests = [
-            Request(row.prompt, shared or row.sampling.sampler(), row.sampling.max_new_tokens or 0, stops)
-            for row in request.rows
-        ]
+        requests = [loop_request(row, request.stop_ids, shared) for row in request.rows]
         with self._lock:
-            executor = self.runner.executor
-            check_requests(executor, requests, wanted)
-            self._end()
-            self.runner.use_adapter(request.adapter)
-            self._number += 1
-            self._request = request
-            self._loop = serve(executor, requests, prefill_chunk=wanted, observers=(self.runner,))
-            graphs = executor.graphs
-            return Begun(self._number, graphs.chunk_of(wanted, request.longest), graphs.chunk is not None)
+            check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk))
+            begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
+            self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
+            for entry, row in zip(requests, request.rows, strict=True):
+                batch.join(entry, row.logprobs)
+            return begun
+
+    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+        """Begin a generation whose rows are all free; one that was going on is over. Raises UsageError."""
+        check_chunk(_chunk(prefill_chunk))
+        with self._lock:
+            begun, _ = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
+            self.runner.on_prompts(())
+            return begun
+
+    def join(self, number: int, request: RowRequest) -> int:
+        """Give a request a free row of the generation; its index. Raises GenerationError, UsageError."""
+        with self._lock:
+            return self._current(number).join(loop_request(request, fails_alone=True), request.logprobs)
+
+    def leave(self, number: int, row: int) -> None:
+        """Free a row, finished or not."""
+        with self._lock:
+            self._current(number).leave(row)
+
+    def halt(self, number: int, row: int) -> None:
+        """End a row where it is; it keeps what it has."""
+        with self._lock:
+            self._current(number).halt(row)
+
+    def extend(self, number: int, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Give a row more tokens to read, and go on after them as `sampling` says. Raises GenerationError."""
+        with self._lock:
+            self._current(number).extend(row, tokens, sampling)
+
+    def rewind(self, number: int, row: int, tokens: int) -> bool:
+        """Take a row back by so many of its tokens; False where it cannot go back."""
+        with self._lock:
+            return self._current(number).rewind(row, tokens)
 
     def step(self, number: int) -> Step | None:
         """The next step of the generation; None when it is over. Raises what `runtime.generate` does."""
         with self._lock:
-            if number != self._number:
-                raise GenerationError(
-                    "another generation of this model has begun since, and only one runs at a time; load the "
-                    "package again to run two at once"
-                )
-            return None if self._loop is None else next(self._loop, None)
+            batch = self._current(number)
+            if self._over:
+                return None
+            try:
+                return batch.step()
+            except BaseException:  # what the rows have in the cache is not to be gone on with
+                self._over = True
+                raise
 
     def report(self, request: ReportRequest) -> Report:
-        """The report of the last generation."""
+        """The report of the last generation. One of `begin` is over then; one of `open` goes on."""
         with self._lock:
-            self._end()
-            runner, last = self.runner, self._request
-            wanted = PREFILL_CHUNK_TOKENS if last.prefill_chunk is None else last.prefill_chunk
+            last = self._last
+            if last is None:
+                raise ReportError("nothing to report: nothing has been generated yet")
+            self._over = self._over or not last.is_open
+            runner = self.runner
             facts = run_facts(
                 runner,
                 finish_reason=request.finish_reason,
@@ -126,12 +156,12 @@ class LocalEngine:
                 path=self.folder,
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
                 chain_source=self.target.source,
-                options={**request.options, **_adapter_option(last), **_where_options(self.target)},
+                options={**request.options, **_adapter_option(last.adapter), **_where_options(self.target)},
                 threads=self.threads,
                 prompt_tokens=last.longest,
                 max_new_tokens=last.max_new_tokens,
                 limits=request.limits,
-                prefill_chunk_tokens=runner.executor.graphs.chunk_of(wanted, last.longest),
+                prefill_chunk_tokens=runner.executor.graphs.chunk_of(last.prefill_chunk, last.longest),
             )
             seconds = request.probe_seconds
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
@@ -153,13 +183,40 @@ class LocalEngine:
     def close(self) -> None:
         """Free the sessions and everything that belongs to them. May be called twice."""
         with self._lock:
-            self._end()
+            self._over = True
             self.runner.close()
 
-    def _end(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
+    def _start(
+        self, prefill_chunk: int | None, adapter: str | None, longest: int, *, is_open: bool
+    ) -> tuple[Begun, Batch]:
+        """A generation with free rows; the one before is over. `longest`: tokens of the longest prompt to come."""
+        self._over = True
+        self.runner.use_adapter(adapter)
+        wanted = _chunk(prefill_chunk)
+        batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)
+        self._over = False
+        self._number += 1
+        contract, graphs = self.manifest.graph, self.runner.executor.graphs
+        begun = Begun(
+            self._number,
+            graphs.chunk_of(wanted, longest),
+            graphs.chunk is not None,
+            rows=contract.batch_size,
+            max_length=contract.max_length,
+            vocab_size=contract.vocab_size,
+            rows_apart=self.runner.cache.begins_rows_apart,
+            rows_rest=contract.batch_size == 1 or self.runner.cache.padding_is_safe,
+        )
+        return begun, batch
+
+    def _current(self, number: int) -> Batch:
+        """The batch of the last generation. Raises GenerationError when that is another one."""
+        if number != self._number or self._last is None:
+            raise GenerationError(
+                "another generation of this model has begun since, and only one runs at a time; load the "
+                "package again to run two at once"
+            )
+        return self._last
 
     def __enter__(self) -> Self:
         return self
@@ -170,9 +227,14 @@ class LocalEngine:
         self.close()
 
 
-def _adapter_option(request: GenerateRequest) -> dict[str, str]:
+def _chunk(asked: int | None) -> int:
+    """Prompt tokens per run, where the graph leaves that open."""
+    return PREFILL_CHUNK_TOKENS if asked is None else asked
+
+
+def _adapter_option(adapter: str | None) -> dict[str, str]:
     """The adapter of a generation, as a report repeats it."""
-    return {} if request.adapter is None else {"adapter": request.adapter}
+    return {} if adapter is None else {"adapter": adapter}
 
 
 def _where_options(target: Target) -> dict[str, str]:

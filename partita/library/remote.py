@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
-from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
+from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest, RowRequest
+from partita.library.sampling import Sampling
 from partita.observations.names import CPU
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
@@ -35,11 +37,19 @@ PATIENCE_SECONDS = 30.0 * 24 * 3600
 """A step of a large model on a slow device may take long, and whoever waits for it can press Ctrl-C."""
 REQUESTS = TypeAdapter(GenerateRequest)
 REPORTS = TypeAdapter(ReportRequest)
+ROWS = TypeAdapter(RowRequest)
+SAMPLINGS = TypeAdapter(Sampling)
 OPENED = TypeAdapter(Opened)
 BEGUN = TypeAdapter(Begun)
 STEPS = TypeAdapter(Step)
 DURING = {
     "begin": "generation",
+    "open": "generation",
+    "join": "generation",
+    "leave": "generation",
+    "halt": "generation",
+    "extend": "generation",
+    "rewind": "generation",
     "step": "generation",
     "report": "the report",
     "verify": "verification",
@@ -89,6 +99,34 @@ class RemoteEngine:
         begun = BEGUN.validate_python(self._ask("begin", REQUESTS.dump_python(request, mode="json")))
         self._begun = begun.number
         return begun
+
+    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+        """Begin a generation there whose rows are all free."""
+        begun = BEGUN.validate_python(self._ask("open", {"prefill_chunk": prefill_chunk, "adapter": adapter}))
+        self._begun = begun.number
+        return begun
+
+    def join(self, number: int, request: RowRequest) -> int:
+        """Give a request a free row of the generation there; its index."""
+        given = {"number": number, "request": ROWS.dump_python(request, mode="json")}
+        return int(self._ask("join", given))
+
+    def leave(self, number: int, row: int) -> None:
+        """Free a row there, finished or not."""
+        self._ask("leave", {"number": number, "row": row})
+
+    def halt(self, number: int, row: int) -> None:
+        """End a row there where it is; it keeps what it has."""
+        self._ask("halt", {"number": number, "row": row})
+
+    def extend(self, number: int, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Give a row there more tokens to read, and go on after them as `sampling` says."""
+        given = {"tokens": [int(token) for token in tokens], "sampling": SAMPLINGS.dump_python(sampling, mode="json")}
+        self._ask("extend", {"number": number, "row": row, **given})
+
+    def rewind(self, number: int, row: int, tokens: int) -> bool:
+        """Take a row there back by so many of its tokens; False where it cannot go back."""
+        return bool(self._ask("rewind", {"number": number, "row": row, "tokens": tokens}))
 
     def step(self, number: int) -> Step | None:
         """The next step; None when there is none."""

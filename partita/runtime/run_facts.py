@@ -163,4 +163,4 @@ def _finished(steps: Sequence[Step]) -> str:
     reasons: tuple[Finish | None, ...] = steps[-1].finish if steps else (None,)
     if None in reasons:
         return "interrupted"
-    return next(reason for reason in ("cache_full", "length", "stop") if reason in reasons)
+    return next(reason for reason in ("error", "cache_full", "length", "stop") if reason in reasons)

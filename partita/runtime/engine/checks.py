@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from partita.errors import GenerationError, UsageError
 from partita.observations.text_format import plural
 from partita.remedies import Remedy
-from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.request import Request
 from partita.spelling import spelled
+
+if TYPE_CHECKING:  # the checks of prompts and options are also made where ONNX Runtime is not needed
+    from partita.runtime.engine.executor import Executor
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
 PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
@@ -30,10 +33,20 @@ OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
 def check_requests(executor: Executor, requests: Sequence[Request], prefill_chunk: int) -> None:
     """Raise GenerationError for prompts that this package cannot take, UsageError for an option that makes no sense."""
     check_prompts(executor, [request.prompt for request in requests])
-    least = min(request.max_new_tokens for request in requests)
-    for name, value in (("max_new_tokens", least), ("prefill_chunk", prefill_chunk)):
-        if value < 1:
-            raise UsageError(f"{spelled(name)} is {value}; it must be at least 1")
+    check_budget(min(request.max_new_tokens for request in requests))
+    check_chunk(prefill_chunk)
+
+
+def check_budget(max_new_tokens: int) -> None:
+    """Raise UsageError for a number of new tokens that makes no sense."""
+    if max_new_tokens < 1:
+        raise UsageError(f"{spelled('max_new_tokens')} is {max_new_tokens}; it must be at least 1")
+
+
+def check_chunk(prefill_chunk: int) -> None:
+    """Raise UsageError for a number of prompt tokens per run that makes no sense."""
+    if prefill_chunk < 1:
+        raise UsageError(f"{spelled('prefill_chunk')} is {prefill_chunk}; it must be at least 1")
 
 
 def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -89,9 +89,18 @@ class Engine:
         self.rows[row] = None
         self.executor.cache.release_row(row)
 
-    def extend(self, row: int, tokens: Sequence[int]) -> None:
+    def halt(self, row: int) -> None:
+        """End a row where it is, as a stop token would: it adds nothing more, and keeps what it has."""
+        entry = self.row(row)
+        entry.finish = entry.finish or "stop"
+
+    def extend(
+        self, row: int, tokens: Sequence[int], sampler: Sampler | None = None, max_new_tokens: int | None = None
+    ) -> None:
         """Give a row more tokens to read, as a next turn: it goes on after what it has in the cache, and with its whole
-        budget, also when it had finished. Raises GenerationError for tokens that it cannot take.
+        budget, also when it had finished; with another sampler and budget where they are given.
+
+        Raises GenerationError for tokens that it cannot take, and for a row that failed.
         """
         entry, contract = self.row(row), self.executor.contract
         check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
@@ -100,6 +109,14 @@ class Engine:
                 f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
                 f"anew with less, or export with a larger {spelled('max_length')}"
             )
+        if entry.error is not None:
+            raise GenerationError(f"row {row} of the batch has failed: {entry.error}")
+        request = entry.request
+        entry.request = replace(
+            request,
+            sampler=sampler or request.sampler,
+            max_new_tokens=request.max_new_tokens if max_new_tokens is None else max_new_tokens,
+        )
         entry.extend(tokens)
 
     def rewind(self, row: int, tokens: int) -> bool:
@@ -113,7 +130,7 @@ class Engine:
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}: it cannot go back by {tokens}")
         back = max(0, cache.filled[row] - (entry.known - tokens - 1))
-        if self.executor.contract.rereads_at is not None or not cache.rewind(row, back):
+        if entry.error is not None or self.executor.contract.rereads_at is not None or not cache.rewind(row, back):
             return False
         entry.rewind(tokens)
         return True
@@ -168,6 +185,7 @@ class Engine:
             again=plan.reads and again,
             guessed=sum(guessed),
             confirmed=sum(count and len(new) - 1 for count, new in zip(guessed, tokens, strict=True)),
+            errors=_errors(self.rows),
         )
         self.mark = now
         self.made += 1
@@ -255,13 +273,9 @@ class Engine:
 
     def add_token(self, index: int, row: Row, logits: npt.NDArray[np.float32]) -> tuple[int, ...]:
         """Sample the next token of a row; none when the cache has no room for it."""
-        if not np.isfinite(logits.max()):  # the largest value is NaN if any is, so one pass finds both
-            self.executor.cache.dirty = True
-            if not row.request.any_logits:
-                raise GenerationError(
-                    f"the logits of step {self.made}, row {index}, are not finite; export the "
-                    f"checkpoint in a higher {spelled('precision')}, or check its weights"
-                )
+        # The largest value is NaN if any is, so one pass finds both.
+        if not np.isfinite(logits.max()) and self.fail(index, row):
+            return ()
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
@@ -269,6 +283,22 @@ class Engine:
         token = row.request.sampler(logits, row.history[: row.known])
         row.add(token)
         return (token,)
+
+    def fail(self, index: int, row: Row) -> bool:
+        """Logits that are not finite end the row alone, where it is to: True then. Raises GenerationError where they
+        end the run; where they are no error, nothing is done.
+        """
+        said = (
+            f"the logits of step {self.made}, row {index}, are not finite; export the checkpoint in a higher "
+            f"{spelled('precision')}, or check its weights"
+        )
+        if row.request.fails_alone and self.executor.cache.wipe(index):
+            row.finish, row.error = "error", said
+            return True
+        self.executor.cache.dirty = True
+        if not row.request.any_logits:
+            raise GenerationError(said)
+        return False
 
     # --- rotary frequencies that depend on the length of the text -----------------------------------------------------
 
@@ -300,6 +330,12 @@ class Engine:
 def _row_view(row: Row | None, filled: int) -> RowView:
     """A row for the planner; a free one has nothing to do and nothing to lose."""
     return RowView(0, 0, live=False) if row is None else row.view(filled)
+
+
+def _errors(rows: Sequence[Row | None]) -> tuple[str | None, ...]:
+    """What went wrong in rows alone; empty where nothing did."""
+    found = tuple(None if row is None else row.error for row in rows)
+    return found if any(found) else ()
 
 
 def _write_tokens(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from partita.contract import PhaseName
 from partita.runtime.engine.request import Finish
+from partita.runtime.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Step:
     """Guesses of all rows that it was fed, see `Request.guesser`."""
     confirmed: int = 0
     """Those that were right."""
+    errors: tuple[str | None, ...] = ()
+    """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
 
 
 class Recorder:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from partita.runtime.engine.planner import RowView
 from partita.runtime.sampling import Sampler
 
-Finish = Literal["stop", "length", "cache_full"]
+Finish = Literal["stop", "length", "cache_full", "error"]
 Listener = Callable[[int, npt.NDArray[np.float32]], object]
 """Hears the logits [vocab] of the token at a 0-based position; they are valid until the next step."""
 
@@ -34,6 +34,8 @@ class Request:
     """Asks for the logits of every token, where the graph gives them."""
     any_logits: bool = False
     """Logits that are not finite are no error: who asks judges for himself, or looks at none."""
+    fails_alone: bool = False
+    """Logits that are not finite end this row, with `error`, and the others go on; else they end the run."""
     guesser: Guesser | None = None
     """Guesses what follows, so that a step can confirm several tokens. The tokens are the same without: a guess is kept
     when the sampler, given the logits before it, takes the same token. Not asked where a row cannot be taken back, nor
@@ -58,6 +60,8 @@ class Row:
     read_until: int
     """Tokens that count as read rather than as generated; those of a prompt, or all that were known at a re-prefill."""
     finish: Finish | None = None
+    error: str | None = None
+    """What went wrong in this row alone."""
     again: bool = field(default=False)
     """What it reads until `read_until` had been read before."""
     guessed: int = 0

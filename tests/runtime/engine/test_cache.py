@@ -102,6 +102,12 @@ class Growing:
     def begin(self, rows) -> None:
         self.clear()
 
+    def wipes(self, rows) -> bool:
+        return True
+
+    def wipe(self, rows) -> None:
+        self.clear()
+
     def rewinds(self, tokens) -> bool:
         return True
 

@@ -46,6 +46,12 @@ class Store(Protocol):
     def begin(self, rows: Sequence[int]) -> None:
         """Prepare these rows of the batch for a first token."""
 
+    def wipes(self, rows: int) -> bool:
+        """Whether `wipe` can zero some of `rows` and leave the others as they are."""
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Zero what these rows have, as `wipes` has allowed."""
+
     def rewinds(self, tokens: int) -> bool:
         """Whether a row can be taken back by so many tokens."""
 

@@ -84,6 +84,15 @@ class InPlace:
         for buffer in self.buffers:
             buffer.clear()
 
+    def wipes(self, rows: int) -> bool:
+        """Whether the buffers can be zeroed in part; one row alone is all of them."""
+        return rows <= 1 or all(buffer.clears_rows for buffer in self.buffers)
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Zero the rows' part."""
+        for buffer in self.buffers:
+            buffer.clear_rows(rows)
+
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states."""
         for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True):

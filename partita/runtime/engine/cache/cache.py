@@ -125,6 +125,16 @@ class Cache:
             store.release_row(row)
         self.filled[row] = 0
 
+    def wipe(self, row: int) -> bool:
+        """Zero what a row has, because it may not be finite, and what is not would be felt by whoever follows in the
+        row. False, and nothing done, where one row's part cannot be zeroed.
+        """
+        if not all(store.wipes(len(self.filled)) for store in self.stores):
+            return False
+        for store in self.stores:
+            store.wipe((row,))
+        return True
+
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""
         for store in self.stores:

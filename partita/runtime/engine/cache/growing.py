@@ -92,6 +92,13 @@ class GrowingStates:
         if self.states:
             self.clear()
 
+    def wipes(self, rows: int) -> bool:
+        """Always: rows that follow begin with empty states."""
+        return rows >= 0
+
+    def wipe(self, rows: Sequence[int]) -> None:
+        """Nothing has to be done."""
+
     def rewinds(self, tokens: int) -> bool:
         """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has and
         in memory that can be read back.

@@ -16,13 +16,12 @@ class RecurrentStates(InPlace):
         return not self.states
 
     def clears(self, rows: int) -> bool:
-        """Whether the buffers can be zeroed in part; one row alone is all of them."""
-        return rows <= 1 or all(buffer.clears_rows for buffer in self.buffers)
+        """Whether the buffers can be zeroed in part."""
+        return self.wipes(rows)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Zero the rows' part."""
-        for buffer in self.buffers:
-            buffer.clear_rows(rows)
+        self.wipe(rows)
 
     def rewinds(self, tokens: int) -> bool:
         """Not by a single token: what it took in cannot be taken out."""

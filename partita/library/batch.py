@@ -1,0 +1,99 @@
+"""The batch of a package in this process: rows that requests join and leave, and what is told of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from partita.library.engine import RowRequest
+from partita.library.sampling import Sampling
+from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Request
+from partita.runtime.logprobs import Watched
+from partita.runtime.runner import Runner
+from partita.runtime.sampling import Sampler
+
+
+class Batch:
+    """Rows at work on a loaded package. Its runner observes the steps."""
+
+    def __init__(self, runner: Runner, prefill_chunk: int, adapter: str | None = None, *, is_open: bool) -> None:
+        """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
+        self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
+        self._engine = Engine(runner.executor, prefill_chunk, (runner,))
+        self._watched: dict[int, Watched] = {}
+        """By row."""
+        self._rested = True
+        """Nobody has been at work, so what has passed is no time of the next step."""
+        self.longest, self.max_new_tokens = 0, 0
+        """Of what was read and of what was asked after it, so far."""
+
+    def join(self, request: Request, logprobs: int | None = None) -> int:
+        """Give a request a free row; its index. `logprobs`: as `RowRequest` has it. Raises GenerationError."""
+        watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
+        self._rested = self._rested or not self._busy
+        row = self._engine.join(replace(request, sampler=watched or request.sampler))
+        self._watched.pop(row, None)
+        if watched is not None:
+            self._watched[row] = watched
+        self._asks(len(request.prompt), request.max_new_tokens)
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free a row."""
+        self._engine.leave(row)
+        self._watched.pop(row, None)
+
+    def halt(self, row: int) -> None:
+        """End a row where it is."""
+        self._engine.halt(row)
+
+    def extend(self, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Give a row more tokens to read, and go on as `sampling` says. Raises GenerationError, UsageError."""
+        self._rested = self._rested or not self._busy
+        sampler: Sampler = sampling.sampler()
+        if row in self._watched:
+            sampler = self._watched[row] = self._watched[row].over(sampler)
+        self._engine.extend(row, tokens, sampler, sampling.max_new_tokens)
+        self._asks(self._engine.row(row).known, sampling.max_new_tokens or 0)
+
+    def rewind(self, row: int, tokens: int) -> bool:
+        """Take a row back by so many of its tokens. False where it cannot go back."""
+        return self._engine.rewind(row, tokens)
+
+    def step(self) -> Step | None:
+        """The next step; None when no row has anything to do."""
+        if self._rested:
+            self._engine.mark = time.perf_counter()
+            self._rested = False
+        step = self._engine.step()
+        if step is None or not self._watched:
+            return step
+        told = tuple(self._watched[row].told() if row in self._watched else () for row in range(len(self._engine.rows)))
+        return replace(step, logprobs=told)
+
+    @property
+    def _busy(self) -> bool:
+        return any(row is not None and row.finish is None for row in self._engine.rows)
+
+    def _asks(self, tokens: int, max_new_tokens: int) -> None:
+        self.longest = max(self.longest, tokens)
+        self.max_new_tokens = max(self.max_new_tokens, max_new_tokens)
+
+
+def loop_request(
+    asked: RowRequest, stop_ids: Collection[int] = (), sampler: Sampler | None = None, *, fails_alone: bool = False
+) -> Request:
+    """What the loop is asked for a row. `stop_ids`: those of every row; `sampler`: one that rows share.
+
+    Raises UsageError for an option out of range.
+    """
+    return Request(
+        asked.prompt,
+        sampler or asked.sampling.sampler(),
+        asked.sampling.max_new_tokens or 0,
+        frozenset(stop_ids) | frozenset(asked.stop_ids),
+        fails_alone=fails_alone,
+    )

@@ -1,0 +1,100 @@
+"""What the scheduler is asked, and what becomes of it: work, the ticket that is given for it, and its pieces."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from partita.errors import PartitaError
+from partita.library.generation import Answer, FinishReason, Row
+from partita.library.sampling import Sampling
+from partita.runtime.logprobs import TokenLogprobs
+
+State = Literal["waiting", "running", "over"]
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one request asks for."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    """Completed."""
+    stop: tuple[str, ...] = ()
+    """Texts to stop at."""
+    stop_ids: tuple[int, ...] = ()
+    """Tokens to stop at."""
+    logprobs: int | None = None
+    """How likely each new token was is told, with so many of the likeliest; None: it is not."""
+    stays: bool = False
+    """It keeps its row and its cache when it ends, for a next turn, until it is released. Where a row at rest would
+    lose what it has to those at work, a next turn reads everything anew.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a step added to a request."""
+
+    text: str
+    """Whole characters only, so often none."""
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    """One for each token, where they were asked for."""
+    finish_reason: str | None
+    """`stop`, `length`, `cache_full`, `interrupted` or `error` of the last piece; None of the others."""
+
+
+class Ticket:
+    """A request that was taken. The thread that steps the scheduler changes it; any thread may look, and cancel it."""
+
+    def __init__(self, work: Work, said: Row, listener: Listener | None, wake: Callable[[], None]) -> None:
+        """`said`: what it has said in this turn. `wake` is called when it is cancelled."""
+        self.number = next(_NUMBERS)
+        self.work, self.sampling, self.said, self.listener = work, work.sampling, said, listener
+        self.state: State = "waiting"
+        self.error: PartitaError | None = None
+        """What ended it, with finish reason `error`."""
+        self.submitted = time.perf_counter()
+        """These four are seconds of `time.perf_counter`; of this turn, where it has several."""
+        self.began: float | None = None
+        """It was given a row."""
+        self.first_token: float | None = None
+        self.ended: float | None = None
+        self.row: int | None = None
+        """Of the batch, as long as it has one."""
+        self.cancelled = self.released = False
+        self._wake = wake
+        self._earlier: tuple[int, ...] = ()
+
+    @property
+    def answer(self) -> Answer:
+        """What it has been answered so far, in this turn."""
+        said = self.said
+        reason = cast("FinishReason | None", said.finish)
+        return Answer(said.text(), tuple(said.tokens), len(said.prompt), reason, self.sampling)
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """All tokens of its row: those of earlier turns, the prompt, and the answer so far."""
+        return (*self._earlier, *self.said.prompt, *self.said.tokens)
+
+    def cancel(self) -> None:
+        """End it, from any thread: after the next step it is over, with `interrupted`. Its row is free then, unless it
+        stays. One that is over already stays as it is.
+        """
+        self.cancelled = True
+        self._wake()
+
+    def begin_turn(self, history: tuple[int, ...], said: Row, sampling: Sampling) -> None:
+        """A turn after `history`, of which nothing has been said yet, and which waits. For the scheduler."""
+        self._earlier, self.said, self.sampling = history, said, sampling
+        self.state, self.error, self.cancelled = "waiting", None, False
+        self.submitted, self.began, self.first_token, self.ended = time.perf_counter(), None, None, None
+
+
+Listener = Callable[[Ticket, Piece], object]

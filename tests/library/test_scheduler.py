@@ -1,0 +1,271 @@
+"""Requests that take turns in the rows of a batch: each gets what it would get alone, whatever comes beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tests.runtime.handmade as hand
+from partita.errors import GenerationError, ProviderError, UsageError
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine import Engine
+from partita.library.local import LocalEngine
+from partita.library.remote import RemoteEngine
+from partita.library.sampling import Sampling
+from partita.library.scheduler import Piece, Scheduler, Ticket, Work
+from partita.package import read_manifest
+from partita.runtime.text import load_text
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+
+KEYS = ("key",)
+CPU = ChainOptions(provider="cpu", threads=1)
+PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
+Opened = Callable[..., Engine]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    """Open a package on the CPU, in this process or in a child."""
+    engines: list[Engine] = []
+
+    def factory(folder: Path, *, child: bool = False) -> Engine:
+        engine: Engine
+        if child:
+            engine = RemoteEngine(folder, CPU, observe=False)
+        else:
+            engine = LocalEngine(folder, read_manifest(folder), read_chain_options(CPU), threads=1, observe=False)
+        engines.append(engine)
+        return engine
+
+    yield factory
+    for engine in engines:
+        engine.close()
+
+
+def work(prompt: tuple[int, ...], count: int = 6, **options: Any) -> Work:
+    return Work(prompt, Sampling(temperature=0.0, max_new_tokens=count), **options)
+
+
+def run(scheduler: Scheduler) -> int:
+    """Step until there is nothing to do; how many steps that took."""
+    steps = 0
+    while scheduler.step():
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
+@pytest.mark.parametrize("shapes", ["any", "one", "pair"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("appends", [True, False], ids=["chunks", "chunks-at-the-beginning"])
+def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, shapes, batch, appends):
+    engine = opened(handmade(tmp_path / "p", batch=batch, states=states, shapes=shapes, appends=appends))
+    scheduler = Scheduler(engine, None)
+    first = [scheduler.submit(work(prompt, 3 + n)) for n, prompt in enumerate(PROMPTS[:4])]
+    assert (scheduler.slots, scheduler.running, scheduler.waiting) == (batch, 0, 4)
+    for _ in range(4):
+        assert scheduler.step()
+    late = [scheduler.submit(work(prompt, 3 + n)) for n, prompt in enumerate(PROMPTS[4:])]
+    run(scheduler)
+    for n, ticket in enumerate([*first, *late]):
+        wanted = known_tokens(ticket.work.prompt, 3 + n % 4, states)
+        assert list(ticket.answer.tokens) == wanted and ticket.answer.finish_reason == "length"
+    assert (scheduler.running, scheduler.waiting) == (0, 0) and not scheduler.step()
+
+
+def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
+    """Twelve short requests beside a long one take no longer than the long one: nobody waits for a batch to end."""
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    long = scheduler.submit(work((5,), 36))
+    short = [scheduler.submit(work((n,), 2)) for n in range(12)]
+    while long.state != "over":
+        scheduler.step()
+    assert all(ticket.state == "over" for ticket in short)
+    assert [ticket.ended for ticket in short] == sorted(ticket.ended or 0 for ticket in short), (
+        "first come, first served"
+    )
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, child):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child), None)
+    heard: list[Piece] = []
+    asking = scheduler.submit(work(PROMPTS[0], 4, logprobs=3), lambda ticket, piece: heard.append(piece))
+    other = scheduler.submit(work(PROMPTS[1], 5))
+    run(scheduler)
+    wanted = known_tokens(PROMPTS[0], 4, KEYS)
+    assert [token for piece in heard for token in piece.tokens] == wanted == list(asking.answer.tokens)
+    assert [piece.finish_reason for piece in heard] == [None, None, None, "length"]
+    logits = known_logits([*PROMPTS[0], *wanted], KEYS).astype(np.float64)[len(PROMPTS[0]) - 1 : -1]
+    expected = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+    expected -= logits.max(1, keepdims=True)
+    told = [entry for piece in heard for entry in piece.logprobs]
+    assert [entry.token for entry in told] == wanted
+    for entry, row in zip(told, expected, strict=True):
+        assert entry.logprob == pytest.approx(row.max(), abs=1e-4)
+        assert [token for token, _ in entry.top] == np.argsort(-row, kind="stable")[:3].tolist()
+        assert [value for _, value in entry.top] == pytest.approx(np.sort(row)[::-1][:3].tolist(), abs=1e-4)
+    assert list(other.answer.tokens) == known_tokens(PROMPTS[1], 5, KEYS)
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+@pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
+def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, states, child):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=states), child=child), None)
+    kept = scheduler.submit(work(PROMPTS[0], 5, stays=True))
+    run(scheduler)
+    first = known_tokens(PROMPTS[0], 5, states)
+    assert list(kept.answer.tokens) == first and (kept.row is not None) is (states == KEYS), "states would be spoilt"
+    others = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
+    run(scheduler)
+    assert [list(ticket.answer.tokens) for ticket in others] == [known_tokens(p, 4, states) for p in PROMPTS[1:4]]
+    scheduler.extend(kept, (9, 4), Sampling(temperature=0.0, max_new_tokens=7))
+    run(scheduler)
+    text = [*PROMPTS[0], *first, 9, 4]
+    assert list(kept.answer.tokens) == known_tokens(text, 7, states) and kept.answer.prompt_tokens == 2
+    assert kept.history == (*text, *kept.answer.tokens)
+    assert scheduler.rewind(kept, 9) is (states == KEYS)
+    scheduler.extend(kept, (9, 4), Sampling(temperature=0.0, max_new_tokens=3))
+    run(scheduler)
+    assert list(kept.answer.tokens) == known_tokens(text, 3, states)
+    scheduler.release(kept)
+    with pytest.raises(GenerationError, match="cannot go on"):
+        scheduler.extend(kept, (1,), Sampling(max_new_tokens=1))
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["leaves", "stays"])
+def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, opened, stays):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=ALL)), None)
+    heard: list[Piece] = []
+    gone = scheduler.submit(work(PROMPTS[0], 20, stays=stays), lambda ticket, piece: heard.append(piece))
+    other = scheduler.submit(work(PROMPTS[1], 9))
+    waiting = scheduler.submit(work(PROMPTS[2], 3))
+    never = scheduler.submit(work(PROMPTS[3], 3))
+    while not gone.answer.tokens:
+        scheduler.step()
+    threading.Thread(target=gone.cancel).start()
+    never.cancel()
+    run(scheduler)
+    assert gone.answer.finish_reason == "interrupted" and heard[-1].finish_reason == "interrupted"
+    assert never.answer.finish_reason == "interrupted" and never.began is None
+    assert list(other.answer.tokens) == known_tokens(PROMPTS[1], 9, ALL)
+    assert list(waiting.answer.tokens) == known_tokens(PROMPTS[2], 3, ALL)
+    if stays:
+        text = gone.history
+        scheduler.extend(gone, (7, 3), Sampling(temperature=0.0, max_new_tokens=4))
+        run(scheduler)
+        assert list(gone.answer.tokens) == known_tokens([*text, 7, 3], 4, ALL)
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_path, opened, monkeypatch, child):
+    texts = [[*prompt, *known_tokens(prompt, count, ALL)] for prompt, count in zip(PROMPTS, (8, 4, 4, 4), strict=False)]
+    poison = next(token for token in range(1, VOCAB) if not any(token in text for text in texts))
+    poisoned = hand.EMBEDDING.copy()
+    poisoned[poison] = np.nan
+    monkeypatch.setattr(hand, "EMBEDDING", poisoned)
+    engine = opened(handmade(tmp_path / "p", batch=2, states=ALL), child=child)
+    scheduler = Scheduler(engine, None)
+    good = scheduler.submit(work(PROMPTS[0], 8))
+    bad = scheduler.submit(work((3, poison, 4), 8))
+    after = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
+    run(scheduler)
+    assert bad.answer.finish_reason == "error" and "not finite" in str(bad.error)
+    for ticket in (good, *after):
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, len(ticket.answer.tokens), ALL)
+        assert ticket.answer.finish_reason == "length"
+    if isinstance(engine, LocalEngine):
+        assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
+
+
+def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, opened, monkeypatch):
+    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    scheduler = Scheduler(engine, None)
+    tickets = [scheduler.submit(work(prompt, 5, stays=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
+    for _ in range(3):
+        scheduler.step()
+    executor = engine.runner.executor
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "run", lambda *_: (_ for _ in ()).throw(ProviderError("the device is gone")))
+        scheduler.step()
+    assert [str(ticket.error) for ticket in tickets[:2]] == ["the device is gone"] * 2
+    run(scheduler)
+    for ticket in tickets[2:]:
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 5, KEYS)
+
+
+def test_a_lost_child_ends_every_request_with_what_became_of_it(tmp_path, opened):
+    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=True)
+    scheduler = Scheduler(engine, None)
+    tickets = [scheduler.submit(work(prompt, 5)) for prompt in PROMPTS[:4]]
+    scheduler.step()
+    engine._child.process.kill()
+    run(scheduler)
+    assert all(isinstance(ticket.error, ProviderError) and ticket.state == "over" for ticket in tickets)
+
+
+def test_a_full_cache_is_a_finish_reason(tmp_path, opened):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    full = scheduler.submit(work(PROMPTS[5], LENGTH))
+    whole = scheduler.submit(work(tuple(range(LENGTH)), 4))
+    run(scheduler)
+    assert len(full.answer.tokens) == LENGTH - len(PROMPTS[5])
+    assert full.answer.finish_reason == whole.answer.finish_reason == "cache_full" and not whole.answer.tokens
+
+
+def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opened):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    for prompt, match in (((), "empty"), ((1,) * (LENGTH + 1), "the cache holds 48"), ((VOCAB,), "vocabulary")):
+        with pytest.raises(GenerationError, match=match):
+            scheduler.submit(work(prompt))
+    for options, match in (({"stop": ("x",)}, "no tokenizer"), ({"logprobs": -1}, "logprobs")):
+        with pytest.raises(UsageError, match=match):
+            scheduler.submit(work((1,), **options))
+    with pytest.raises(UsageError, match="top-p"):
+        scheduler.submit(Work((1,), Sampling(temperature=1.0, top_p=2.0, max_new_tokens=1)))
+    with pytest.raises(UsageError, match="max-new-tokens"):
+        scheduler.submit(work((1,), 0))
+    assert scheduler.waiting == 0
+    scheduler.close()
+    with pytest.raises(GenerationError, match="closed"):
+        scheduler.submit(work((1,)))
+
+
+def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
+    engine, text = opened(package), load_text(package)
+    scheduler = Scheduler(engine, text)
+    prompt = tuple(text.encode("return the"))
+    whole = scheduler.submit(work(prompt, 12))
+    run(scheduler)
+    said = whole.answer.text
+    place = next(at for at in range(3, len(said) - 1) if said.index(said[at : at + 2]) == at)
+    stopped = scheduler.submit(work(prompt, 12, stop=(said[place : place + 2],), stays=True))
+    run(scheduler)
+    assert stopped.answer.text == said[:place] and stopped.answer.finish_reason == "stop"
+    assert scheduler.running == 0 and not scheduler.step(), "its row is at rest"
+    history = stopped.history
+    assert len(history) < len(prompt) + 12
+    scheduler.extend(stopped, (5, 6), Sampling(temperature=0.0, max_new_tokens=5))
+    run(scheduler)
+    scheduler.release(stopped)
+    alone = scheduler.submit(work((*history, 5, 6), 5))
+    run(scheduler)
+    assert stopped.answer.tokens == alone.answer.tokens
+
+
+def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", states=KEYS)), None)
+    assert not scheduler.wait(0.0)
+    tickets: list[Ticket] = []
+    threading.Timer(0.05, lambda: tickets.append(scheduler.submit(work((1, 2), 2)))).start()
+    assert scheduler.wait(30.0)
+    run(scheduler)
+    assert tickets[0].state == "over" and not scheduler.wait(0.0)
+    ticket = tickets[0]
+    assert ticket.began and ticket.first_token and ticket.ended
+    assert ticket.submitted <= ticket.began <= ticket.first_token <= ticket.ended
