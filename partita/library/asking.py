@@ -94,7 +94,7 @@ def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
     """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
     if wanted.source not in (None, CHECKPOINT):
         raise UsageError(f"sampling is {wanted.source!r}; the only string allowed is {CHECKPOINT!r}")
-    _check_values(wanted)
+    check_values(wanted)
     suggests = suggestion(folder) if wanted.source else Suggestion()
     for name in suggests.unknown:
         LOGGER.warning("the checkpoint also asks for %s, which Partita does not support", name)
@@ -104,7 +104,7 @@ def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
     return full
 
 
-def _check_values(sampling: Sampling) -> None:
+def check_values(sampling: Sampling) -> None:
     """Raise UsageError for a value of another type or out of range, by the name of its argument."""
     for name, value in sampling.figures().items():
         kinds = (int,) if name in WHOLE else (int, float)

@@ -22,7 +22,7 @@ class Batch:
     def __init__(self, runner: Runner, prefill_chunk: int, adapter: str | None = None, *, is_open: bool) -> None:
         """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
         self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
-        self._engine = Engine(runner.executor, prefill_chunk, (runner,))
+        self._engine, self._recorder = Engine(runner.executor, prefill_chunk, (runner,)), runner.recorder
         self._watched: dict[int, Watched] = {}
         """By row."""
         self._rested = True
@@ -38,7 +38,7 @@ class Batch:
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched
-        self._asks(len(request.prompt), request.max_new_tokens)
+        self._asks(len(request.prompt), len(request.prompt), request.max_new_tokens)
         return row
 
     def leave(self, row: int) -> None:
@@ -57,7 +57,7 @@ class Batch:
         if row in self._watched:
             sampler = self._watched[row] = self._watched[row].over(sampler)
         self._engine.extend(row, tokens, sampler, sampling.max_new_tokens)
-        self._asks(self._engine.row(row).known, sampling.max_new_tokens or 0)
+        self._asks(len(tokens), self._engine.row(row).known, sampling.max_new_tokens or 0)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many of its tokens. False where it cannot go back."""
@@ -78,9 +78,12 @@ class Batch:
     def _busy(self) -> bool:
         return any(row is not None and row.finish is None for row in self._engine.rows)
 
-    def _asks(self, tokens: int, max_new_tokens: int) -> None:
+    def _asks(self, reads: int, tokens: int, max_new_tokens: int) -> None:
+        """Note what is asked: `reads` tokens, after which the row has `tokens`."""
         self.longest = max(self.longest, tokens)
         self.max_new_tokens = max(self.max_new_tokens, max_new_tokens)
+        if self.is_open:
+            self._recorder.on_request(reads)
 
 
 def loop_request(

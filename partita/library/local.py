@@ -94,7 +94,7 @@ class LocalEngine:
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
             begun, _ = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
-            self.runner.on_prompts(())
+            self.runner.on_open()
             return begun
 
     def join(self, number: int, request: RowRequest) -> int:
@@ -142,6 +142,8 @@ class LocalEngine:
                 raise ReportError("nothing to report: nothing has been generated yet")
             self._over = self._over or not last.is_open
             runner = self.runner
+            if last.is_open and not runner.steps:
+                raise ReportError("nothing to report: no request has been answered yet")
             facts = run_facts(
                 runner,
                 finish_reason=request.finish_reason,

@@ -52,6 +52,8 @@ class Scheduler:
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.lost_by: PartitaError | None = None
+        """What ended the last batch that was lost, with all requests in it."""
 
     @property
     def slots(self) -> int:
@@ -258,6 +260,8 @@ class Scheduler:
             request = RowRequest(ticket.history, ticket.sampling, work.stop_ids, work.logprobs)
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
+            if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
+                self._lose(error)
             _tell(ticket, self._over(ticket, "error", error))
             return
         self._rows[row] = ticket
@@ -318,7 +322,7 @@ class Scheduler:
 
     def _lose(self, error: PartitaError | None) -> None:
         """The batch is lost: all that are at work in it are over."""
-        self._begun = None
+        self._begun, self.lost_by = None, error or self.lost_by
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
         for ticket in lost:

@@ -324,6 +324,8 @@ class RunFacts:
     new_tokens: int
     finish_reason: str | None
     """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
+    requests: int | None = None
+    """That took turns in the rows: prompt and new tokens are those of all of them; None: one for each row."""
     finish_detail: str = ""
     probing: Probing | None = None
     """None when probing was off, or no node fell back."""

@@ -26,7 +26,9 @@ def run_checks(
     checks = [check for index in indexes for check in _check_session(index)]
     for phase in phases:
         checks += check_phase(phase, chain)
-    return (*checks, *_check_tokens(facts)) if facts.finish_reason is not None else tuple(checks)
+    if facts.finish_reason is None or facts.requests is not None:  # rows of a step are then at different ends
+        return tuple(checks)
+    return (*checks, *_check_tokens(facts))
 
 
 def _check_session(index: SessionIndex) -> Iterator[Check]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from partita.observations.facts import PortFact, RunFacts, RunWindow, SessionFacts, StepFact
 from partita.observations.records import Memory
+from partita.observations.text_format import plural
 from partita.process import peak_rss_bytes
 from partita.runtime.engine.executor import BoundGraph, LoadedGraph
-from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.engine.request import Finish
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.runner import Runner
@@ -27,7 +28,7 @@ def run_facts(
 
     `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
     """
-    steps = runner.steps
+    steps, recorder = runner.steps, runner.recorder
     sessions = tuple(_graph_facts(runner, entry) for entry in runner.graphs)
     seen = tuple(window for session in sessions for window in session.runs)
     return RunFacts(
@@ -37,17 +38,31 @@ def run_facts(
         memory=_memory_facts(runner),
         tokenizer_load_seconds=tokenizer_load_seconds,
         first_token_seconds=first_token_seconds(steps),
-        prompt_tokens=runner.recorder.prompt_tokens,
-        new_tokens=_new_tokens(steps),
+        prompt_tokens=recorder.prompt_tokens,
+        new_tokens=_new_tokens(steps) if recorder.requests is None else recorder.new_tokens,
+        requests=recorder.requests,
         finish_reason=finish_reason or _finished(steps),
         finish_detail=finish_detail,
         notes=(
             *notes,
+            *_open_notes(runner.recorder),
             *_prompt_notes(runner),
             *_earlier_notes(seen),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
     )
+
+
+def _open_notes(recorder: Recorder) -> tuple[str, ...]:
+    """What the figures of a generation are of that requests join and leave."""
+    if recorder.requests is None:
+        return ()
+    turns = f"{plural(recorder.requests, 'request')} took turns in the rows of the batch"
+    notes = (f"{turns}; prompt tokens and new tokens are those of all of them together",)
+    if not recorder.forgotten:
+        return notes
+    kept, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
+    return (*notes, f"times and speed are of {kept:,} of {every:,} steps: the last ones, and those that were profiled")
 
 
 def _prompt_notes(runner: Runner) -> tuple[str, ...]:

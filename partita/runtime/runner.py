@@ -71,6 +71,12 @@ class Runner:
         for entry in self.graphs:
             entry.window.begin()
 
+    def on_open(self) -> None:
+        """A generation begins that requests join and leave."""
+        self.recorder.on_open()
+        for entry in self.graphs:
+            entry.window.begin()
+
     def on_step(self, step: Step) -> None:
         """Record one step; called by the engine after each session run."""
         self.recorder.on_step(step)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import tests.runtime.handmade as hand
-from partita.errors import GenerationError, ProviderError, UsageError
+from partita.errors import GenerationError, ProviderError, ReportError, UsageError
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import Engine
+from partita.library.engine import Engine, ReportRequest
 from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
@@ -269,3 +269,24 @@ def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
     ticket = tickets[0]
     assert ticket.began and ticket.first_token and ticket.ended
     assert ticket.submitted <= ticket.began <= ticket.first_token <= ticket.ended
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypatch):
+    """Any number of steps: only the last ones are kept, and it says so."""
+    monkeypatch.setattr("partita.runtime.engine.recorder.KEPT_STEPS", 5)
+    scheduler = Scheduler(engine := opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child), None)
+    with pytest.raises(ReportError, match="no request has been answered"):
+        engine.report(ReportRequest())
+    tickets = [scheduler.submit(work(prompt, 9)) for prompt in PROMPTS[:3]]
+    for _ in range(12):
+        scheduler.step()
+    report = engine.report(ReportRequest(finish_reason="stop", complete=False))
+    assert report.totals is not None and report.totals.prompt_tokens == sum(map(len, PROMPTS[:3]))
+    assert all(check.passed for check in report.checks)
+    assert any("3 requests took turns in the rows" in note for note in report.notes)
+    if not child:
+        assert any("of 12 steps" in note for note in report.notes)
+    run(scheduler)
+    for ticket in tickets:
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 9, KEYS), "it goes on after a report"

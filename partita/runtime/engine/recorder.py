@@ -45,19 +45,45 @@ class Step:
     """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
 
 
+KEPT_STEPS = 4096
+"""Of a generation that requests join and leave: it may go on for weeks."""
+
+
 class Recorder:
-    """Keeps the steps of one generation."""
+    """Keeps the steps of one generation: all of them, or the last of one that is open, and those that were observed."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.prompt_tokens = 0
-        """Tokens of the longest prompt."""
+        """Tokens of the longest prompt; of an open generation, of all of them."""
+        self.requests: int | None = None
+        """That have joined an open generation; None for one whose rows all begin at once."""
+        self.new_tokens = 0
+        """Of all rows."""
+        self.forgotten = 0
+        """Steps that are not kept any more."""
 
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
         """A generation begins with prompts of these lengths."""
-        self.steps = []
+        self.steps, self.new_tokens, self.forgotten, self.requests = [], 0, 0, None
         self.prompt_tokens = max(lengths, default=0)
+
+    def on_open(self) -> None:
+        """A generation begins that requests join and leave."""
+        self.on_prompts(())
+        self.requests = 0
+
+    def on_request(self, tokens: int) -> None:
+        """A request joins an open generation, or goes on, with so many tokens to read."""
+        self.prompt_tokens += tokens
+        self.requests = (self.requests or 0) + 1
 
     def on_step(self, step: Step) -> None:
         """Append a step to those of this generation."""
         self.steps.append(step)
+        self.new_tokens += sum(map(len, step.tokens))
+        if self.requests is not None and len(self.steps) >= 2 * KEPT_STEPS:
+            early, late = self.steps[:-KEPT_STEPS], self.steps[-KEPT_STEPS:]
+            kept = [entry for entry in early if entry.observed]
+            self.forgotten += len(early) - len(kept)
+            self.steps = [*kept, *late]

@@ -1,0 +1,122 @@
+"""A file of prompts to a file of answers: which run it is, and going on with one that was ended before."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.errors import UsageError
+from partita.files import refuse_same
+from partita.library.batches.journal import Journal, journal_path
+from partita.library.batches.reading import InputFile, format_of, look_at, read_rows
+from partita.library.batches.rows import RowDefaults
+from partita.library.batches.running import BatchRun
+from partita.library.batches.writing import check_library, write_answers
+from partita.library.scheduler import Scheduler
+from partita.package import Manifest
+from partita.runtime.text import Text
+from partita.spelling import spelled
+
+
+@dataclass(frozen=True, slots=True)
+class Filed:
+    """What became of a file of prompts."""
+
+    output: Path
+    rows: int
+    errors: int
+    """Rows without an answer; each says why."""
+    resumed: int
+    """Rows that had their answer from a run before this one."""
+    prompt_tokens: int
+    """This and the next: of this run."""
+    new_tokens: int
+    seconds: float
+    unread: tuple[str, ...]
+    """Fields of rows that mean nothing to Partita."""
+    seed: int
+    """What rows that draw and have no seed of their own have theirs of."""
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Of this run; None when it did nothing."""
+        done = self.rows - self.resumed
+        return done / self.seconds if done and self.seconds > 0 else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """New tokens of this run; None when it made none."""
+        return self.new_tokens / self.seconds if self.new_tokens and self.seconds > 0 else None
+
+
+def check_files(source: Path, output: Path) -> None:
+    """Check before anything is loaded what can be: names, and that nothing is written over.
+
+    Raises UsageError, InstallationError.
+    """
+    format_of(source, "input", ("jsonl", "txt", "parquet"))
+    format_of(output, "output", ("jsonl", "parquet"))
+    journal = journal_path(output)
+    if not source.is_file():
+        raise UsageError(f"{spelled('input', str(source))}: no such file")
+    refuse_same(journal, source, spelled("output"))
+    if output.exists():
+        raise UsageError(
+            f"{spelled('output', str(output))}: exists already; remove it or name another. A run that was cut short "
+            f"has its answers in {journal.name}, and goes on with them"
+        )
+    check_library(output)
+
+
+def identity(source: InputFile, manifest: Manifest, options: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run this one: the rows, the package, and all options that make a difference to an answer."""
+    package = manifest.model_dump_json(exclude={"created"})
+    return {
+        "input file": {"sha256": source.sha256, "bytes": source.size_bytes},
+        "package": hashlib.sha256(package.encode()).hexdigest(),
+        "options": options,
+    }
+
+
+def answer_file(
+    source: Path,
+    output: Path,
+    scheduler: Scheduler,
+    manifest: Manifest,
+    text: Text | None,
+    defaults: RowDefaults,
+    *,
+    options: dict[str, Any],
+    heard: Callable[[BatchRun, InputFile], object],
+) -> Filed:
+    """Answer every row of `source` into `output`, or those that an earlier run has left.
+
+    `options`: what of `defaults` and beside them tells this run from another, as JSON has it. `heard` is called after
+    every step. Raises UsageError, GenerationError, InstallationError; ResourceError when the disk is full, ProviderError
+    when the model cannot go on: the answers so far stay, and the same call goes on.
+    """
+    began = time.perf_counter()
+    looked = look_at(source)
+    with Journal(journal_path(output), identity(looked, manifest, options), defaults.base_seed) as journal:
+        run = BatchRun(
+            scheduler, text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked)
+        )
+        run.go(read_rows(source))
+        journal.sync()
+        write_answers(output, journal.answers())
+        journal.remove()
+        return Filed(
+            output,
+            len(journal),
+            journal.errors,
+            journal.resumed,
+            run.prompt_tokens,
+            run.tokens,
+            time.perf_counter() - began,
+            tuple(sorted(run.unread)),
+            journal.seed,
+        )

@@ -1,0 +1,239 @@
+"""What makes a run over a file go on after it was ended, however that was: every answer is on disk as soon as it is there.
+
+The journal lies beside the output, `out.jsonl.partial`. Its first line says of which run it is; each line after it is
+the answer to a row, in the order in which rows were done. A line that was cut off by the end of the process is no
+answer. When every row has its line they are put in order into the output, in one piece, and the journal goes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from partita.errors import ResourceError, UsageError
+from partita.library.batches.rows import RowAnswer
+from partita.observations.text_format import listing, plural
+from partita.spelling import spelled
+
+SCHEMA = "partita.batch/1"
+SUFFIX = ".partial"
+SYNC_SECONDS = 5.0
+"""A power failure costs the answers of this time; the end of the process costs none."""
+GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
+
+
+def journal_path(output: Path) -> Path:
+    """Where the journal of an output lies."""
+    return output.with_name(output.name + SUFFIX)
+
+
+class Journal:
+    """The answers of a run so far. One process at a time; close it, or use it as a context manager."""
+
+    def __init__(self, path: Path, run: Mapping[str, Any], seed: int) -> None:
+        """Begin a journal, or go on with the one that is there. `run`: what the run is of, as JSON has it; `seed`: of
+        the run, if it begins.
+
+        Raises UsageError for the journal of another run, or of one that goes on; ResourceError when it cannot be
+        written.
+        """
+        self.path = path
+        self.seed = seed
+        """Of the run, which may have begun earlier."""
+        self.tokens = self.errors = 0
+        """New tokens, and rows without an answer, of all that is in it."""
+        self._places = array("q")
+        """Where the line of each row begins; -1 for one that has none."""
+        self._done = 0
+        try:
+            self._file: IO[bytes] = path.open("r+b" if path.exists() else "x+b", buffering=0)
+        except OSError as error:
+            raise _cannot(path, error) from error
+        try:
+            _lock(self._file, path)
+            self._end = self._read(dict(run))
+        except BaseException:
+            self._file.close()
+            raise
+        self.resumed = self._done
+        """Rows that were done before."""
+        self._synced = time.monotonic()
+
+    def __contains__(self, index: int) -> bool:
+        return index < len(self._places) and self._places[index] >= 0
+
+    def __len__(self) -> int:
+        return self._done
+
+    def append(self, answer: RowAnswer) -> None:
+        """Keep the answer of a row. Raises ResourceError when there is no room for it; what is there stays good."""
+        if answer.index in self:
+            raise ValueError(f"row {answer.index} has an answer already")
+        line = json.dumps(answer.to_json(), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+        self._write(line)
+        self._note(answer.index, self._end - len(line), answer.finish_reason, len(answer.tokens))
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self.sync()
+
+    def sync(self) -> None:
+        """Have the disk keep what was written."""
+        with suppress(OSError):  # not every file system can
+            os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def answers(self) -> Iterator[bytes]:
+        """The lines of all rows, in the order of the rows. Raises UsageError where one is missing."""
+        with self.path.open("rb") as file:
+            for index, place in enumerate(self._places):
+                if place < 0:
+                    raise UsageError(f"{self.path}: row {index} has no answer, so the run is not done")
+                file.seek(place)
+                yield file.readline()
+
+    def remove(self) -> None:
+        """The output is there: nothing of the run is left."""
+        self.close()
+        with suppress(OSError):
+            self.path.unlink()
+
+    def close(self) -> None:
+        """Let go of the file, which stays. May be called twice."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, run: dict[str, Any]) -> int:
+        """Take in what is there, or write the first line; where the next line goes."""
+        self._end = 0
+        header = self._file.readline()
+        if not header.endswith(b"\n"):  # a new file, or one whose first line was cut off
+            _refuse_foreign(self.path, header)
+            self._file.truncate(0)
+            self._file.seek(0)
+            self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
+            return self._end
+        self.seed = _check_header(self.path, header, run)
+        self._end = len(header)
+        with self.path.open("rb") as file:
+            file.seek(self._end)
+            for line in file:
+                if not (line.endswith(b"\n") and self._take_in(line)):
+                    break
+        self._file.truncate(self._end)
+        self._file.seek(self._end)
+        return self._end
+
+    def _take_in(self, line: bytes) -> bool:
+        """Note a line that was there; whether it is whole."""
+        try:
+            said = json.loads(line)
+            index, finish, tokens = int(said["index"]), str(said["finish_reason"]), len(said["tokens"])
+        except (ValueError, TypeError, KeyError):
+            return False
+        if index not in self:
+            self._note(index, self._end, finish, tokens)
+        self._end += len(line)
+        return True
+
+    def _note(self, index: int, place: int, finish: str, tokens: int) -> None:
+        while len(self._places) <= index:
+            self._places.append(-1)
+        self._places[index] = place
+        self._done += 1
+        self.tokens += tokens
+        self.errors += finish == "error"
+
+    def _write(self, line: bytes) -> None:
+        """Write a whole line, or nothing."""
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            with suppress(OSError):
+                self._file.truncate(self._end)
+                self._file.seek(self._end)
+            raise _cannot(self.path, error) from error
+        self._end += len(line)
+
+
+def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
+    """The seed of the run that a journal is of. Raises UsageError when that is another one."""
+    _refuse_foreign(path, header)
+    said = json.loads(header)
+    earlier = said.get("run", {})
+    different = [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]
+    if different:
+        told = [_difference(name, earlier.get(name), run.get(name)) for name in different]
+        raise UsageError(
+            f"{path}: holds the answers so far of another run: {listing(told)}; finish that one with its own options, "
+            f"remove the file to begin anew, or give another {spelled('output')}"
+        )
+    return int(said["seed"])
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """What is different between two runs, in words."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        parts = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+        shown = [f"{spelled(key)} was {before.get(key)!r} and is {now.get(key)!r}" for key in parts]
+        return listing(shown)
+    return f"the {name} is another"
+
+
+def _refuse_foreign(path: Path, header: bytes) -> None:
+    """Raise UsageError for a file that is no journal. One that is empty, or was cut off in its first line, may be one."""
+    try:
+        known = json.loads(header).get("schema") == SCHEMA if header.endswith(b"\n") else _begins(header)
+    except (ValueError, AttributeError):
+        known = False
+    if not known:
+        raise UsageError(
+            f"{path}: not written by Partita, and the answers of a run would be kept there; move it away, or give "
+            f"another {spelled('output')}"
+        )
+
+
+def _begins(header: bytes) -> bool:
+    """Whether these bytes are how the first line of a journal begins."""
+    begin = json.dumps({"schema": SCHEMA}).encode()[:-1]
+    return begin.startswith(header) or header.startswith(begin)
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    """Keep others out as long as the file is open; where the system has such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(f"{path}: another process is at work on this output; wait for it, or name another") from error
+    except OSError:  # a file system without locks
+        return
+
+
+def _cannot(path: Path, error: OSError) -> ResourceError:
+    """The error for a journal that cannot be written."""
+    return ResourceError(f"{path}: cannot be written ({error.strerror or error}); make room for it: {GOES_ON}")
+
+
+def progress_words(done: int, total: int | None) -> str:
+    """`3 of 10 rows`."""
+    return plural(done, "row") if total is None else f"{done:,} of {plural(total, 'row')}"

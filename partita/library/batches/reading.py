@@ -1,0 +1,151 @@
+"""Files of prompts: JSON Lines, plain lines, Parquet. A row that cannot be read is a row, with why."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from partita.errors import GenerationError, UsageError
+from partita.extras import explain
+from partita.library.batches.rows import PROMPTS, InputRow
+from partita.observations.text_format import listing
+from partita.spelling import spelled
+
+Format = Literal["jsonl", "txt", "parquet"]
+SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".parquet": "parquet"}
+BLOCK_BYTES = 1 << 20
+PARQUET_ROWS = 256
+"""Per block that is in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file of prompts, and what it was when it was looked at."""
+
+    path: Path
+    format: Format
+    sha256: str
+    size_bytes: int
+    rows: int | None
+    """How many; None where only reading it all would tell."""
+
+
+def format_of(path: Path, argument: str, formats: tuple[Format, ...]) -> Format:
+    """What a file is, by the end of its name. Raises UsageError for an end that says nothing. `argument`: its name."""
+    found = SUFFIXES.get(path.suffix.lower())
+    if found not in formats:
+        ends = [suffix for suffix, kind in SUFFIXES.items() if kind in formats]
+        raise UsageError(f"{spelled(argument, str(path))}: the name has to end in one of {', '.join(ends)}")
+    return found
+
+
+def look_at(path: Path) -> InputFile:
+    """Read a file once for its hash, and how many rows it has. Raises UsageError, GenerationError."""
+    kind = format_of(path, "input", ("jsonl", "txt", "parquet"))
+    digest, size, lines, last = hashlib.sha256(), 0, 0, b"\n"
+    try:
+        with path.open("rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                digest.update(block)
+                size += len(block)
+                lines += block.count(b"\n")
+                last = block[-1:]
+    except OSError as error:
+        raise UsageError(f"{spelled('input', str(path))}: cannot be read: {error.strerror or error}") from error
+    rows: int | None = lines + (last != b"\n")
+    if kind == "parquet":
+        rows = int(_parquet(path).metadata.num_rows)
+    return InputFile(path, kind, digest.hexdigest(), size, rows)
+
+
+def read_rows(path: Path) -> Iterator[InputRow]:
+    """The rows of a file, in their order. Raises GenerationError for one that is no file of its format."""
+    kind = format_of(path, "input", ("jsonl", "txt", "parquet"))
+    if kind == "parquet":
+        yield from _parquet_rows(path)
+        return
+    with path.open("rb") as file:
+        yield from _json_rows(file) if kind == "jsonl" else _text_rows(file)
+
+
+def _json_rows(file: IO[bytes]) -> Iterator[InputRow]:
+    """An object per line; lines with nothing on them are no rows."""
+    index = 0
+    for number, line in enumerate(file, start=1):
+        if not line.strip():
+            continue
+        yield _json_row(index, number, line)
+        index += 1
+
+
+def _json_row(index: int, number: int, line: bytes) -> InputRow:
+    try:
+        data = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        return InputRow(index, error=f"line {number} is not UTF-8 text (byte {error.start})")
+    except ValueError as error:
+        return InputRow(index, error=f"line {number} is not JSON ({error})")
+    except RecursionError:
+        return InputRow(index, error=f"line {number} is not JSON that can be read: it is nested too deeply")
+    if b"\\ud" in line.lower() and not _is_text(data):
+        return InputRow(index, error=f"line {number} has half a character (a lone surrogate), which no text has")
+    if not isinstance(data, dict):
+        return InputRow(index, error=f"line {number} is {str(data)[:40]!r} and no JSON object")
+    return InputRow(index, _without_nulls(data))
+
+
+def _is_text(data: Any) -> bool:
+    """Whether every string in it is one that can be written: JSON can name halves of characters."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
+    """A prompt per line, also where the line is empty: the answers stand beside the lines."""
+    for index, line in enumerate(file):
+        try:
+            prompt = line.decode("utf-8-sig" if not index else "utf-8")
+        except UnicodeDecodeError as error:
+            yield InputRow(index, error=f"line {index + 1} is not UTF-8 text (byte {error.start})")
+            continue
+        yield InputRow(index, {"prompt": prompt.removesuffix("\n").removesuffix("\r")})
+
+
+def _parquet_rows(path: Path) -> Iterator[InputRow]:
+    file, index = _parquet(path), 0
+    names = set(file.schema_arrow.names)
+    if not names & set(PROMPTS):
+        raise GenerationError(
+            f"{path}: none of the columns {listing(PROMPTS)} is there; it has {listing(sorted(names)) or 'none'}"
+        )
+    try:
+        for block in file.iter_batches(batch_size=PARQUET_ROWS):
+            for data in block.to_pylist():
+                yield InputRow(index, _without_nulls(data))
+                index += 1
+    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        raise GenerationError(f"{path}: damaged behind row {index} ({' '.join(str(error).split())})") from error
+
+
+def _parquet(path: Path) -> Any:
+    """The file, opened. Raises InstallationError, GenerationError."""
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise explain(error) or error from error
+    try:
+        return ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise GenerationError(f"{path}: not a Parquet file ({' '.join(str(error).split())[:200]})") from error
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table has every column; what is null in it was not given."""
+    return {name: value for name, value in data.items() if value is not None}

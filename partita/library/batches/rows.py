@@ -1,0 +1,202 @@
+"""A row of a file of prompts, and the row of answers that it becomes.
+
+A row is an object of plain values, whatever file it comes from. It has one of `prompt` (a text, or token ids),
+`messages` (role and content) and `tokens`, and may have an `id` and options of its own. Nothing here opens a file or a
+package, so that rows can be read in one process and answered in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.asking import check_values, conversations, stops_in
+from partita.library.generation import Answer
+from partita.library.requests import Work
+from partita.library.sampling import SEED_BITS, Sampling
+from partita.runtime.logprobs import TokenLogprobs
+from partita.runtime.text import Text
+from partita.spelling import read_by
+
+PROMPTS = ("prompt", "messages", "tokens")
+"""What a row can have to begin with: one of them."""
+IDS = ("id", "custom_id", "key")
+"""What a row can be called by; the first that it has."""
+SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens")
+ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
+"""What other programs call it."""
+OTHERS = ("stop", "stop_token_ids", "logprobs", "system")
+READ = frozenset({*PROMPTS, *IDS, *SAMPLED, *ALIASES, *OTHERS})
+"""Every field that means something."""
+MOST_LOGPROBS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """A row as a file has it."""
+
+    index: int
+    """0-based, over the file."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Fields without those that are null."""
+    error: str | None = None
+    """Why it is no row."""
+
+    @property
+    def key(self) -> str | int | None:
+        """What it is called by; None where it does not say, or not by a text or a number."""
+        found = next((self.data[name] for name in IDS if name in self.data), None)
+        return found if isinstance(found, (str, int)) and not isinstance(found, bool) else None
+
+    @property
+    def unread(self) -> frozenset[str]:
+        """Fields that mean nothing here."""
+        return frozenset(self.data) - READ
+
+
+@dataclass(frozen=True, slots=True)
+class RowDefaults:
+    """What rows get that do not say otherwise."""
+
+    sampling: Sampling
+    """Completed. Where a row draws and no seed is its own, its seed is `base_seed` and its index together."""
+    base_seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    chat: bool = False
+    """A prompt is the user's message."""
+    system: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowAnswer:
+    """What became of a row, as files of answers have it."""
+
+    index: int
+    id: str | int | None
+    text: str | None
+    """None without a tokenizer, and for a row that failed before it began."""
+    tokens: tuple[int, ...]
+    prompt_tokens: int | None
+    finish_reason: str
+    """stop, length, cache_full, or error."""
+    seed: int | None
+    """None where nothing was drawn."""
+    error: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """None where the row did not ask."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON has them; `logprobs` only where they were asked for."""
+        fields = asdict(self)
+        if self.logprobs is None:
+            del fields["logprobs"]
+        return fields
+
+
+def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
+    """What a row asks the scheduler for. Raises GenerationError and UsageError: the row's own errors."""
+    if row.error is not None:
+        raise GenerationError(row.error)
+    data = row.data
+    if row.key is None and any(name in data for name in IDS):
+        raise UsageError("the id of a row has to be a text or an integer")
+    given = [name for name in PROMPTS if name in data]
+    if len(given) != 1:
+        said = f"has {' and '.join(given)}" if given else "has none of them"
+        raise UsageError(f"a row needs one of {', '.join(PROMPTS)}, and this one {said}")
+    logprobs = data.get("logprobs")
+    if logprobs is not None and (not _is_whole(logprobs) or not 0 <= logprobs <= MOST_LOGPROBS):
+        raise UsageError(f"logprobs is {logprobs!r}; it must be an integer from 0 to {MOST_LOGPROBS}")
+    return Work(
+        prompt=_tokens(data, given[0], defaults, text),
+        sampling=_sampling(row, defaults),
+        stop=_stops(data, defaults),
+        stop_ids=_stop_ids(data, defaults, vocab_size),
+        logprobs=logprobs,
+    )
+
+
+def answered(row: InputRow, answer: Answer, logprobs: Sequence[TokenLogprobs] | None, *, with_text: bool) -> RowAnswer:
+    """The row of an answer. `with_text`: the package has a tokenizer."""
+    return RowAnswer(
+        row.index,
+        row.key,
+        answer.text if with_text else None,
+        answer.tokens,
+        answer.prompt_tokens,
+        answer.finish_reason or "interrupted",
+        answer.sampling.seed if answer.sampling.temperature else None,
+        None,
+        None if logprobs is None else tuple(logprobs),
+    )
+
+
+def failed(row: InputRow, error: PartitaError) -> RowAnswer:
+    """The row of one that has no answer."""
+    return RowAnswer(row.index, row.key, None, (), None, "error", None, " ".join(str(error).split()))
+
+
+def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Text | None) -> tuple[int, ...]:
+    """The prompt as token ids."""
+    value = data[given]
+    if given != "messages" and isinstance(value, Sequence) and not isinstance(value, str):
+        if not all(map(_is_whole, value)):
+            raise UsageError(f"{given} is a list, and not of token ids alone")
+        return tuple(int(token) for token in value)
+    if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
+        raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")
+    if text is None:
+        raise UsageError(f"{given} is text, and no tokenizer is used; give token ids in the field tokens")
+    system = data.get("system", defaults.system)
+    if system is not None and not isinstance(system, str):
+        raise UsageError(f"system is {str(system)[:40]!r}; it must be a text")
+    if given == "messages" or defaults.chat or system is not None:
+        messages = conversations(value)
+        if len(messages) != 1:
+            raise UsageError("messages is several conversations; a row is one")
+        begins = [] if system is None else [{"role": "system", "content": system}]
+        return tuple(text.encode_messages([*begins, *messages[0]]))
+    if not value:
+        raise GenerationError("the prompt is empty; give some text to continue")
+    return tuple(text.encode(value))
+
+
+def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
+    """The row's options over the others, with a seed of its own where it draws."""
+    named = {ALIASES.get(name, name): value for name, value in row.data.items()}
+    asked = Sampling(**{name: named[name] for name in SAMPLED if name in named})
+    with read_by("python"):  # fields are called as arguments are
+        check_values(asked)
+    full = asked.over(defaults.sampling)
+    if not full.temperature:
+        return full
+    return full if asked.seed is not None else replace(full, seed=row_seed(defaults.base_seed, row.index))
+
+
+def row_seed(base: int, index: int) -> int:
+    """The seed of a row that draws and has none of its own: the run's and its place, so that neither the rows beside it
+    nor when it comes make a difference.
+    """
+    return (base + index) % (1 << SEED_BITS)
+
+
+def _stops(data: Mapping[str, Any], defaults: RowDefaults) -> tuple[str, ...]:
+    value = data.get("stop", defaults.stop)
+    listed = (value,) if isinstance(value, str) else value
+    if not isinstance(listed, Sequence) or not all(isinstance(text, str) for text in listed):
+        raise UsageError(f"stop is {str(value)[:40]!r}; it must be a text or a list of them")
+    return tuple(listed)
+
+
+def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -> tuple[int, ...]:
+    value = data.get("stop_token_ids", defaults.stop_ids)
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(_is_whole, value)):
+        raise UsageError(f"stop_token_ids is {str(value)[:40]!r}; it must be a list of token ids")
+    return tuple(stops_in(value, vocab_size))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,113 @@
+"""Files of answers: put together in the order of the rows once every row has its own, and there in one piece."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+from partita.errors import ResourceError
+from partita.extras import explain
+from partita.library.batches.reading import SUFFIXES
+
+PARQUET_ROWS = 1024
+"""Per block that is in memory at a time."""
+
+
+def write_answers(path: Path, lines: Iterable[bytes]) -> None:
+    """Write the answers, a JSON object each, to a file of the format that its name says.
+
+    Readers see the whole file or none. Raises ResourceError when there is no room; InstallationError without pyarrow.
+    """
+    write = _write_parquet if SUFFIXES[path.suffix.lower()] == "parquet" else _write_lines
+    try:
+        _in_one_piece(path, lambda file: write(file, lines))
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: cannot be written ({error.strerror or error}); every row has its answer, so make room and run the "
+            "same command again: it only puts them in order"
+        ) from error
+
+
+def check_library(path: Path) -> None:
+    """Raise InstallationError now for a format whose library is missing, and not after the last row."""
+    if SUFFIXES[path.suffix.lower()] == "parquet":
+        _arrow()
+
+
+def _in_one_piece(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write beside the file, then rename."""
+    path = path.resolve()
+    temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def _write_lines(file: IO[bytes], lines: Iterable[bytes]) -> None:
+    for line in lines:
+        file.write(line)
+
+
+def _write_parquet(file: IO[bytes], lines: Iterable[bytes]) -> None:
+    arrow, parquet = _arrow()
+    rows = (json.loads(line) for line in lines)
+    first = list(islice(rows, PARQUET_ROWS))
+    schema = _schema(arrow)
+    with parquet.ParquetWriter(file, schema) as writer:
+        for block in _blocks(first, rows):
+            writer.write_table(arrow.Table.from_pylist([_plain(row) for row in block], schema=schema))
+
+
+def _blocks(first: list[dict[str, Any]], rest: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    yield first
+    while block := list(islice(rest, PARQUET_ROWS)):
+        yield block
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table: an id is text, for a column has one type, and log-probabilities are lists of structs."""
+    told = row.get("logprobs")
+    alike = [
+        {**entry, "top": [{"token": token, "logprob": value} for token, value in entry["top"]]} for entry in told or ()
+    ]
+    return {**row, "id": None if row["id"] is None else str(row["id"]), "logprobs": None if told is None else alike}
+
+
+def _schema(arrow: Any) -> Any:
+    """The columns, which are the fields of `RowAnswer`."""
+    likely = [("token", arrow.int64()), ("logprob", arrow.float64())]
+    return arrow.schema(
+        [
+            ("index", arrow.int64()),
+            ("id", arrow.string()),
+            ("text", arrow.string()),
+            ("tokens", arrow.list_(arrow.int64())),
+            ("prompt_tokens", arrow.int64()),
+            ("finish_reason", arrow.string()),
+            ("seed", arrow.int64()),
+            ("error", arrow.string()),
+            ("logprobs", arrow.list_(arrow.struct([*likely, ("top", arrow.list_(arrow.struct(likely)))]))),
+        ]
+    )
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise explain(error) or error from error
+    return pyarrow, pyarrow.parquet
