@@ -144,7 +144,8 @@ class Deal:
 
     def __init__(self, given: Sequence[Share], variables: Mapping[str, str], python: str) -> None:
         """`variables` of the environment that every worker gets; `python`: the interpreter of the command."""
-        self._shares, self._variables, self._python, self._next = tuple(given), dict(variables), python, 0
+        self.variables, self.python = dict(variables), python
+        self._shares, self._next = tuple(given), 0
 
     def __call__(self) -> dict[str, Any]:
         share = self._shares[self._next % len(self._shares)]
@@ -159,5 +160,5 @@ class Deal:
     def environment(self, share: Share) -> dict[str, Any]:
         """The runtime environment of a worker."""
         own = {CHAIN_VARIABLE: share.kind.chain or "", THREADS_VARIABLE: str(share.threads or "")}
-        variables = {**self._variables, **own}
-        return {"py_executable": share.kind.python or self._python, "env_vars": variables}
+        variables = {**self.variables, **own}
+        return {"py_executable": share.kind.python or self.python, "env_vars": variables}
