@@ -8,6 +8,7 @@ or doubles a row.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -108,14 +109,16 @@ class ClusterRun:
             max_concurrent_calls_per_actor=AT_ONCE,
             enable_true_multi_threading=True,
         )
-        answers = ray.data.from_arrow_refs(tables).map_batches(
-            Worker,
-            batch_size=None,
-            batch_format="pyarrow",
-            compute=pool,
-            fn_constructor_args=(SETUPS.dump_json(self.setup).decode(), ledger),
-            ray_remote_args_fn=deal,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what deals is to go in Ray 2.64; the extra asks for one before it
+            answers = ray.data.from_arrow_refs(tables).map_batches(
+                Worker,
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=pool,
+                fn_constructor_args=(SETUPS.dump_json(self.setup).decode(), ledger),
+                ray_remote_args_fn=deal,
+            )
         try:
             for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
                 for text in block[ANSWER].to_pylist():

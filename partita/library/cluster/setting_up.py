@@ -26,7 +26,8 @@ START_SECONDS = 120.0
 LIVE_SECONDS = 20.0
 PASSED_ON = ("PYTHONPATH", "ORT_DISABLE_TELEMETRY", "HF_HOME")
 """Variables of the command that its workers get as well."""
-QUIET = {"RAY_DATA_DISABLE_PROGRESS_BARS": "1", "RAY_DEDUP_LOGS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""What Ray says of itself on stderr is in its own log files, too."""
 
 
 def import_ray() -> Any:
@@ -38,6 +39,7 @@ def import_ray() -> Any:
         import ray.data
     except ImportError as error:
         raise explain(error) or error from error
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     return ray
 
 
