@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts, resolved
@@ -11,6 +12,7 @@ from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
+from partita.library.sampling import Sampling
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 
@@ -20,20 +22,43 @@ def run(options: GenerateOptions) -> int:
     check_options(options)
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)
-    prompts = read_prompts(options.prompts)
+    prompts = () if options.input is not None else read_prompts(options.prompts)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
-    sampling, notes = resolved(options.sampling, options.package)
+    asked = options.sampling
+    sampling, notes = resolved(asked, options.package, tell_seed=options.input is None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)
+    reads = read_by(options.where, options.package, *options.choice.reads)
+    _check_files(options, reads)
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        reads = read_by(options.where, options.package, *options.choice.reads)
-        sink = claim_output(options.report, "report", reads, option="--report")
+        files = [path for path in (options.input, options.output) if path is not None]
+        sink = claim_output(options.report, "report", (*reads, *files), option="--report")
     target = replace(target, notes=(*target.notes, *notes))
+    if options.input is not None:
+        return supervised(lambda: _answer_file(options, asked, target, manifest, sink), target)
     return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)
+
+
+def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
+    """Check the files of a batch before anything is loaded."""
+    if options.input is None or options.output is None:
+        return
+    from partita.library.batches.filing import check_files
+
+    claim_output(options.output, "answers", (*reads, options.input), option="--output")
+    check_files(options.input, options.output)
+
+
+def _answer_file(
+    options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None
+) -> int:
+    from partita.commands.batch import run_batch
+
+    return run_batch(options, asked, target, manifest, sink)
 
 
 def _generate(

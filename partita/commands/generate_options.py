@@ -45,12 +45,16 @@ class GenerateOptions:
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
     choice: Choice = AS_IT_IS
     """What was said of a folder that Partita did not write."""
+    input: Path | None = None
+    """A file of prompts, in place of `prompts`."""
+    output: Path | None = None
+    """The file of its answers."""
 
 
-def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...]]:
+def resolved(sampling: Sampling, folder: Path, *, tell_seed: bool = True) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling with a value for everything, and what the user has to know of it. Raises UsageError, PackageError.
 
-    A run that draws gets a seed where none was given, so that it can be repeated.
+    A run that draws gets a seed where none was given, so that it can be repeated; `tell_seed`: that is a note.
     """
     if sampling.source not in (None, CHECKPOINT):
         raise UsageError(f"--sampling {sampling.source}: the only value is {CHECKPOINT}; leave it out for the options")
@@ -58,7 +62,7 @@ def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...
     full = completed(sampling, suggests)
     notes = [_source_note(suggests) if sampling.source else _suggestion_note(sampling, folder)]
     notes.append(_ignored_note(full, sampling))
-    if full.seed != sampling.seed:
+    if full.seed != sampling.seed and tell_seed:
         notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
     return full, tuple(filter(None, notes))
 
@@ -105,6 +109,12 @@ def check_options(options: GenerateOptions) -> None:
     if options.token_ids and (options.chat or options.stop):
         raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
     options.sampling.sampler()
+    if options.input is None and options.output is not None:
+        raise UsageError("--output is for the answers of a file of prompts; give that with --input")
+    if options.input is not None and options.output is None:
+        raise UsageError("--input needs a file for the answers; give it with --output")
+    if options.input is not None and options.prompts:
+        raise UsageError("prompts come from --input or from the command line; give one of them")
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:

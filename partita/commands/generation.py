@@ -57,7 +57,7 @@ def run_generation(
 ) -> int:
     """Load, generate, write the report to `sink`; returns the exit code."""
     parse_pins(target.pins, target.chain)  # what makes no sense is said before anything is opened
-    _check_placement(options, target)
+    check_placement(options, target)
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
@@ -82,7 +82,7 @@ def run_generation(
             adapter=options.adapter,
         )
         notes = generation.notes
-        _say_notes(options, engine, ids, notes)
+        say_notes(options, engine, ids, notes)
         outcome = _drive(options, generation)
         if options.as_json and not outcome.closed:
             print_record(_as_record(options, outcome, engine, generation, tokenizer_seconds, notes))
@@ -93,14 +93,14 @@ def run_generation(
         if sink is not None:
             notes += (LIMITS_NOTE,) if options.limits.given() else ()
             asked = _report_request(options, outcome, generation, tokenizer_seconds, notes + target.notes)
-            cut_short = _write_report(sink, engine, asked)
+            cut_short = write_report(sink, engine, asked)
     if outcome.error is not None:
         raise outcome.error
     return INTERRUPTED if outcome.interrupted or cut_short else 0
 
 
-def _say_notes(
-    options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequence[int]], notes: Sequence[str]
+def say_notes(
+    options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequence[int]] = (), notes: Sequence[str] = ()
 ) -> None:
     """What the user should know before the first token."""
     say_chain(engine.target, engine.runner.resolutions)
@@ -109,7 +109,7 @@ def _say_notes(
         say(line)
 
 
-def _check_placement(options: GenerateOptions, target: Target) -> None:
+def check_placement(options: GenerateOptions, target: Target) -> None:
     """Raise ProviderError, before the first token, when the placement does not keep to the limits.
 
     Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
@@ -259,7 +259,7 @@ def _report_request(
     )
 
 
-def _write_report(sink: Sink, engine: LocalEngine, asked: ReportRequest) -> bool:
+def write_report(sink: Sink, engine: LocalEngine, asked: ReportRequest) -> bool:
     """Write the report; whether Ctrl-C ended the experiments for it."""
     report = engine.report(asked)
     sink.write(storage.to_json(report))

@@ -156,6 +156,38 @@ class GenerationTimings(Record):
     overhead_p50_ms: float | None
 
 
+class BatchResult(Record):
+    """Output of `generate --input FILE --output FILE --json`: what became of the rows. The answers are in the file."""
+
+    schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
+    partita_version: str = partita.__version__
+    package: str
+    chain: tuple[ChainLink, ...]
+    chain_source: str
+    options: SamplingOptions
+    """Of rows that do not say otherwise; a row that draws has a seed of its own, made of this one and its place."""
+    adapter: str | None = None
+    threads: int | None
+    load_seconds: float
+    slots: int
+    """Rows that are answered at a time."""
+    input: str
+    output: str
+    rows: int
+    errors: int
+    """Rows without an answer; each says why."""
+    resumed: int
+    """Rows that had their answer from a run before this one."""
+    prompt_tokens: int
+    """This and what follows: of this run."""
+    new_tokens: int
+    seconds: float
+    rows_per_second: float | None
+    tokens_per_second: float | None
+    """New tokens."""
+    notes: tuple[str, ...] = ()
+
+
 class GenerateResult(Record):
     """Output of `generate --json`: the chain, the options, one answer per prompt, and timings."""
 
@@ -257,6 +289,7 @@ class ExportResult(Record):
 
 PUBLISHED: dict[str, Any] = {
     "generate": GenerateResult,
+    "batch": BatchResult,
     "verify": VerifyResult,
     "evaluate": EvaluateResult,
     "export": ExportResult,

@@ -85,6 +85,10 @@ class Begun:
     """A row can begin while others are at work; else rows begin together, with prompts of equal length."""
     rows_rest: bool
     """A row that has finished keeps what it has in the cache while others are at work."""
+    alone_beyond: int | None = None
+    """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would have
+    others alone. None: rows make no difference to each other.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,9 @@ class LocalEngine:
         batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)
         self._over = False
         self._number += 1
-        contract, graphs = self.manifest.graph, self.runner.executor.graphs
+        contract, executor = self.manifest.graph, self.runner.executor
+        graphs = executor.graphs
+        alone = (contract.rereads_at or 0) if executor.takes_rope_length else None
         begun = Begun(
             self._number,
             graphs.chunk_of(wanted, longest),
@@ -207,7 +209,8 @@ class LocalEngine:
             max_length=contract.max_length,
             vocab_size=contract.vocab_size,
             rows_apart=self.runner.cache.begins_rows_apart,
-            rows_rest=contract.batch_size == 1 or self.runner.cache.padding_is_safe,
+            rows_rest=contract.batch_size == 1 or (self.runner.cache.padding_is_safe and alone is None),
+            alone_beyond=alone,
         )
         return begun, batch
 

@@ -213,7 +213,17 @@ class Scheduler:
 
     def _can_begin(self) -> bool:
         """Whether a row is free, and may begin while the others are where they are."""
-        return None in self._rows and (self._limits.rows_apart or not any(self._rows))
+        return None in self._rows and (self._limits.rows_apart or not any(self._rows)) and self._goes_beside()
+
+    def _goes_beside(self) -> bool:
+        """Whether the first who waits and those at work make no difference to each other."""
+        limit = self._limits.alone_beyond
+        with self._changed:
+            first = self._queue[0] if self._queue else None
+        beside = [ticket for ticket in self._rows if ticket is not None]
+        if limit is None or first is None or not beside:
+            return True
+        return all(len(t.history) + (t.sampling.max_new_tokens or 0) <= limit for t in (first, *beside))
 
     def _end_cancelled(self) -> int:
         """End those that were cancelled; how many."""
@@ -235,7 +245,7 @@ class Scheduler:
         if not self._can_begin():
             return 0
         done, length = 0, None
-        while None in self._rows and (ticket := self._next(length)) is not None:
+        while None in self._rows and self._goes_beside() and (ticket := self._next(length)) is not None:
             done += 1
             if not self._limits.rows_apart:
                 length = len(ticket.history)

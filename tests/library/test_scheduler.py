@@ -290,3 +290,24 @@ def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypat
     run(scheduler)
     for ticket in tickets:
         assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 9, KEYS), "it goes on after a report"
+
+
+@pytest.mark.parametrize("rereads_at", [None, 20])
+def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_to_each_other(
+    tmp_path, opened, rereads_at
+):
+    """Tokens of this graph are the length that the frequencies of their step were for."""
+    engine = opened(handmade(tmp_path / "p", graph="rope", batch=3, rereads_at=rereads_at))
+    asked = [
+        work(tuple(range(1, size + 1)), count) for size, count in ((4, 3), (18, 8), (5, 6), (25, 4), (3, 2), (9, 9))
+    ]
+    alone = []
+    for one in asked:
+        scheduler = Scheduler(engine, None)
+        alone.append(scheduler.submit(one))
+        run(scheduler)
+    scheduler = Scheduler(engine, None)
+    together = [scheduler.submit(one) for one in asked]
+    run(scheduler)
+    assert [ticket.answer.tokens for ticket in together] == [ticket.answer.tokens for ticket in alone]
+    assert all(len(set(ticket.answer.tokens)) == len(ticket.answer.tokens) for ticket in alone), "it shows the length"

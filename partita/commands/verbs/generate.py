@@ -49,6 +49,28 @@ def generate(
         list[str] | None,
         typer.Option("--prompt", "-p", metavar="TEXT", help="An additional prompt, after the positional ones."),
     ] = None,
+    input_: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            "-i",
+            metavar="FILE",
+            parser=read_path,
+            help="File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of "
+            "the row), .txt (a prompt per line) or .parquet. The rows take turns in the batch.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            parser=read_path,
+            help="File for the answers to --input, .jsonl or .parquet, in the order of the rows. A run that was ended "
+            "goes on where it was when it is started again.",
+        ),
+    ] = None,
     provider: ProviderOption = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate. Default: 128.")
@@ -159,6 +181,8 @@ def generate(
                 probe_seconds=probe_seconds,
                 as_json=as_json,
                 choice=folder_choice(variant, contract, max_length),
+                input=input_,
+                output=output,
             )
         )
     )

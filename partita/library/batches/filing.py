@@ -96,8 +96,8 @@ def answer_file(
     """Answer every row of `source` into `output`, or those that an earlier run has left.
 
     `options`: what of `defaults` and beside them tells this run from another, as JSON has it. `heard` is called after
-    every step. Raises UsageError, GenerationError, InstallationError; ResourceError when the disk is full, ProviderError
-    when the model cannot go on: the answers so far stay, and the same call goes on.
+    every step. Raises UsageError, GenerationError, InstallationError; ResourceError when the disk is full,
+    ProviderError when the model cannot go on: the answers so far stay, and the same call goes on.
     """
     began = time.perf_counter()
     looked = look_at(source)

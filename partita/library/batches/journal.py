@@ -1,4 +1,4 @@
-"""What makes a run over a file go on after it was ended, however that was: every answer is on disk as soon as it is there.
+"""What makes a run over a file go on after it was ended, however that was: an answer is on disk as soon as it is there.
 
 The journal lies beside the output, `out.jsonl.partial`. Its first line says of which run it is; each line after it is
 the answer to a row, in the order in which rows were done. A line that was cut off by the end of the process is no
@@ -58,7 +58,7 @@ class Journal:
             raise _cannot(path, error) from error
         try:
             _lock(self._file, path)
-            self._end = self._read(dict(run))
+            self._end = self._read(json.loads(json.dumps(run)))  # as it is read back
         except BaseException:
             self._file.close()
             raise
@@ -197,7 +197,7 @@ def _difference(name: str, before: Any, now: Any) -> str:
 
 
 def _refuse_foreign(path: Path, header: bytes) -> None:
-    """Raise UsageError for a file that is no journal. One that is empty, or was cut off in its first line, may be one."""
+    """Raise UsageError for a file that is no journal. One that is empty or cut off in its first line may be one."""
     try:
         known = json.loads(header).get("schema") == SCHEMA if header.endswith(b"\n") else _begins(header)
     except (ValueError, AttributeError):

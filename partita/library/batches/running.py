@@ -1,4 +1,4 @@
-"""The rows of a file through the scheduler: as many at a time as the batch has rows, the next one as soon as one ends."""
+"""The rows of a file through the scheduler: as many at a time as the batch has, and the next as soon as one ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,11 @@ class BatchRun:
         self.tokens += len(piece.tokens)
         if ticket in self._logprobs:
             self._logprobs[ticket] += piece.logprobs
-        if piece.finish_reason in (None, "interrupted") or ticket not in self._rows or self.scheduler.lost_by is not None:
+        if (
+            piece.finish_reason in (None, "interrupted")
+            or ticket not in self._rows
+            or self.scheduler.lost_by is not None
+        ):
             return
         row, told = self._rows.pop(ticket), self._logprobs.pop(ticket, None)
         self.prompt_tokens += ticket.answer.prompt_tokens

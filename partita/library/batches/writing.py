@@ -29,8 +29,8 @@ def write_answers(path: Path, lines: Iterable[bytes]) -> None:
         _in_one_piece(path, lambda file: write(file, lines))
     except OSError as error:
         raise ResourceError(
-            f"{path}: cannot be written ({error.strerror or error}); every row has its answer, so make room and run the "
-            "same command again: it only puts them in order"
+            f"{path}: cannot be written ({error.strerror or error}); every row has its answer, so make room and run "
+            "the same command again: it only puts them in order"
         ) from error
 
 

@@ -80,6 +80,8 @@ class Engine:
             filled or other.known != len(request.prompt) for other, filled in others
         ):
             raise not_apart("a prompt that begins beside others", moves=cache.moves)
+        if not any(self.rows):
+            self.rope_length = 0  # that of texts which have left
         cache.release_row(row)
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
         return row

@@ -1,0 +1,130 @@
+"""The journal of a run: what is in it is never lost nor there twice, however the process that wrote it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita.errors import ResourceError, UsageError
+from partita.library.batches.journal import Journal, journal_path
+from partita.library.batches.rows import RowAnswer
+from tests.conftest import REPOSITORY
+
+RUN = {"input file": {"sha256": "a"}, "options": {"temperature": 0.0, "stop": ("x",)}}
+
+
+def answer(index: int, text: str = "é\n") -> RowAnswer:
+    return RowAnswer(index, f"row-{index}", text, (1, 2), 3, "length", None, None)
+
+
+def lines(journal: Journal) -> list[dict[str, object]]:
+    return [json.loads(line) for line in journal.answers()]
+
+
+def test_answers_come_out_in_the_order_of_the_rows(tmp_path):
+    path = tmp_path / "out.jsonl.partial"
+    with Journal(path, RUN, 5) as journal:
+        for index in (2, 0, 1):
+            journal.append(answer(index))
+        assert [line["index"] for line in lines(journal)] == [0, 1, 2] and journal.tokens == 6
+        with pytest.raises(ValueError, match="already"):
+            journal.append(answer(1))
+    with Journal(path, RUN, 99) as journal:
+        assert (journal.resumed, journal.seed, len(journal)) == (3, 5, 3), "the seed is that of the run"
+        assert all(index in journal for index in range(3)) and 3 not in journal
+        journal.append(answer(4))
+        with pytest.raises(UsageError, match="row 3 has no answer"):
+            lines(journal)
+        journal.remove()
+    assert not path.exists()
+
+
+def test_a_journal_that_was_cut_off_anywhere_goes_on_with_what_is_whole(tmp_path):
+    path = tmp_path / "whole"
+    with Journal(path, RUN, 5) as journal:
+        for index in range(3):
+            journal.append(answer(index))
+    whole = path.read_bytes()
+    ends = [place + 1 for place, byte in enumerate(whole) if byte == 10]
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        with Journal(path, RUN, 5) as journal:
+            assert journal.resumed == max(sum(end <= size for end in ends) - 1, 0)
+            for index in range(3):
+                if index not in journal:
+                    journal.append(answer(index))
+        assert path.read_bytes() == whole
+
+
+def test_the_journal_of_another_run_stays_as_it_is_and_says_what_differs(tmp_path):
+    path = tmp_path / "out.jsonl.partial"
+    with Journal(path, RUN, 5) as journal:
+        journal.append(answer(0))
+    before = path.read_bytes()
+    others = {
+        "temperature was 0.0 and is 0.5": {**RUN, "options": {"temperature": 0.5, "stop": ("x",)}},
+        "the package is another": {**RUN, "package": "b"},
+        "sha256": {**RUN, "input file": {"sha256": "c"}},
+    }
+    for said, run in others.items():
+        with pytest.raises(UsageError, match=said):
+            Journal(path, run, 5)
+        assert path.read_bytes() == before
+    for foreign in (b'{"prompt": "my own file"}\n', b"my own file", b'{"prompt": 1}'):
+        path.write_bytes(foreign)
+        with pytest.raises(UsageError, match="not written by Partita"):
+            Journal(path, RUN, 5)
+        assert path.read_bytes() == foreign
+
+
+def test_two_processes_do_not_write_one_journal(tmp_path):
+    path = journal_path(tmp_path / "out.jsonl")
+    program = "import sys, partita.library.batches.journal as j; j.Journal(j.Path(sys.argv[1]), {}, 1)"
+    with Journal(path, {}, 1):
+        other = subprocess.run(
+            [sys.executable, "-c", program, str(path)],
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+        )
+    assert other.returncode and "another process is at work on this output" in other.stderr
+
+
+FILLS = """
+import resource, signal, sys
+from pathlib import Path
+from partita.errors import ResourceError
+from partita.library.batches.journal import Journal
+from partita.library.batches.rows import RowAnswer
+resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+with Journal(Path(sys.argv[1]), {}, 1) as journal:
+    try:
+        for index in range(100):
+            journal.append(RowAnswer(index, None, "x" * index, (1,), 1, "stop", None, None))
+    except ResourceError as error:
+        print(len(journal), error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
+def test_a_full_disk_keeps_the_answers_so_far_and_the_next_run_goes_on(tmp_path: Path):
+    path = tmp_path / "out.jsonl.partial"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", FILLS, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    count = int(done.stdout.split()[0])
+    assert count and "cannot be written" in done.stdout and "the same command goes on" in done.stdout
+    assert path.read_bytes().endswith(b"}\n"), "no line is cut off"
+    with Journal(path, {}, 1) as journal:
+        assert journal.resumed == count
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
+    with pytest.raises(ResourceError, match="cannot be written"):
+        Journal(tmp_path / "nowhere" / "out.jsonl.partial", RUN, 1)

@@ -1,0 +1,159 @@
+"""Rows of a file of prompts: what each asks for, and what is wrong with those that ask for nothing sensible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.batches.reading import look_at, read_rows
+from partita.library.batches.rows import InputRow, RowDefaults, row_seed, work_of
+from partita.library.requests import Work
+from partita.library.sampling import Sampling, completed
+from partita.runtime.suggested import Suggestion
+from partita.runtime.text import Text, load_text
+from tests.conftest import require
+
+VOCAB = 288
+GREEDY = completed(Sampling(max_new_tokens=7), Suggestion())
+DEFAULTS = RowDefaults(GREEDY, base_seed=100, stop=("\n",), stop_ids=(2,))
+
+
+@pytest.fixture
+def text(package: Path) -> Text:
+    return load_text(package)
+
+
+def asked(data: dict[str, Any], text: Text | None, defaults: RowDefaults = DEFAULTS, index: int = 3) -> Work:
+    return work_of(InputRow(index, data), defaults, text, VOCAB)
+
+
+def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
+    plain = asked({"prompt": "return the"}, text)
+    assert plain == Work(tuple(text.encode("return the")), GREEDY, ("\n",), (2,))
+    own = {"temperature": 0.5, "top_k": 4, "max_tokens": 3, "stop": "x", "stop_token_ids": [5], "logprobs": 2}
+    work = asked({"prompt": "return the", **own}, text)
+    assert work.sampling == Sampling(0.5, 4, 1.0, 0.0, 1.0, 103, 3, None) or work.sampling.temperature == 0.5
+    assert (work.sampling.top_k, work.sampling.max_new_tokens, work.sampling.seed) == (4, 3, 103)
+    assert (work.stop, work.stop_ids, work.logprobs) == (("x",), (5,), 2)
+    assert asked({"tokens": [4, 5]}, None, RowDefaults(GREEDY)).prompt == (4, 5)
+    assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"
+
+
+def test_messages_go_through_the_chat_template(text):
+    said = [{"role": "user", "content": "hello"}]
+    expected = tuple(text.encode_messages(said))
+    assert asked({"messages": said}, text).prompt == expected
+    chat = RowDefaults(GREEDY, chat=True)
+    assert asked({"prompt": "hello"}, text, chat).prompt == expected
+    with_system = tuple(text.encode_messages([{"role": "system", "content": "be brief"}, *said]))
+    assert asked({"messages": said, "system": "be brief"}, text).prompt == with_system
+    assert asked({"prompt": "hello", "system": "be brief"}, text).prompt == with_system
+
+
+def test_rows_that_draw_have_seeds_of_their_own(text):
+    draws = RowDefaults(completed(Sampling(temperature=1.0, seed=9), Suggestion()), base_seed=9)
+    seeds = [asked({"prompt": "a"}, text, draws, index).sampling.seed for index in range(3)]
+    assert seeds == [row_seed(9, index) for index in range(3)] and len(set(seeds)) == 3
+    assert asked({"prompt": "a", "seed": 4}, text, draws).sampling.seed == 4
+    assert asked({"prompt": "a"}, text).sampling.seed is None, "nothing is drawn"
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ({}, "needs one of prompt, messages, tokens"),
+        ({"prompt": "a", "tokens": [1]}, "has prompt and tokens"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": 5}, "must be a text"),
+        ({"prompt": [1, "a"]}, "not of token ids alone"),
+        ({"tokens": "1 2"}, "must be token ids"),
+        ({"messages": []}, "messages is empty"),
+        ({"messages": [{"role": "user"}]}, "role and content"),
+        ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, "a row is one"),
+        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1"),
+        ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"prompt": "a", "stop": 3}, "stop is '3'"),
+        ({"prompt": "a", "stop_token_ids": [VOCAB]}, "vocabulary"),
+        ({"prompt": "a", "logprobs": 1000}, "logprobs is 1000"),
+        ({"prompt": "a", "id": [1]}, "the id of a row"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_its_own_error(text, data, match):
+    with pytest.raises((GenerationError, UsageError), match=match):
+        asked(data, text)
+
+
+def test_a_text_without_a_tokenizer_is_an_error_of_the_row():
+    with pytest.raises(UsageError, match="no tokenizer"):
+        asked({"prompt": "a"}, None)
+
+
+LINES = (
+    b'\xef\xbb\xbf{"prompt": "a", "id": 7, "seed": null, "label": 1}\n'
+    b"\n"
+    b"{\n"
+    b"[1]\n"
+    b'{"prompt": "\xff"}\n'
+    b'{"prompt": "\\ud800"}\n' + b"[" * 100_000 + b"\n"
+    b'{"prompt": "last"}'
+)
+
+
+def test_lines_that_are_no_rows_keep_their_place(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(LINES)
+    first, *bad, last = read_rows(path)
+    assert (first.index, first.key, first.data) == (0, 7, {"prompt": "a", "id": 7, "label": 1})
+    assert first.unread == {"label"}
+    told = [row.error for row in bad]
+    for said, part in zip(told, ("not JSON", "no JSON object", "not UTF-8", "half a character", "nested"), strict=True):
+        assert said is not None and part in said
+    assert [row.index for row in bad] == [1, 2, 3, 4, 5] and last == InputRow(6, {"prompt": "last"})
+    with pytest.raises(PartitaError, match="line 3 is not JSON"):
+        work_of(bad[0], DEFAULTS, None, VOCAB)
+
+
+def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"one\r\n\n{two}\nthree")
+    rows = list(read_rows(path))
+    assert [row.data["prompt"] for row in rows] == ["one", "", "{two}", "three"]
+    assert look_at(path).rows == 4
+
+
+def test_a_table_has_the_rows_that_lines_have(tmp_path):
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    data: list[dict[str, Any]] = [
+        {"id": "x", "prompt": "a", "messages": None, "temperature": 0.5},
+        {"id": "y", "prompt": None, "messages": [{"role": "user", "content": "b"}], "temperature": None},
+    ]
+    path, lines = tmp_path / "in.parquet", tmp_path / "in.jsonl"
+    parquet.write_table(pyarrow.Table.from_pylist(data), path)
+    lines.write_text("".join(json.dumps(row) + "\n" for row in data))
+    assert list(read_rows(path)) == list(read_rows(lines))
+    assert look_at(path).rows == look_at(lines).rows == 2
+
+
+@pytest.mark.parametrize(("content", "match"), [(b"not a table", "not a Parquet file"), (None, "it has other")])
+def test_what_is_no_table_of_prompts_is_said_before_the_first_row(tmp_path, content, match):
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "in.parquet"
+    if content is None:
+        parquet.write_table(pyarrow.table({"other": [1]}), path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(GenerationError, match=match):
+        list(read_rows(path))
+    with pytest.raises(UsageError, match="has to end in one of"):
+        look_at(tmp_path / "in.csv")
