@@ -86,8 +86,8 @@ class Begun:
     rows_rest: bool
     """A row that has finished keeps what it has in the cache while others are at work."""
     alone_beyond: int | None = None
-    """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would have
-    others alone. None: rows make no difference to each other.
+    """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would
+    have others alone. None: rows make no difference to each other.
     """
 
 

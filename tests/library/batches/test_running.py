@@ -16,7 +16,7 @@ from partita.library.batches.running import BatchRun
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.local import LocalEngine
 from partita.library.sampling import Sampling, completed
-from partita.library.scheduler import Scheduler, Work
+from partita.library.scheduler import Scheduler
 from partita.package import read_manifest
 from partita.runtime.suggested import Suggestion
 from tests.conftest import Exported, TinyCheckpoint
@@ -147,8 +147,3 @@ def test_ctrl_c_keeps_what_is_done_and_answers_nothing_by_half(tmp_path):
             assert len(journal) == 2
         found = answers(engine, rows, tmp_path / "out")
     assert [row["tokens"] for row in found] == [known_tokens([n + 1], 3 + n, ALL) for n in range(6)]
-
-
-def test_work_is_all_that_a_row_says() -> None:
-    """A field of `Work` that rows cannot set would be forgotten in silence."""
-    assert set(Work.__dataclass_fields__) == {"prompt", "sampling", "stop", "stop_ids", "logprobs", "stays"}

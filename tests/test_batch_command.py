@@ -1,0 +1,192 @@
+"""`partita generate --input FILE --output FILE`: every row once, in order, whatever ended the runs before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.cli import run
+from partita.partition_reports import storage
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
+from tests.runtime.handmade import ALL, handmade, known_tokens
+
+SECONDS = 60.0
+"""Longest wait for what takes a moment."""
+COUNT = 150
+ROWS = [{"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 20} for n in range(COUNT)]
+
+
+@pytest.fixture
+def summing(tmp_path: Path) -> Path:
+    """A package without a tokenizer, whose answers a few lines of numpy know."""
+    return handmade(tmp_path / "package", batch=3)
+
+
+def written(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def words(package: Path, source: Path, out: Path, *more: object) -> list[str]:
+    given = ["generate", package, "--input", source, "--output", out, "--token-ids", "-e", "cpu", "--threads", 1, *more]
+    return [str(word) for word in given]
+
+
+def started(arguments: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "partita", *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def lines_in(journal: Path) -> int:
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def until_lines(process: subprocess.Popen[str], journal: Path, count: int) -> None:
+    """Wait until so many lines are there; the process is stopped then, so that it is in the middle of it."""
+    deadline = time.monotonic() + SECONDS
+    while lines_in(journal) < count:
+        assert process.poll() is None and time.monotonic() < deadline, "it ended before it was to be ended"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_ended_goes_on_and_loses_and_doubles_nothing(summing, tmp_path, number):
+    source, out = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.partial"
+    done = 0
+    for _ in range(2 if number == signal.SIGKILL else 1):
+        process = started(words(summing, source, out))
+        until_lines(process, journal, done + 12)
+        process.send_signal(number)
+        said = process.communicate(timeout=SECONDS)[1]
+        assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -number)
+        assert not out.exists() and lines_in(journal) > done
+        done = lines_in(journal)
+        assert number != signal.SIGINT or "the same command goes on with the rest" in said
+    kept = read_journal(journal)
+    process = started(words(summing, source, out))
+    said = process.communicate(timeout=SECONDS)[1]
+    assert process.returncode == 0, said
+    assert f"{len(kept)} rows were answered before" in said and not journal.exists()
+    found = read(out)
+    assert [row["id"] for row in found] == [row["id"] for row in ROWS]
+    assert [row["index"] for row in found] == list(range(COUNT))
+    assert all(found[row["index"]] == row for row in kept), "what was answered is not answered again"
+    for row, asked in zip(found, ROWS, strict=True):
+        assert row["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"], ALL)
+
+
+def read_journal(journal: Path) -> list[dict[str, Any]]:
+    """Whole answers in a journal."""
+    lines = journal.read_bytes().split(b"\n")[1:-1]
+    return [json.loads(line) for line in lines]
+
+
+def test_rows_of_text_with_messages_and_options_of_their_own(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = exported(tiny_checkpoint("llama"), attention="gqa", batch_size=2)
+    said = [{"role": "user", "content": "return the value"}]
+    rows: list[Any] = [
+        {"prompt": "return the", "id": 5},
+        {"messages": said, "max_tokens": 4, "label": "x"},
+        {"prompt": ""},
+        {"prompt": "return the", "temperature": 1.0},
+        {"prompt": "return the", "temperature": 1.0},
+    ]
+    source, out = written(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    common = ["-e", "cpu", "--threads", "1", "-n", "6", "--seed", "3"]
+    paths = ["--input", str(source), "--output", str(out), "--report", str(tmp_path / "r.json")]
+    assert run(["generate", str(package), *common, *paths, "--json"]) == 0
+    told, found = json.loads(capsys.readouterr().out), read(out)
+    assert (told["rows"], told["errors"], told["resumed"], told["slots"]) == (5, 1, 0, 2)
+    assert told["new_tokens"] == sum(len(row["tokens"]) for row in found) and told["rows_per_second"] > 0
+    assert [row["finish_reason"] for row in found].count("error") == 1 and "empty" in found[2]["error"]
+    assert (found[0]["id"], found[3]["seed"], found[4]["seed"]) == (5, 6, 7)
+    report = storage.read(tmp_path / "r.json")
+    assert all(check.passed for check in report.checks) and report.phases[0].nodes
+    for index, prompt in ((0, ["return the", "return the"]), (1, ["return the value"] * 2 + ["--chat"])):
+        asked = [word for part in prompt for word in ((part,) if part.startswith("--") else ("-p", part))]
+        limit = ["-n", str(len(found[index]["tokens"]))]
+        assert run(["generate", str(package), *asked, *common[:4], *limit, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["rows"][0]["text"] == found[index]["text"]
+
+
+def test_tables_in_and_out(summing, tmp_path, capsys):
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.Table.from_pylist([{**row, "logprobs": 1 if n == 2 else None} for n, row in enumerate(ROWS[:9])])
+    parquet.write_table(table, tmp_path / "in.parquet")
+    out = tmp_path / "out.parquet"
+    assert run(words(summing, tmp_path / "in.parquet", out)) == 0, capsys.readouterr().err
+    found = parquet.read_table(out).to_pylist()
+    assert [row["id"] for row in found] == [row["id"] for row in ROWS[:9]]
+    for row, asked in zip(found, ROWS, strict=False):
+        assert row["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"], ALL)
+    assert [row["logprobs"] is not None for row in found].index(True) == 2
+    assert [entry["token"] for entry in found[2]["logprobs"]] == found[2]["tokens"]
+
+
+def test_lines_of_text_and_no_rows_at_all(summing, tmp_path, capsys):
+    (tmp_path / "in.txt").write_text("3 4\n\n")
+    assert run(words(summing, tmp_path / "in.txt", tmp_path / "out.jsonl")) == 0
+    found = read(tmp_path / "out.jsonl")
+    assert ["no tokenizer" in row["error"] for row in found] == [True, True]
+    (tmp_path / "none.txt").write_text("")
+    assert run(words(summing, tmp_path / "none.txt", tmp_path / "none.jsonl")) == 0
+    assert read(tmp_path / "none.jsonl") == [] and "0 rows" in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_said_before_anything_is_loaded(summing, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("partita.library.local.load_runner", None)
+    source, out = written(tmp_path / "in.jsonl", ROWS[:2]), tmp_path / "out.jsonl"
+    out.write_text("mine\n")
+    package = str(summing)
+    for arguments, said in (
+        (words(summing, source, out), "exists already"),
+        (words(summing, source, source), "the same file as"),
+        (words(summing, source, summing / "out.jsonl"), "inside"),
+        (words(summing, source, tmp_path / "out.csv"), "has to end in one of"),
+        (words(summing, tmp_path / "in.csv", tmp_path / "o.jsonl"), "has to end in one of"),
+        (words(summing, tmp_path / "gone.jsonl", tmp_path / "o.jsonl"), "no such file"),
+        (words(summing, source, tmp_path / "o.jsonl", "-p", "1"), "give one of them"),
+        (["generate", package, "--input", str(source)], "--output"),
+        (["generate", package, "1", "--output", str(out)], "--input"),
+    ):
+        assert run(arguments) == 2, said
+        assert said in capsys.readouterr().err
+    assert out.read_text() == "mine\n"
+
+
+def test_an_output_of_another_run_is_left_alone(summing, tmp_path, capsys):
+    source, out = written(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    process = started(words(summing, source, out))
+    until_lines(process, tmp_path / "out.jsonl.partial", 5)
+    process.kill()
+    process.communicate(timeout=SECONDS)
+    before = (tmp_path / "out.jsonl.partial").read_bytes()
+    assert run(words(summing, source, out, "-t", "0.5")) == 2
+    assert "--temperature was 0.0 and is 0.5" in capsys.readouterr().err
+    written(source, ROWS[1:])
+    assert run(words(summing, source, out)) == 2
+    assert "another run" in capsys.readouterr().err
+    assert (tmp_path / "out.jsonl.partial").read_bytes() == before
