@@ -59,19 +59,17 @@ def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
     return (*given, *(Path(value) for value in values if value and Path(value).exists()), STDIN)
 
 
-def _recording(
-    chain: Sequence[Provider], options: Mapping[str, Mapping[str, str]]
-) -> dict[str, dict[str, str]]:
+def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     """The options with which the provider that leads the chain records runs. Raises UsageError where it cannot."""
     first = chain[0]
     if not first.capture_option:
         able = listing(sorted(entry.name for entry in known_providers().values() if entry.capture_option))
-        raise UsageError(
-            f"{spelled('graph_capture')}: {first.name} leads the chain and records no graphs; {able} do"
-        )
+        raise UsageError(f"{spelled('graph_capture')}: {first.name} leads the chain and records no graphs; {able} do")
     kept = {name: dict(pairs) for name, pairs in options.items()}
     if kept.setdefault(first.name, {}).setdefault(first.capture_option, "1") != "1":
-        raise UsageError(f"{spelled('graph_capture')}: {first.name}.{first.capture_option} is given as off; leave one out")
+        raise UsageError(
+            f"{spelled('graph_capture')}: {first.name}.{first.capture_option} is given as off; leave one out"
+        )
     return kept
 
 

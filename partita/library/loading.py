@@ -56,9 +56,7 @@ def load(
     honoured, before anything runs elsewhere.
     """
     folder = Path(package)
-    given = replace(
-        where(providers, provider_options, provider_libraries, pins, threads), graph_capture=graph_capture
-    )
+    given = replace(where(providers, provider_options, provider_libraries, pins, threads), graph_capture=graph_capture)
     target = read_chain_options(given)
     choice = Choice(variant, None if contract is None else Path(contract), max_length)
     manifest = open_folder(folder, choice)

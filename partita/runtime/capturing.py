@@ -153,7 +153,9 @@ def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | N
         return error or _not_there(recorder)
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = listing([f"{op} ({count})" for op, count in counted[:MOST_NAMED]])
-    said = f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
+    said = (
+        f"graph capture is not possible: {plural(len(rows), 'node')} would not run on {recorder.provider.name}: {shown}"
+    )
     return ProviderError(said, where=path, remedy=replace(WITHOUT, otherwise=anew_for(path, nodes)), nodes=nodes)
 
 

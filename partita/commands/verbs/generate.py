@@ -71,6 +71,26 @@ def generate(
             "goes on where it was when it is started again.",
         ),
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Ray cluster that answers the rows of --input: auto (the one on this machine), HOST:PORT, or local "
+            "(one is started for this run).",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Workers of the cluster, each with the package. Default: one per GPU, node or --worker."),
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHAIN=PYTHON",
+            help="Have workers run on this chain with this interpreter, whose ONNX Runtime has the providers; can be "
+            "repeated, one kind of worker each.",
+        ),
+    ] = None,
     provider: ProviderOption = None,
     max_new_tokens: Annotated[
         int | None, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate. Default: 128.")
@@ -183,6 +203,9 @@ def generate(
                 choice=folder_choice(variant, contract, max_length),
                 input=input_,
                 output=output,
+                address=address,
+                workers=workers,
+                kinds=tuple(worker or ()),
             )
         )
     )

@@ -75,9 +75,7 @@ class Share:
     threads: int | None
 
 
-def read_cluster(
-    address: str, workers: int | None, provider: str | None, given: Sequence[str] = ()
-) -> ClusterOptions:
+def read_cluster(address: str, workers: int | None, provider: str | None, given: Sequence[str] = ()) -> ClusterOptions:
     """Check what was asked. `given`: `CHAIN=PYTHON` for each kind of worker. Raises UsageError."""
     if address not in (AUTO, LOCAL) and not re.fullmatch(r"[^\s:/]+:\d{1,5}", address):
         raise UsageError(f"{spelled('address', address)}: give auto, local or HOST:PORT, as `ray start` prints it")
@@ -113,7 +111,9 @@ def _share(kind: WorkerKind, means: Means, threads: int) -> Share:
     named = None if leads is None else f"{RESOURCE}{leads.name}"
     # A device computes by itself: its worker needs a processor to feed it, and no more.
     cpus = 1 if gpus else threads
-    return Share(kind, min(cpus, max(1, means.amount("CPU"))), gpus, named if named in means.resources else None, threads)
+    return Share(
+        kind, min(cpus, max(1, means.amount("CPU"))), gpus, named if named in means.resources else None, threads
+    )
 
 
 def _by_gpu(provider: Provider) -> bool:

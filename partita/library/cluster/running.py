@@ -48,6 +48,8 @@ class ClusterRun:
     """Called after every block of answers."""
     tokens: int = 0
     """New ones, of rows that are done."""
+    prompt_tokens: int = 0
+    """Of rows that are done."""
     again: int = 0
     unread: set[str] = field(default_factory=set)
     """Fields of rows that mean nothing here."""
@@ -126,7 +128,7 @@ class ClusterRun:
                 self.heard(self)
         except PartitaError:
             raise
-        except Exception as error:  # noqa: BLE001 - what a worker raised comes as one of many classes of Ray's
+        except Exception as error:
             _, told = ray.get(ledger.read.remote())
             raise (run_error(str(error)) if told is None else rebuilt(told)) from error
 
@@ -137,6 +139,7 @@ class ClusterRun:
             return
         self.journal.append(answer)
         self.tokens += len(answer.tokens)
+        self.prompt_tokens += answer.prompt_tokens or 0
 
 
 def _beside(ray: Any, deal: Any) -> Any:

@@ -19,7 +19,11 @@ from partita.package import MANIFEST
 from partita.remedies import Remedy
 from partita.spelling import spelled
 
-START = Remedy("start one", ("ray", "start", "--head"), otherwise=Remedy("let one be started for this run", options=("--address", "local")))
+START = Remedy(
+    "start one",
+    ("ray", "start", "--head"),
+    otherwise=Remedy("let one be started for this run", options=("--address", "local")),
+)
 SAME = Remedy("run the command with the Python and the ray that the cluster was started with")
 START_SECONDS = 120.0
 """How long a first worker of a kind may take to start; a machine that has to be added takes longer."""
@@ -55,7 +59,7 @@ def connected(address: str, kinds: Sequence[str] = ()) -> Iterator[Any]:
         del given["include_dashboard"]
     try:
         ray.init(**given)
-    except Exception as error:  # noqa: BLE001 - Ray raises RuntimeError, ConnectionError, ValueError and others of its own
+    except Exception as error:
         raise _not_connected(address, error) from error
     try:
         yield ray
@@ -117,7 +121,7 @@ def check_kinds(ray: Any, deal: Deal, given: Sequence[Share]) -> None:
     for reference in done:
         try:
             found = ray.get(reference)
-        except Exception as error:  # noqa: BLE001 - whatever Ray makes of a worker that does not start
+        except Exception as error:
             said = " ".join(str(error).split())
             raise UsageError(
                 f"no worker starts with {asked[reference]} ({said[:300]}); it has to be a Python {_minor()} with ray "
@@ -144,11 +148,11 @@ def _probe() -> Any:
     """A function that needs nothing of Partita to be sent: it travels as code, not as a name."""
     code = compile(PROBE, "<probe>", "exec")
     space: dict[str, Any] = {"__name__": "__main__"}
-    exec(code, space)  # noqa: S102 - a constant of this module
+    exec(code, space)
     return space["probe"]
 
 
-PROBE = '''
+PROBE = """
 def probe():
     import socket
     try:
@@ -156,7 +160,7 @@ def probe():
         return {"host": socket.gethostname(), "partita": partita.__version__, "why": ""}
     except Exception as error:
         return {"host": socket.gethostname(), "partita": "", "why": str(error)}
-'''
+"""
 
 
 def _minor() -> str:

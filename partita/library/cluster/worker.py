@@ -239,4 +239,3 @@ def _place(name: str) -> dict[str, Any]:
         "python": f"{sys.executable} ({sys.version.split()[0]})",
         "onnxruntime": f"{build.version} ({build.package or 'unknown wheel'})",
     }
-

@@ -31,8 +31,8 @@ from partita.runtime.engine.feeds import (
     port_by_role,
     port_shapes,
 )
-from partita.runtime.engine.recording import Recording
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
+from partita.runtime.engine.recording import Recording
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
 from partita.runtime.ort.binding import Binding
