@@ -9,7 +9,7 @@ from partita import __version__
 from partita.commands.audience import say
 from partita.commands.batch import RowBar, defaults_of, identity_of
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, resolved
-from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout, say_written
+from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.results import ClusterResult
 from partita.commands.terminal import fold, note, print_record
 from partita.errors import INTERRUPTED, UsageError
@@ -85,7 +85,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
     if sink is not None:
         sink.write(done.report.model_dump_json(indent=1, by_alias=True) + "\n")
         if isinstance(sink, Output):
-            say_written("report", sink.path)
+            note(f"workers: {sink.path}")
     return 0
 
 

@@ -190,9 +190,7 @@ class BatchResult(Record):
 
 
 class ClusterResult(Record):
-    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: what became of the rows, and who answered
-    them.
-    """
+    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: the rows, and who answered them."""
 
     schema_id: Literal["partita.cluster_result/1"] = Field(default="partita.cluster_result/1", alias="schema")
     partita_version: str = partita.__version__

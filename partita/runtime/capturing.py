@@ -38,8 +38,8 @@ def recording_session(
 ) -> Session:
     """What `opened` opens on a chain, which may be asked to record runs: then it is checked that decode steps can be.
 
-    The provider that records is asked to for the graph of decode steps alone. Raises ProviderError where these cannot be
-    recorded, and what `opened` raises.
+    The provider that records is asked to for the graph of decode steps alone. Raises ProviderError where these cannot
+    be recorded, and what `opened` raises.
     """
     recorder = recorder_of(chain)
     if recorder is not None and recorder.status != "active":
@@ -132,8 +132,8 @@ def without_recording(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
 def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | None) -> PartitaError:
     """What to raise where no session opens that records: the nodes that keep it from that, where these are the cause.
 
-    `error`: what opening it ended with; None where the provider was left out of the chain. ONNX Runtime wants every node
-    on the provider, and says no more than that; the session that records nothing tells which are not.
+    `error`: what opening it ended with; None where the provider was left out of the chain. ONNX Runtime wants every
+    node on the provider, and says no more than that; the session that records nothing tells which are not.
     """
     recorder = recorder_of(chain)
     assert recorder is not None

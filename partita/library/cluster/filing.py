@@ -39,7 +39,7 @@ def answer_file(
 ) -> FiledByCluster:
     """Answer every row of `source` into `output`, or those that an earlier run has left, wherever that one ran.
 
-    `told`: the options that tell this run from another, as JSON has them. `heard` is called with every block of answers.
+    `told`: the options that tell this run from another, as JSON has them. `heard` is called with every block.
     Raises what `ClusterRun.go` does, and UsageError, GenerationError, InstallationError for the files.
     """
     began = time.perf_counter()

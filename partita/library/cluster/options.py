@@ -99,7 +99,7 @@ def _kind(text: str) -> WorkerKind:
 
 
 def shares(options: ClusterOptions, means: Means, threads: int | None) -> tuple[Share, ...]:
-    """What a worker of each kind needs of this cluster. `threads`: of each, None for an equal part of the processors."""
+    """What a worker of each kind needs of this cluster. `threads`: of each; None: an equal part of the processors."""
     count = worker_count(options, means)
     even = max(1, means.amount("CPU") // count)
     return tuple(_share(kind, means, threads or even) for kind in options.kinds)
@@ -148,6 +148,7 @@ class Deal:
         self._shares, self._next = tuple(given), 0
 
     def __call__(self) -> dict[str, Any]:
+        """Those of the next worker."""
         share = self._shares[self._next % len(self._shares)]
         self._next += 1
         return {

@@ -1,8 +1,8 @@
 """The rows of a file through a cluster: blocks out, answers into the journal as they come.
 
-Ray Data gives a block to a worker that has room, and again to another when a worker is lost. An answer counts once it is
-in the journal, and the first for a row is the one that counts, so neither the loss of a worker nor of the command loses
-or doubles a row.
+Ray Data gives a block to a worker that has room, and again to another when a worker is lost. An answer counts once it
+is in the journal, and the first for a row is the one that counts, so neither the loss of a worker nor that of the
+command loses or doubles a row.
 """
 
 from __future__ import annotations

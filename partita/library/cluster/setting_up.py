@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,17 +18,19 @@ from partita.extras import explain
 from partita.library.cluster.options import AUTO, LOCAL, Deal, Means, Share
 from partita.package import MANIFEST
 from partita.remedies import Remedy
+from partita.runtime.ort.native_log import captured_output
 from partita.spelling import spelled
 
 START = Remedy(
     "start one",
     ("ray", "start", "--head"),
-    otherwise=Remedy("let one be started for this run", options=("--address", "local")),
+    otherwise=Remedy("have one started for this run", options=("--address", "local")),
 )
 SAME = Remedy("run the command with the Python and the ray that the cluster was started with")
 START_SECONDS = 120.0
 """How long a first worker of a kind may take to start; a machine that has to be added takes longer."""
-LIVE_SECONDS = 20.0
+LIVE_SECONDS = 10.0
+"""How long an address may take to answer."""
 PASSED_ON = ("PYTHONPATH", "ORT_DISABLE_TELEMETRY", "HF_HOME")
 """Variables of the command that its workers get as well."""
 QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -48,23 +51,35 @@ def import_ray() -> Any:
 
 
 @contextmanager
-def connected(address: str, kinds: Sequence[str] = ()) -> Iterator[Any]:
-    """Ray, connected to a cluster for as long as the block runs. `kinds`: providers whose resource a cluster that is
-    started here is to have. Raises InstallationError, UsageError.
-    """
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster for as long as the block runs. Raises InstallationError, UsageError."""
     ray = import_ray()
     given: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
     if address != LOCAL:
         given |= {"address": address}
         del given["include_dashboard"]
+    _knock(address)
     try:
-        ray.init(**given)
+        with captured_output():  # it announces that it is to be quiet
+            ray.init(**given)
     except Exception as error:
         raise _not_connected(address, error) from error
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise UsageError where nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=LIVE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
 
 
 def _not_connected(address: str, error: Exception) -> Exception:
@@ -115,8 +130,8 @@ def check_kinds(ray: Any, deal: Deal, given: Sequence[Share]) -> None:
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
     for reference in late:
         raise UsageError(
-            f"no worker starts with {asked[reference]} within {START_SECONDS:g} s: it has to be a Python "
-            f"{_minor()} with ray {ray.__version__} at that path on the machines of the cluster, and these need room for it"
+            f"no worker starts with {asked[reference]} within {START_SECONDS:g} s: it has to be a Python {_minor()} with "
+            f"ray {ray.__version__} at that path on the machines of the cluster, and these need room for it"
         )
     for reference in done:
         try:
@@ -139,8 +154,8 @@ def _check_probe(found: Mapping[str, str], python: str) -> None:
         return
     said = f"has Partita {there}" if there else f"has no Partita ({found['why']})"
     raise UsageError(
-        f"{python} on {found['host']} {said}, and the command is of {__version__}; install the same version there, with "
-        "the extra ray and the wheel of ONNX Runtime that its provider needs"
+        f"{python} on {found['host']} {said}, and the command is of {__version__}; install the same version there, "
+        "with the extra ray and the wheel of ONNX Runtime that its provider needs"
     )
 
 

@@ -148,8 +148,8 @@ class Worker:
 
         if __version__ != setup.partita:
             raise UsageError(
-                f"Partita {__version__} on {socket.gethostname()} ({sys.executable}), and the command is of {setup.partita}; "
-                "install the same version there"
+                f"Partita {__version__} on {socket.gethostname()} ({sys.executable}), and the command is of "
+                f"{setup.partita}; install the same version there"
             )
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         folder = Path(setup.package)

@@ -23,9 +23,10 @@ WITHOUT = Remedy("leave graph capture out, or export the checkpoint for this pro
 TOLERANCE = 1e-3
 """Of the largest logit."""
 CONSTANT = "total_length"
-"""The one cursor that a recorded run may read in host memory. It bounds the lengths of the rows, which GroupQueryAttention
-reads on the device (`last_index`), so the length of the cache is as right as that of the longest row: what onnxruntime-genai
-gives it (PR 271 of its repository). Seen on no GPU."""
+"""The one cursor that a recorded run may read in host memory. It bounds the lengths of the rows, which
+GroupQueryAttention reads on the device (`last_index`), so the length of the cache is as right as that of the longest
+row: what onnxruntime-genai gives it (PR 271 of its repository). Seen on no GPU.
+"""
 
 
 class Recording:
@@ -97,7 +98,7 @@ class Recording:
             device.read(host)
 
     def _record(self) -> None:
-        """Record a run, and run it: keys and values are written once more to the same place, other states go back first."""
+        """Record a run, and run it: keys and values are written to the same place again, other states go back first."""
         before = self._states()
         self._number = self._session.next_recording()
         self._binding.replay(self._number)
