@@ -130,7 +130,7 @@ def check_kinds(ray: Any, deal: Deal, given: Sequence[Share]) -> None:
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
     for reference in late:
         raise UsageError(
-            f"no worker starts with {asked[reference]} within {START_SECONDS:g} s: it has to be a Python {_minor()} with "
+            f"no worker starts with {asked[reference]} within {START_SECONDS:g} s: it has to be Python {_minor()} with "
             f"ray {ray.__version__} at that path on the machines of the cluster, and these need room for it"
         )
     for reference in done:
