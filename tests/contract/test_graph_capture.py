@@ -1,4 +1,4 @@
-"""`--graph-capture`: decode steps recorded once and replayed, with the tokens of the CPU, or a refusal that says why."""
+"""`--graph-capture`: decode steps recorded once and replayed, with the tokens of the CPU, or a refusal with why."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ class Share:
     """What a worker of a kind needs, and the threads that it runs with."""
 
     kind: WorkerKind
-    cpus: int
+    cpus: float
+    """A part of one, where there are more workers than processors."""
     gpus: int
     resource: str | None
     threads: int | None
@@ -100,20 +101,17 @@ def _kind(text: str) -> WorkerKind:
 
 def shares(options: ClusterOptions, means: Means, threads: int | None) -> tuple[Share, ...]:
     """What a worker of each kind needs of this cluster. `threads`: of each; None: an equal part of the processors."""
-    count = worker_count(options, means)
-    even = max(1, means.amount("CPU") // count)
-    return tuple(_share(kind, means, threads or even) for kind in options.kinds)
+    even = max(1, means.amount("CPU")) / worker_count(options, means)
+    return tuple(_share(kind, means, threads or max(1, int(even)), even) for kind in options.kinds)
 
 
-def _share(kind: WorkerKind, means: Means, threads: int) -> Share:
+def _share(kind: WorkerKind, means: Means, threads: int, even: float) -> Share:
     leads = None if kind.chain is None else parse_chain(kind.chain)[0]
     gpus = int(leads is not None and _by_gpu(leads) and means.amount("GPU") > 0)
     named = None if leads is None else f"{RESOURCE}{leads.name}"
     # A device computes by itself: its worker needs a processor to feed it, and no more.
-    cpus = 1 if gpus else threads
-    return Share(
-        kind, min(cpus, max(1, means.amount("CPU"))), gpus, named if named in means.resources else None, threads
-    )
+    cpus = min(1 if gpus else threads, even)
+    return Share(kind, cpus, gpus, named if named in means.resources else None, threads)
 
 
 def _by_gpu(provider: Provider) -> bool:

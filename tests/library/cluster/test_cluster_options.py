@@ -64,6 +64,8 @@ def test_a_worker_gets_a_gpu_a_part_of_the_processors_or_the_resource_of_its_pro
     assert (cpu.resource, cpu.gpus, cpu.cpus, cpu.threads) == (None, 0, 8, 8)
     (alone,) = shares(read_cluster("auto", 2, "cuda"), LAPTOP, 3)
     assert (alone.gpus, alone.cpus, alone.threads) == (0, 3, 3)  # nothing says that there is a GPU
+    (crowded,) = shares(read_cluster("auto", 16, "cpu"), LAPTOP, None)
+    assert (crowded.cpus, crowded.threads) == (0.5, 1)
 
 
 def test_workers_are_dealt_out_in_turn_each_with_its_interpreter_and_chain():

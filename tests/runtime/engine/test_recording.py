@@ -1,4 +1,4 @@
-"""A run that is recorded and replayed: states that take tokens in are where they would be, and a replay is not believed."""
+"""A run that is recorded and replayed: states are where they would be without, and a replay is not believed."""
 
 from __future__ import annotations
 
