@@ -25,6 +25,7 @@ from partita.library.sampling import Sampling
 from tests.conftest import REPOSITORY, require
 from tests.runtime.handmade import handmade, known_tokens
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of what Ray Data itself does
 ROWS = [
     InputRow(n, {"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 9}) for n in range(64)
 ]
