@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
+    from partita.library.answering import generate_file
+    from partita.library.batches.filing import FileAnswers
     from partita.library.benching import BenchResult, bench
     from partita.library.edge import ArgumentError
     from partita.library.exporting import Exported, export
@@ -52,6 +54,8 @@ _HOMES = {
         "CheckpointError GenerationError InstallationError PackageError ParityError PartitaError ProviderError "
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
+    "library.answering": "generate_file",
+    "library.batches.filing": "FileAnswers",
     "library.benching": "BenchResult bench",
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",
@@ -74,6 +78,7 @@ __all__ = [
     "CheckFailedError",
     "CheckpointError",
     "Exported",
+    "FileAnswers",
     "Generation",
     "GenerationError",
     "GenerationStep",
@@ -96,6 +101,7 @@ __all__ = [
     "bench",
     "errors",
     "export",
+    "generate_file",
     "inspect",
     "load",
     "place",

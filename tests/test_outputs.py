@@ -28,6 +28,7 @@ from tests.test_cli import child_environment
 WRITTEN = {
     "export out",
     "generate report",
+    "generate output",
     "place report",
     "bench report",
     "bench out",
@@ -46,6 +47,7 @@ WRITTEN = {
 }
 READ = {
     "generate package",
+    "generate input_",
     "verify package",
     "evaluate package",
     "export adapter",
@@ -174,6 +176,12 @@ def in_package(files: Files) -> list[Path]:
 
 WRITERS = [
     Writer("generate", "--report", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
+    Writer(
+        "generate",
+        "--output",
+        lambda f: [f.package, "--input", f.settings, "--token-ids", "--provider", "cpu"],
+        lambda f: [*in_package(f), f.settings],
+    ),
     Writer("place", "--report", lambda f: [f.package, "--provider", "cpu"], in_package),
     Writer(
         "place",
@@ -337,7 +345,7 @@ def test_the_prompts_file_is_not_written_over(files: Files) -> None:
 
 def test_what_is_read_may_lie_beside_what_is_written(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     """The guard is about files, not about folders of files: the usual places stay allowed, and reports are replaced."""
-    place = WRITERS[2]
+    place = WRITERS[3]
     for target in (files.folder / "report.json", files.report, files.folder / "report.json"):
         assert run(place.command(files, target)) == 0, capsys.readouterr().err
         assert json.loads(target.read_text())["schema"] == "partita.report/1"

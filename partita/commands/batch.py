@@ -17,7 +17,7 @@ from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ChainLink, SamplingOptions
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError
-from partita.library.batches.filing import Filed, answer_file
+from partita.library.batches.filing import FileAnswers, answer_file
 from partita.library.batches.journal import GOES_ON, journal_path, progress_words
 from partita.library.batches.reading import InputFile
 from partita.library.batches.rows import RowDefaults
@@ -165,7 +165,7 @@ def identity_of(options: GenerateOptions, asked: Sampling) -> dict[str, Any]:
     return {**figures, **others, "token_ids": options.token_ids}
 
 
-def _say_end(options: GenerateOptions, engine: LocalEngine, filed: Filed | None, bar: RowBar) -> None:
+def _say_end(options: GenerateOptions, engine: LocalEngine, filed: FileAnswers | None, bar: RowBar) -> None:
     """One line on stderr, and notes on the rows."""
     if filed is None:
         if bar.last is not None and options.output is not None:
@@ -183,7 +183,7 @@ def _say_end(options: GenerateOptions, engine: LocalEngine, filed: Filed | None,
         say(f"these fields of the rows were not read: {listing(filed.unread)}")
 
 
-def _speed(filed: Filed) -> str:
+def _speed(filed: FileAnswers) -> str:
     done = plural(filed.rows - filed.resumed, "row")
     if filed.rows_per_second is None or filed.tokens_per_second is None:
         return done
@@ -192,7 +192,7 @@ def _speed(filed: Filed) -> str:
 
 
 def _as_record(
-    options: GenerateOptions, engine: LocalEngine, scheduler: Scheduler, filed: Filed, notes: tuple[str, ...]
+    options: GenerateOptions, engine: LocalEngine, scheduler: Scheduler, filed: FileAnswers, notes: tuple[str, ...]
 ) -> BatchResult:
     """What became of the rows, for `--json`."""
     return BatchResult(

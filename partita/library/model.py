@@ -27,6 +27,7 @@ from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.report import Report
 from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler
 from partita.observations.records import ChainEntry
 from partita.package import Manifest
 from partita.package_records import Verification
@@ -57,6 +58,8 @@ class Model:
         self._text: Text | None = None
         self._text_seconds = 0.0
         self._last: Generation | None = None
+        self._scheduler: Scheduler | None = None
+        """What was begun last, where that is no generation of its own."""
         self._closed = False
         self._closing = weakref.finalize(self, engine.close)
 
@@ -168,6 +171,26 @@ class Model:
         ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
         return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
 
+    @property
+    def tokenizer(self) -> Text | None:
+        """The tokenizer of the package; None where it has none. Raises PackageError when it does not load."""
+        return None if self.manifest.tokenizer == "none" else self._tokenizer()
+
+    @public
+    def scheduler(self, *, prefill_chunk: int | None = None, adapter: str | None = None) -> Scheduler:
+        """Requests that take turns in the rows of the batch, until the next generation begins; see `Scheduler`.
+
+        A generation that goes on is over. Raises ArgumentError.
+        """
+        engine = self._open()
+        in_range("prefill_chunk", prefill_chunk)
+        check_adapter(self.folder, self.manifest, adapter)
+        if self._last is not None:
+            self._last.close()
+        self._last = None
+        self._scheduler = Scheduler(engine, self.tokenizer, prefill_chunk=prefill_chunk, adapter=adapter)
+        return self._scheduler
+
     @public
     def verify(self, reference: str | None = None) -> Verification:
         """Check the package's hashes and replay its known answer on this chain, in sessions of its own.
@@ -200,6 +223,8 @@ class Model:
         """
         check_probe_seconds(probe_seconds)
         last = self._last
+        if last is None and self._scheduler is not None:
+            return self._report(ReportRequest("stop", complete=False, probe_seconds=probe_seconds))
         if last is None or not last.steps:
             raise ReportError("nothing to report: nothing has been generated yet; call generate first, or place")
         last.close()
@@ -212,6 +237,9 @@ class Model:
             options=told_options([answer.sampling for answer in last.answers]),
             probe_seconds=probe_seconds,
         )
+        return self._report(request)
+
+    def _report(self, request: ReportRequest) -> Report:
         report = self._open().report(request)
         if report.interrupted:
             raise KeyboardInterrupt
@@ -298,7 +326,7 @@ class Model:
         )
         if self._last is not None:
             self._last.close()
-        self._last = generation
+        self._last, self._scheduler = generation, None
         for line in filter(None, (placeholder_note(self.folder, ids), *generation.notes)):
             LOGGER.warning(line)
         return generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -461,3 +462,23 @@ def test_what_goes_wrong_inside_is_of_the_tree_with_its_cause():
         with pytest.raises(kind) as caught:
             fails()
         assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_file_of_prompts_is_answered(package, tmp_path, process):
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("return the\n\nreturn the value\n")
+    heard: list[tuple[int, int | None]] = []
+    with partita.load(package, "cpu", process=process) as model:
+        done = partita.generate_file(
+            model, source, out, max_new_tokens=5, stop_token_ids=(), progress=lambda *far: heard.append(far)
+        )
+        expected = model.generate("return the", max_new_tokens=5, stop_token_ids=()).run().text
+        with pytest.raises(partita.ArgumentError, match=r"output='.*': exists already"):
+            partita.generate_file(model, source, out)
+        out.unlink()
+        partita.generate_file(model, source, out, max_new_tokens=5, stop_token_ids=())
+        assert any("2 requests took turns" in note for note in model.report(probe_seconds=0).notes)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["text"] for row in rows][:2] == [expected, None] and "empty" in rows[1]["error"]
+    assert (done.rows, done.errors, done.resumed) == (3, 1, 0) and heard[-1] == (3, 3)

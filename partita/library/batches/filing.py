@@ -23,7 +23,7 @@ from partita.spelling import spelled
 
 
 @dataclass(frozen=True, slots=True)
-class Filed:
+class FileAnswers:
     """What became of a file of prompts."""
 
     output: Path
@@ -92,7 +92,7 @@ def answer_file(
     *,
     options: dict[str, Any],
     heard: Callable[[BatchRun, InputFile], object],
-) -> Filed:
+) -> FileAnswers:
     """Answer every row of `source` into `output`, or those that an earlier run has left.
 
     `options`: what of `defaults` and beside them tells this run from another, as JSON has it. `heard` is called after
@@ -109,7 +109,7 @@ def answer_file(
         journal.sync()
         write_answers(output, journal.answers())
         journal.remove()
-        return Filed(
+        return FileAnswers(
             output,
             len(journal),
             journal.errors,
