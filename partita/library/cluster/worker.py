@@ -210,7 +210,8 @@ def placement_of(engine: Any) -> tuple[dict[str, Any], ...]:
     from partita.partition_reports.groups import provider_of
 
     greedy = Sampling(temperature=0.0, max_new_tokens=PLACEMENT_TOKENS)
-    begun = engine.begin(GenerateRequest((RowRequest((0,), greedy),)))
+    rows = (RowRequest((0,), greedy),) * engine.manifest.graph.batch_size
+    begun = engine.begin(GenerateRequest(rows))
     while engine.step(begun.number) is not None:
         pass
     report = engine.report(ReportRequest(complete=False))
