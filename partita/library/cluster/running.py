@@ -46,6 +46,8 @@ class ClusterRun:
     """Of the file, where it is known."""
     heard: Callable[[ClusterRun], object] = lambda _: None
     """Called after every block of answers."""
+    worker: type[Any] = Worker
+    """What Ray Data starts; made and called as `Worker` is."""
     tokens: int = 0
     """New ones, of rows that are done."""
     prompt_tokens: int = 0
@@ -114,7 +116,7 @@ class ClusterRun:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what deals is to go in Ray 2.64; the extra asks for one before it
             answers = ray.data.from_arrow_refs(tables).map_batches(
-                Worker,
+                self.worker,
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=pool,

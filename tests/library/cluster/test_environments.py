@@ -1,4 +1,4 @@
-"""One cluster, workers in three environments: each with the ONNX Runtime wheel that its provider needs. `make test-ray`."""
+"""One cluster, workers in three environments, each with the wheel that its provider needs: `make test-ray`."""
 
 from __future__ import annotations
 
