@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster_scheduling --nodes 200 --workers 200 --rows 20000 --row-ms 20
 
-Every node is a process of Ray's on this machine (ray.cluster_utils), with one processor that is none: a worker sleeps for
+Every node is a process of Ray on this machine (ray.cluster_utils), with a processor in name: a worker sleeps for
 as long as its rows would take. What is measured is the run that `partita generate --address` makes, with its blocks,
 retries and ledger: seconds to the last answer, what they would be without overhead, and the driver's processor time. A
 node takes some 100 MB of memory and a second to start.
