@@ -23,6 +23,7 @@ from partita.library.batches.reading import InputFile
 from partita.library.batches.rows import RowDefaults
 from partita.library.batches.running import BatchRun
 from partita.library.chain import Target
+from partita.library.cluster.running import ClusterRun
 from partita.library.engine import ReportRequest
 from partita.library.generation import told_options
 from partita.library.local import LocalEngine
@@ -54,7 +55,7 @@ class RowBar:
         )
         self._task = self._bars.add_task("rows", total=None, speed="")
         self._began, self._shown = time.perf_counter(), 0.0
-        self.last: tuple[BatchRun, InputFile] | None = None
+        self.last: tuple[BatchRun | ClusterRun, InputFile] | None = None
         """How far the run is."""
 
     def __enter__(self) -> RowBar:
@@ -64,7 +65,7 @@ class RowBar:
     def __exit__(self, *details: object) -> None:
         self._bars.stop()
 
-    def hear(self, run: BatchRun, source: InputFile) -> None:
+    def hear(self, run: BatchRun | ClusterRun, source: InputFile) -> None:
         """A step was made."""
         self.last = run, source
         now = time.perf_counter()
@@ -87,7 +88,7 @@ def run_batch(options: GenerateOptions, asked: Sampling, target: Target, manifes
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
-    defaults = _defaults(options)
+    defaults = defaults_of(options)
     error: PartitaError | None = None
     interrupted, cut_short, filed = False, False, None
     with (
@@ -119,7 +120,7 @@ def run_batch(options: GenerateOptions, asked: Sampling, target: Target, manifes
                 manifest,
                 text,
                 defaults,
-                options=_identity(options, asked),
+                options=identity_of(options, asked),
                 heard=bar.hear,
             )
         except KeyboardInterrupt:
@@ -150,7 +151,7 @@ def run_batch(options: GenerateOptions, asked: Sampling, target: Target, manifes
     return INTERRUPTED if interrupted or cut_short else 0
 
 
-def _defaults(options: GenerateOptions) -> RowDefaults:
+def defaults_of(options: GenerateOptions) -> RowDefaults:
     """What rows get that do not say otherwise."""
     seed = options.sampling.seed
     return RowDefaults(
@@ -163,7 +164,7 @@ def _defaults(options: GenerateOptions) -> RowDefaults:
     )
 
 
-def _identity(options: GenerateOptions, asked: Sampling) -> dict[str, Any]:
+def identity_of(options: GenerateOptions, asked: Sampling) -> dict[str, Any]:
     """The options that make a difference to an answer. A seed that was drawn is the run's own, and in its journal."""
     figures = {**options.sampling.figures(), "seed": asked.seed}
     others = {"stop": options.stop, "chat": options.chat, "system": options.system, "adapter": options.adapter}

@@ -21,6 +21,10 @@ from partita.runtime.adapter_names import check_adapter
 
 def run(options: GenerateOptions) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
+    if options.address is not None:
+        from partita.commands.cluster import run_on_cluster
+
+        return run_on_cluster(options)
     check_options(options)
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)

@@ -56,6 +56,11 @@ class GenerateOptions:
     """A file of prompts, in place of `prompts`."""
     output: Path | None = None
     """The file of its answers."""
+    address: str | None = None
+    """Of the cluster that answers them; None: this process does."""
+    workers: int | None = None
+    kinds: tuple[str, ...] = ()
+    """Of workers, `CHAIN=PYTHON` each."""
 
 
 def resolved(sampling: Sampling, folder: Path, *, tell_seed: bool = True) -> tuple[Sampling, tuple[str, ...]]:
@@ -121,6 +126,8 @@ def check_options(options: GenerateOptions) -> None:
         raise UsageError("--output is for the answers of a file of prompts; give that with --input")
     if options.input is not None and options.output is None:
         raise UsageError("--input needs a file for the answers; give it with --output")
+    if options.address is None and (options.workers is not None or options.kinds):
+        raise UsageError("--workers and --worker are for a cluster; give its address with --address")
     if options.input is not None and options.prompts:
         raise UsageError("prompts come from --input or from the command line; give one of them")
 

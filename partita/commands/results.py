@@ -23,6 +23,7 @@ from partita.errors import PartitaError, ProviderError, public_type
 from partita.explain.node_explanation import Explanation, Matches
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
+from partita.library.cluster.records import ClusterReport
 from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
 from partita.package_records import Quality
@@ -189,6 +190,26 @@ class BatchResult(Record):
     notes: tuple[str, ...] = ()
 
 
+class ClusterResult(Record):
+    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: the rows, and who answered them."""
+
+    schema_id: Literal["partita.cluster_result/1"] = Field(default="partita.cluster_result/1", alias="schema")
+    partita_version: str = partita.__version__
+    package: str
+    address: str
+    input: str
+    output: str
+    rows: int
+    errors: int
+    """Rows without an answer; each says why."""
+    resumed: int
+    """Rows that had their answer from a run before this one."""
+    new_tokens: int
+    """Of this run."""
+    seconds: float
+    run: ClusterReport
+
+
 class GenerateResult(Record):
     """Output of `generate --json`: the chain, the options, one answer per prompt, and timings."""
 
@@ -318,6 +339,7 @@ class ServeResult(Record):
 PUBLISHED: dict[str, Any] = {
     "generate": GenerateResult,
     "batch": BatchResult,
+    "cluster": ClusterResult,
     "verify": VerifyResult,
     "evaluate": EvaluateResult,
     "export": ExportResult,

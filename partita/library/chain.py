@@ -4,17 +4,18 @@ pins. As texts, in the form of the command line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from partita.errors import UsageError
 from partita.files import STDIN
+from partita.observations.text_format import listing
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
-from partita.providers.resolve import all_names, parse_chain
+from partita.providers.resolve import all_names, known_providers, parse_chain
 from partita.spelling import spelled
 
 MAX_THREADS = 1024
@@ -33,6 +34,8 @@ class ChainOptions:
     provider_libraries: tuple[str, ...] = ()
     pins: tuple[str, ...] = ()
     threads: int | None = None
+    graph_capture: bool = False
+    """Decode steps are to be recorded once and replayed."""
     own_process: bool = False
     """The process is the command's own and may be forked; False when somebody calls the command line as a function."""
     source: str = COMMAND_LINE
@@ -54,6 +57,20 @@ def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
     """Files and folders that are read: those `given`, what the chain's options name, and what stdin comes from."""
     values = [option.partition("=")[2] for option in (*where.provider_options, *where.provider_libraries)]
     return (*given, *(Path(value) for value in values if value and Path(value).exists()), STDIN)
+
+
+def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """The options with which the provider that leads the chain records runs. Raises UsageError where it cannot."""
+    first = chain[0]
+    if not first.capture_option:
+        able = listing(sorted(entry.name for entry in known_providers().values() if entry.capture_option))
+        raise UsageError(f"{spelled('graph_capture')}: {first.name} leads the chain and records no graphs; {able} do")
+    kept = {name: dict(pairs) for name, pairs in options.items()}
+    if kept.setdefault(first.name, {}).setdefault(first.capture_option, "1") != "1":
+        raise UsageError(
+            f"{spelled('graph_capture')}: {first.name}.{first.capture_option} is given as off; leave one out"
+        )
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +119,7 @@ def read_chain_options(given: ChainOptions) -> Target:
         what = f"{spelled('provider_libraries')}: {unused[0]} is not in the provider chain ({names})"
         raise UsageError(f"{what}; add it to {spelled('providers')}")
     options = parse_options(given.provider_options, chain)
+    if given.graph_capture:
+        options = _recording(chain, options)
     notes = tuple(unchecked_notes(options, chain))
     return Target(chain, source, options, given.pins, notes, given.own_process, by_default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -29,6 +30,7 @@ def load(
     provider_libraries: Libraries | None = None,
     pins: Sequence[str] = (),
     threads: int | None = None,
+    graph_capture: bool = False,
     observe: bool = True,
     process: Process = "auto",
     variant: str | None = None,
@@ -40,7 +42,9 @@ def load(
     `providers`: the chain, in order of preference, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime
     has them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
     `provider_libraries`: files of plugin providers by name. `pins`: modules by provider, "cpu:lm_head". `threads`:
-    intra-op threads; None: one per usable core. `observe`: profile the first runs, which `report` needs to say what
+    intra-op threads; None: one per usable core. `graph_capture`: cuda or webgpu, at the head of the chain, records a
+    decode step once and replays it, with everything on the device; where that is not possible it is an error that says
+    why. `observe`: profile the first runs, which `report` needs to say what
     ran; they are left out of its speed. `process`: a provider other than the CPU's brings native code that may crash;
     "auto" gives it a process of its own, "this" runs it in the calling process, "child" also gives the CPU provider
     its own.
@@ -52,7 +56,7 @@ def load(
     honoured, before anything runs elsewhere.
     """
     folder = Path(package)
-    given = where(providers, provider_options, provider_libraries, pins, threads)
+    given = replace(where(providers, provider_options, provider_libraries, pins, threads), graph_capture=graph_capture)
     target = read_chain_options(given)
     choice = Choice(variant, None if contract is None else Path(contract), max_length)
     manifest = open_folder(folder, choice)

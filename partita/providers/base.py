@@ -128,6 +128,8 @@ class Provider:
     """How int8 and int4 packages are written for it."""
     variables: tuple[str, ...] = ()
     """Variables of the environment that choose its driver or its device."""
+    capture_option: str = ""
+    """The option that has it record a run of a graph and replay it in the next; empty when it has none."""
     budget_option: str = ""
     """The option that limits how much memory its nodes may need; empty when it has none."""
     rank: int = 0

@@ -28,6 +28,7 @@ PROVIDER = Provider(
     rank=100,
     preload=True,
     variables=("CUDA_VISIBLE_DEVICES",),
+    capture_option="enable_cuda_graph",
     budget_option="memory_budget_kb",
     options=(
         Option("device_id", "int", "0", "number of the GPU"),

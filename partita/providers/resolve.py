@@ -69,6 +69,16 @@ class Resolution:
         }
 
     @property
+    def captures(self) -> bool:
+        """It is asked to record a run of a graph and to replay it."""
+        return bool(self.provider.capture_option) and self.options.get(self.provider.capture_option) == "1"
+
+    def uncaptured(self) -> Resolution:
+        """The same without being asked that."""
+        kept = {name: value for name, value in self.options.items() if name != self.provider.capture_option}
+        return replace(self, options=kept) if self.captures else self
+
+    @property
     def budget(self) -> str:
         """The memory budget that the user gave the provider, as it was written; empty when there is none."""
         name = self.provider.budget_option

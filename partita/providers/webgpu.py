@@ -28,6 +28,7 @@ PROVIDER = Provider(
     rank=50,
     plugin=Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
     option_prefix="ep.webgpuexecutionprovider.",
+    capture_option="enableGraphCapture",
     software_devices=True,
     options=(
         Option("preferredLayout", "choice", "NHWC", "layout for layout-sensitive operators", ("NCHW", "NHWC")),

@@ -168,7 +168,7 @@ def _refuse_strays(path: Path, session: Session) -> None:
         return
     strays = [node for node in session.assigned() or () if node.provider == CPU]
     if strays:
-        raise not_all_on(path, session.resolutions, _opened_facts(path, session, session.resolutions))
+        raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
 
 
 def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
@@ -253,7 +253,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
         settled = tuple(without_backend(resolution, session) for resolution in settled)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
-        facts = _opened_facts(path, session, settled)
+        facts = opened_facts(path, session, settled)
     finally:
         session.close()
     if not active_of(settled):
@@ -285,7 +285,7 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     )
 
 
-def _opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
+def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
     """Facts of a session that was opened and not run."""
     model = read_model_file(path, path.parent)
     return session_facts(session, chain, graph=model.nodes, inner=model.inner, file=path.name, phases=("decode",))

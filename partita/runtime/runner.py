@@ -7,6 +7,7 @@ Knows how a package becomes sessions and which session runs which phase. Does no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.adapters import Adapters
+from partita.runtime.capturing import recording_session
 from partita.runtime.chain import open_session
 from partita.runtime.cpu.attention import within
 from partita.runtime.engine.cache.cache import Cache
@@ -186,14 +188,15 @@ def open_runner(
     anonymous_before = anonymous_bytes()
     try:
         for graph, model in zip(contract.files, models, strict=True):
-            session = open_session(
+            opened = partial(
+                open_session,
                 folder / graph.file,
-                resolutions,
                 threads=threads,
                 observe=observe,
                 pins=pins,
                 attention=within(model.attention, graph.sequence_length),
             )
+            session = recording_session(folder / graph.file, contract, graph, resolutions, opened)
             resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))

@@ -41,6 +41,12 @@ class Target:
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
     """Module of the wheel that carries it as a library; empty when it is part of ONNX Runtime."""
+    captured: tuple[str, ...] = ()
+    """Packages whose decode steps it records and replays, with the tokens of the CPU."""
+    off_capture: tuple[str, ...] = ()
+    """Packages with nodes that it does not take, which no session that records may have."""
+    miscaptured: tuple[str, ...] = ()
+    """Packages that it runs whole, and of which it leaves something out when it records."""
     needs: str = ""
     """What a machine must have, in words; empty when the wheel is enough."""
     processor: str = ""
@@ -88,6 +94,9 @@ WEBGPU = Target(
     whole=PRIMITIVES,
     refused_alone=("llama-onnx24-fp32",),
     option=("enableGraphCapture", "0"),
+    captured=("llama-gqa-fp32", "llama-gqa-fp32-static", "qwen3-primitives-fp32"),
+    off_capture=("llama-onnx24-fp32",),
+    miscaptured=("demo-gqa-fp32",),
     needs="a WebGPU adapter: a GPU with a Vulkan driver, or SwiftShader from Debian's chromium package",
 )
 OPENVINO = Target(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +69,26 @@ def generate(
             parser=read_path,
             help="File for the answers to --input, .jsonl or .parquet, in the order of the rows. A run that was ended "
             "goes on where it was when it is started again.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Ray cluster that answers the rows of --input: auto (the one on this machine), HOST:PORT, or local "
+            "(one is started for this run).",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Workers of the cluster, each with the package. Default: one per GPU, node or --worker."),
+    ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CHAIN=PYTHON",
+            help="Have workers run on this chain with this interpreter, whose ONNX Runtime has the providers; can be "
+            "repeated, one kind of worker each.",
         ),
     ] = None,
     provider: ProviderOption = None,
@@ -160,6 +181,9 @@ def generate(
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
+    graph_capture: Annotated[
+        bool, typer.Option("--graph-capture", help="Record a decode step once and replay it; cuda and webgpu can.")
+    ] = False,
     max_cpu_nodes: MaxCpuNodesOption = None,
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
@@ -190,7 +214,10 @@ def generate(
             GenerateOptions(
                 package=package,
                 prompts=(*(prompts or ()), *(more_prompts or ())),
-                where=chain_options(context, provider, provider_option, provider_library, pin, threads),
+                where=replace(
+                    chain_options(context, provider, provider_option, provider_library, pin, threads),
+                    graph_capture=graph_capture,
+                ),
                 limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 sampling=Sampling(
                     temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens, source=sampling
@@ -210,6 +237,9 @@ def generate(
                 choice=folder_choice(variant, contract, max_length),
                 input=input_,
                 output=output,
+                address=address,
+                workers=workers,
+                kinds=tuple(worker or ()),
             )
         )
     )

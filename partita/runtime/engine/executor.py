@@ -33,6 +33,7 @@ from partita.runtime.engine.feeds import (
     port_shapes,
 )
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
+from partita.runtime.engine.recording import Recording
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
 from partita.runtime.ort.binding import Binding
@@ -92,16 +93,21 @@ class BoundGraph:
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
         cache.bind(self.binding, span)
+        self._recording: Recording | None = None
+        if session.captures and span is None and _repeats(phase, new_tokens):
+            self._recording = Recording(session, self.binding, cache)
+        binds = self._recording or self.binding
+        bind_given = self.binding.bind_input if self._recording is None else self._recording.bind_constant
         for port in graph.adapter_inputs:
             if port.name in given:
-                self.binding.bind_input(port.name, given[port.name])
+                bind_given(port.name, given[port.name])
         self.rows = rows
         shapes = port_shapes(batch, new_tokens, rows, contract.vocab_size, contract.max_length)
         mask = port_by_role(graph, "mask")
         self._mask = Mask.of(mask, contract, new_tokens) if mask is not None else None
         ports = [port for port in graph.inputs if self._mask is None or port is not mask]
-        inputs = bound(ports, shapes, self.binding.bind_input)
-        outputs = bound(graph.outputs, shapes, self.binding.bind_output)
+        inputs = bound(ports, shapes, binds.bind_input)
+        outputs = bound(graph.outputs, shapes, binds.bind_output)
         fed = _required(inputs, "tokens", graph.file)
         self._fed = fed.array
         self.tokens = self._fed if span is None else np.empty((contract.batch_size, new_tokens), self._fed.dtype)
@@ -112,8 +118,11 @@ class BoundGraph:
             inputs["logits_kept"].array.fill(rows)
         first = new_tokens - rows if self._chosen is None else 0
         self._columns = {first + column: column for column in range(rows)}
+        fixed = self._recording.fix(inputs, contract.max_length) if self._recording is not None else frozenset()
         self._cursors = [
-            (writer, feed.array) for role, feed in inputs.items() if (writer := cursor_writer(role, new_tokens))
+            (writer, feed.array)
+            for role, feed in inputs.items()
+            if role not in fixed and (writer := cursor_writer(role, new_tokens))
         ]
         self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
@@ -146,7 +155,10 @@ class BoundGraph:
             for name, buffer in self._moving:
                 self.binding.bind_input(name, buffer)
             self._cache.before_run(self.binding, self.new_tokens)
-            self.binding.run()
+            if self._recording is None:
+                self.binding.run()
+            else:
+                self._recording.run(observed=window.open)
             seconds = time.perf_counter() - began
             if not window.open:
                 return Outcome(seconds, False, self.file)
@@ -317,6 +329,11 @@ def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache
     """
     names = [*ports, *cache.staying]
     return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
+
+
+def _repeats(phase: PhaseName, new_tokens: int) -> bool:
+    """Whether every step of a generation is this run, with other numbers in the same places."""
+    return phase == "decode" and new_tokens == 1
 
 
 def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:

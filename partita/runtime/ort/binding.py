@@ -29,6 +29,23 @@ class FreshMemory:
 ON_HOST = FreshMemory(HOST_MEMORY)
 
 
+DEFAULT_GRAPH, NOT_RECORDED = "0", "-1"
+"""What `gpu_graph_id` is by default, and the one that neither records nor replays."""
+
+
+def _run_options(graph: str) -> Any:
+    """Options of a run that belongs to a recorded graph, where the session records any.
+
+    The default is said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25 microseconds to be
+    told by an exception that it is not there.
+    """
+    options = ort.RunOptions()
+    # A failed run raises; ONNX Runtime need not also write it to stderr.
+    options.log_severity_level = FATAL
+    options.add_run_config_entry("gpu_graph_id", graph)
+    return options
+
+
 def _place(buffer: Buffer, part: Part) -> tuple[str, int, int, tuple[int, ...], int]:
     """Device, its number, element type, shape and address of a part of a buffer."""
     return part.device, buffer.device_id, dtypes.named(buffer.dtype).number, part.shape, part.address
@@ -37,16 +54,14 @@ def _place(buffer: Buffer, part: Part) -> tuple[str, int, int, tuple[int, ...], 
 class Binding:
     """Inputs and outputs of one session, bound to buffers once and run many times."""
 
-    def __init__(self, native: Any, file: str) -> None:
+    def __init__(self, native: Any, file: str, *, records: bool = False) -> None:
+        """`records`: the session may record runs and replay them; those of this binding are not, until `record`."""
         # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
         self._io = native.io_binding()
         self._native, self._file = native, file
-        self._options = ort.RunOptions()
-        # A failed run raises; ONNX Runtime need not also write it to stderr.
-        self._options.log_severity_level = FATAL
-        # What it is by default. Said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25
-        # microseconds to be told by an exception that it is not there.
-        self._options.add_run_config_entry("gpu_graph_id", "0")
+        self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
+        self._recorded: int | None = None
+        self._replaying: Any = None
         self._outputs: list[str] = []
         self._fresh: dict[str, str] = {}
         """Outputs that ONNX Runtime allocates, and the memory in which it does."""
@@ -105,10 +120,21 @@ class Binding:
 
     def run(self) -> None:
         """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
+        self._run(self._options)
+
+    def _run(self, options: Any) -> None:
         try:
-            self._native.run_with_iobinding(self._io, self._options)
+            self._native.run_with_iobinding(self._io, options)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
+
+    def replay(self, number: int) -> None:
+        """The first time record a run as the session's graph `number`, which the provider may do in several runs; then
+        replay it. Raises as `run` does.
+        """
+        if self._recorded is None:
+            self._replaying, self._recorded = _run_options(str(number)), number
+        self._run(self._replaying)
 
     def stop(self) -> None:
         """From another thread: let a run end after the node at which it is, and no other begin.
@@ -119,6 +145,8 @@ class Binding:
 
     def release(self) -> None:
         """Let go of the native binding and of every buffer; what is known of the buffers stays."""
+        if self._recorded is not None and hasattr(self._native, "release_captured_graph"):  # since 1.31
+            self._native.release_captured_graph(self._recorded)
         self._io = None
         self._native = None
         self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}

@@ -100,7 +100,7 @@ class Buffer:
         if self.array is not None:
             self.array.fill(0)
             return
-        self._write(host_buffer(tuple(self.value.shape()), self.dtype))
+        self.write(host_buffer(tuple(self.value.shape()), self.dtype))
 
     def clear_rows(self, rows: Sequence[int]) -> None:
         """Set these rows of the first axis to zero; only where `readable`. Device memory goes by way of the host."""
@@ -132,19 +132,23 @@ class Buffer:
             return
         held = self._held()
         how(held.host)
-        self._write(held)
+        self.write(held)
 
     def _held(self) -> Buffer:
         """A copy in host memory."""
         held = host_buffer(tuple(self.value.shape()), self.dtype)
+        self.read(held)
+        return held
+
+    def read(self, held: Buffer) -> None:
+        """Copy it into a host buffer of the same shape and dtype; only where `readable`."""
         if self.memory in (HOST_MEMORY, CUDA_MEMORY):
             held.host[...] = self.value.numpy()
         else:
             ort.copy_tensors([self.value], [held.value])
-        return held
 
-    def _write(self, held: Buffer) -> None:
-        """Fill device memory from a host buffer of the same shape and dtype."""
+    def write(self, held: Buffer) -> None:
+        """Fill device memory from a host buffer of the same shape and dtype. The address stays."""
         if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
             self.value.update_inplace(held.value)
         else:

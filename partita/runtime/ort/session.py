@@ -118,6 +118,9 @@ class Session:
         """How the CPU provider was set up; `chain` completes it."""
         self.later: Callable[[], int] | None = None
         """Puts packed weights into huge pages, and says how many bytes that are; `chain` completes it."""
+        self.captures = any(entry.captures for entry in resolutions)
+        """A provider was asked to record runs and to replay them."""
+        self._recorded = 0
         self.profiling = opening.observe
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
@@ -146,8 +149,8 @@ class Session:
         return {name: place.memory for name, place in (*self._inputs_in.items(), *self._outputs_in.items())}
 
     def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
-        """A zeroed buffer for the input `name`, in the memory the session wants it in."""
-        place = self._inputs_in[name]
+        """A zeroed buffer for the input or output `name`, in the memory the session wants it in."""
+        place = self._inputs_in.get(name) or self._outputs_in[name]
         memory = place.memory
         owner = next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
         if memory == HOST_MEMORY or owner is None:
@@ -168,7 +171,7 @@ class Session:
         if (dtype, rank) not in self._keepers:
             options = ort.SessionOptions()
             options.log_severity_level = FATAL
-            providers = _chosen_providers(options, [owner])
+            providers = _chosen_providers(options, [owner.uncaptured()])  # runs with tensors of many shapes
             self._keepers[dtype, rank] = ort.InferenceSession(
                 keeper_model(dtype, rank), options, providers=providers, enable_fallback=0
             )
@@ -184,7 +187,12 @@ class Session:
 
     def binding(self) -> Binding:
         """A new, empty binding of inputs and outputs to buffers."""
-        return Binding(self._native, self.path.name)
+        return Binding(self._native, self.path.name, records=self.captures)
+
+    def next_recording(self) -> int:
+        """A number for a run to be recorded under: one that the session has not had."""
+        self._recorded += 1
+        return self._recorded
 
     def end_profiling(self) -> str | None:
         """Stop profiling for good and return the profile's JSON text; None when it was not on. Its file is deleted."""

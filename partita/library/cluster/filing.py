@@ -1,0 +1,72 @@
+"""A file of prompts to a file of answers, through a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partita.library.batches.filing import Filed, identity
+from partita.library.batches.journal import Journal, journal_path
+from partita.library.batches.reading import InputFile, look_at, read_rows
+from partita.library.batches.writing import write_answers
+from partita.library.cluster.options import ClusterOptions
+from partita.library.cluster.records import ClusterReport
+from partita.library.cluster.running import ClusterRun
+from partita.library.cluster.worker import Setup
+from partita.package import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class FiledByCluster:
+    """What became of a file of prompts, and who did it."""
+
+    filed: Filed
+    report: ClusterReport
+
+
+def answer_file(
+    source: Path,
+    output: Path,
+    options: ClusterOptions,
+    setup: Setup,
+    manifest: Manifest,
+    *,
+    told: dict[str, Any],
+    heard: Callable[[ClusterRun, InputFile], object],
+) -> FiledByCluster:
+    """Answer every row of `source` into `output`, or those that an earlier run has left, wherever that one ran.
+
+    `told`: the options that tell this run from another, as JSON has them. `heard` is called with every block.
+    Raises what `ClusterRun.go` does, and UsageError, GenerationError, InstallationError for the files.
+    """
+    began = time.perf_counter()
+    looked = look_at(source)
+    seed = setup.defaults.base_seed
+    with Journal(journal_path(output), identity(looked, manifest, told), seed) as journal:
+        run = ClusterRun(
+            options,
+            replace(setup, defaults=replace(setup.defaults, base_seed=journal.seed)),
+            manifest.graph.batch_size,
+            journal,
+            looked.rows,
+            lambda at: heard(at, looked),
+        )
+        report = run.go(read_rows(source))
+        journal.sync()
+        write_answers(output, journal.answers())
+        journal.remove()
+        filed = Filed(
+            output,
+            len(journal),
+            journal.errors,
+            journal.resumed,
+            run.prompt_tokens,
+            run.tokens,
+            time.perf_counter() - began,
+            tuple(sorted(run.unread)),
+            journal.seed,
+        )
+        return FiledByCluster(filed, report)

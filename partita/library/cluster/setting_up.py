@@ -1,0 +1,193 @@
+"""Between a command and a cluster: is Ray there, does the address answer, is it of this Python, do workers start."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from partita.errors import InstallationError, ProviderError, UsageError
+from partita.extras import explain
+from partita.library.cluster.options import AUTO, LOCAL, Deal, Means, Share
+from partita.package import MANIFEST
+from partita.remedies import Remedy
+from partita.runtime.ort.native_log import captured_output
+from partita.spelling import spelled
+
+START = Remedy(
+    "start one",
+    ("ray", "start", "--head"),
+    otherwise=Remedy("have one started for this run", options=("--address", "local")),
+)
+SAME = Remedy("run the command with the Python and the ray that the cluster was started with")
+START_SECONDS = 120.0
+"""How long a first worker of a kind may take to start; a machine that has to be added takes longer."""
+LIVE_SECONDS = 10.0
+"""How long an address may take to answer."""
+PASSED_ON = ("PYTHONPATH", "ORT_DISABLE_TELEMETRY", "HF_HOME")
+"""Variables of the command that its workers get as well."""
+QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""What Ray says of itself on stderr is in its own log files, too."""
+
+
+def import_ray() -> Any:
+    """Ray, with what reads and writes blocks. Raises InstallationError."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise explain(error) or error from error
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    return ray
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster for as long as the block runs. Raises InstallationError, UsageError."""
+    ray = import_ray()
+    given: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+    if address != LOCAL:
+        given |= {"address": address}
+        del given["include_dashboard"]
+    _knock(address)
+    try:
+        with captured_output():  # it announces that it is to be quiet
+            ray.init(**given)
+    except Exception as error:
+        raise _not_connected(address, error) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise UsageError where nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=LIVE_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
+
+
+def _not_connected(address: str, error: Exception) -> Exception:
+    """Why there is no cluster."""
+    said = " ".join(str(error).split())
+    written = spelled("address", address)
+    if "ersion mismatch" in said:
+        return UsageError(f"{written}: the cluster is of another Python or Ray: {_versions(said)}", remedy=SAME)
+    if address == AUTO:
+        return UsageError(f"{written}: no cluster runs on this machine", remedy=START)
+    if address == LOCAL:
+        return InstallationError(f"{written}: Ray does not start: {said[:300]}")
+    return UsageError(f"{written}: no cluster answers there ({said[:200]})", remedy=START)
+
+
+def _versions(said: str) -> str:
+    """What both have, of a message that goes over many lines."""
+    found = re.search(r"cluster was started with:(.*?)This process.*?with:(.*?)(?:$|\. )", said)
+    return said[:300] if found is None else f"it has {found[1].strip()}, and the command {found[2].strip()[:60]}"
+
+
+def means_of(ray: Any) -> Means:
+    """What the cluster has."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return Means(len(alive), dict(ray.cluster_resources()))
+
+
+def variables() -> dict[str, str]:
+    """Variables of the environment that workers get."""
+    return {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+
+
+def deal_of(given: Sequence[Share]) -> Deal:
+    """How workers are started."""
+    return Deal(given, variables(), sys.executable)
+
+
+def check_kinds(ray: Any, deal: Deal, given: Sequence[Share]) -> None:
+    """Start a process of each kind, and ask what it is: an interpreter that is not there, or is another Python, shows
+    as a worker that never starts, which Ray waits for. Raises UsageError.
+    """
+    asked = {}
+    for share in given:
+        needs = {"resources": {share.resource: 0.001}} if share.resource else {}
+        environment = deal.environment(share)
+        probe = ray.remote(num_cpus=0, max_retries=0, runtime_env=environment, **needs)(_probe())
+        asked[probe.remote()] = environment["py_executable"]
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=START_SECONDS)
+    for reference in late:
+        raise UsageError(
+            f"no worker starts with {asked[reference]} within {START_SECONDS:g} s: it has to be Python {_minor()} with "
+            f"ray {ray.__version__} at that path on the machines of the cluster, and these need room for it"
+        )
+    for reference in done:
+        try:
+            found = ray.get(reference)
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise UsageError(
+                f"no worker starts with {asked[reference]} ({said[:300]}); it has to be a Python {_minor()} with ray "
+                f"{ray.__version__} at that path on the machines of the cluster"
+            ) from error
+        _check_probe(found, asked[reference])
+
+
+def _check_probe(found: Mapping[str, str], python: str) -> None:
+    """Raise UsageError where the Partita of a worker is missing, or another than this."""
+    from partita import __version__
+
+    there = found["partita"]
+    if there == __version__:
+        return
+    said = f"has Partita {there}" if there else f"has no Partita ({found['why']})"
+    raise UsageError(
+        f"{python} on {found['host']} {said}, and the command is of {__version__}; install the same version there, "
+        "with the extra ray and the wheel of ONNX Runtime that its provider needs"
+    )
+
+
+def _probe() -> Any:
+    """A function that needs nothing of Partita to be sent: it travels as code, not as a name."""
+    code = compile(PROBE, "<probe>", "exec")
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, space)
+    return space["probe"]
+
+
+PROBE = """
+def probe():
+    import socket
+    try:
+        import partita
+        return {"host": socket.gethostname(), "partita": partita.__version__, "why": ""}
+    except Exception as error:
+        return {"host": socket.gethostname(), "partita": "", "why": str(error)}
+"""
+
+
+def _minor() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def manifest_hash(folder: Path) -> str:
+    """What tells packages apart: the hash of the manifest, which has those of all files; empty without one."""
+    path = folder / MANIFEST
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def run_error(told: str) -> ProviderError:
+    """What ended the run where no worker could say it."""
+    return ProviderError(f"the cluster gave up: {' '.join(told.split())[:400]}")

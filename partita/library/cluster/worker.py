@@ -1,0 +1,242 @@
+"""A worker: an actor of Ray Data that holds a loaded package and answers blocks of rows.
+
+Several blocks may be with it at a time, so that rows of the next one take the places of those that have ended. What it
+is given and what it gives back are columns of JSON texts, whatever the files of the run are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from partita.errors import GenerationError, PackageError, PartitaError, ResourceError, UsageError
+from partita.library.batches.rows import InputRow, RowDefaults, answered, failed, work_of
+from partita.library.chain import ChainOptions
+from partita.library.cluster.options import CHAIN_VARIABLE, THREADS_VARIABLE
+from partita.library.crossing import told
+from partita.library.requests import Piece, Ticket
+from partita.runtime.logprobs import TokenLogprobs
+
+ROW, ANSWER = "row", "answer"
+"""Columns of what a worker is given, and of what it gives back."""
+PLACEMENT_TOKENS = 6
+"""New tokens of the run that tells where nodes run: as many steps as are observed."""
+STUCK_SECONDS = 1.0
+"""How long a worker waits for a row before it looks whether it was closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every worker of a run is given."""
+
+    package: str
+    manifest_sha256: str
+    """Of the package that the run is of; empty for a folder that has none."""
+    partita: str
+    """The version of the command."""
+    where: ChainOptions
+    """Without a chain, which each worker has of its own."""
+    choice: Mapping[str, Any]
+    defaults: RowDefaults
+    token_ids: bool
+    prefill_chunk: int | None = None
+    adapter: str | None = None
+
+
+SETUPS = TypeAdapter(Setup)
+ROWS = TypeAdapter(InputRow)
+
+
+@dataclass(slots=True)
+class _Block:
+    """Rows that are being answered."""
+
+    left: int
+    answers: list[str] = field(default_factory=list)
+    tokens: int = 0
+    error: PartitaError | None = None
+    """What ended the run of the model, and not a row alone."""
+
+
+class Worker:
+    """Answers blocks of rows. Called by Ray Data, from several threads."""
+
+    def __init__(self, setup: str, ledger: Any) -> None:
+        """Load the package. `setup`: a `Setup` as JSON. What goes wrong is said when it is first called: an actor that
+        fails here would be started again and again.
+        """
+        self._ledger, self._failure = ledger, None
+        self._changed = threading.Condition()
+        self._first: float | None = None
+        self._name = f"{socket.gethostname()}-{os.getpid()}"
+        try:
+            self._load(SETUPS.validate_json(setup))
+        except Exception as error:  # noqa: BLE001 - the driver must hear of it, and raises it
+            self._failure = told(error)
+            self._say("failed", self._failure)
+
+    def __call__(self, block: Any) -> dict[str, list[str]]:
+        """The answers to a block of rows, in no order. Raises RuntimeError for what ends the run."""
+        if self._failure is not None:
+            raise RuntimeError(self._failure["said"])
+        rows = [ROWS.validate_json(text) for text in block[ROW].to_pylist()]
+        self._first = self._first or time.perf_counter()
+        waiting = _Block(len(rows))
+        for row in rows:
+            self._submit(row, waiting)
+        with self._changed:
+            self._changed.wait_for(lambda: waiting.left == 0 or waiting.error is not None)
+        if waiting.error is not None:
+            self._failure = told(waiting.error)
+            self._say("failed", self._failure)
+            raise RuntimeError(str(waiting.error)) from waiting.error
+        self._say("did", self._name, len(rows), waiting.tokens, time.perf_counter() - self._first)
+        return {ANSWER: waiting.answers}
+
+    def _submit(self, row: InputRow, block: _Block) -> None:
+        logprobs: list[TokenLogprobs] = []
+
+        def hear(ticket: Ticket, piece: Piece) -> None:
+            logprobs.extend(piece.logprobs)
+            if piece.finish_reason is None:
+                return
+            if _ends_the_run(ticket.error) or piece.finish_reason == "interrupted":
+                self._end(block, ticket.error or GenerationError("the worker was closed"))
+            elif ticket.error is not None:
+                self._done(block, failed(row, ticket.error), 0)
+            else:
+                asked = logprobs if ticket.work.logprobs is not None else None
+                said = answered(row, ticket.answer, asked, with_text=self._text is not None)
+                self._done(block, said, len(said.tokens))
+
+        try:
+            work = work_of(row, self._defaults, self._text, self._scheduler.begun.vocab_size)
+            self._scheduler.submit(work, hear)
+        except PartitaError as error:
+            self._done(block, failed(row, error), 0)
+
+    def _done(self, block: _Block, answer: Any, tokens: int) -> None:
+        with self._changed:
+            block.answers.append(json.dumps(answer.to_json(), ensure_ascii=False))
+            block.tokens += tokens
+            block.left -= 1
+            if not block.left:
+                self._changed.notify_all()
+
+    def _end(self, block: _Block, error: PartitaError) -> None:
+        with self._changed:
+            block.error = error
+            self._changed.notify_all()
+
+    def _load(self, setup: Setup) -> None:
+        from partita import __version__
+        from partita.foreign.folder import choice_of, open_folder
+        from partita.library.chain import read_chain_options
+        from partita.library.local import LocalEngine
+        from partita.library.scheduler import Scheduler
+        from partita.runtime.text import load_text
+
+        if __version__ != setup.partita:
+            raise UsageError(
+                f"Partita {__version__} on {socket.gethostname()} ({sys.executable}), and the command is of "
+                f"{setup.partita}; install the same version there"
+            )
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        folder = Path(setup.package)
+        check_same(folder, setup.manifest_sha256)
+        threads = os.environ.get(THREADS_VARIABLE)
+        chain = os.environ.get(CHAIN_VARIABLE) or setup.where.provider
+        where = ChainOptions(**{**asdict(setup.where), "provider": chain, "threads": int(threads) if threads else None})
+        manifest = open_folder(folder, choice_of(dict(setup.choice)))
+        self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer)
+        self._defaults = setup.defaults
+        engine = LocalEngine(folder, manifest, read_chain_options(where), threads=where.threads)
+        placement = placement_of(engine)
+        self._scheduler = Scheduler(engine, self._text, prefill_chunk=setup.prefill_chunk, adapter=setup.adapter)
+        used = tuple(entry.provider for entry in engine.opened.chain if entry.status == "active")
+        fact = {
+            **_place(self._name),
+            "chain": used,
+            "slots": self._scheduler.slots,
+            "load_seconds": engine.opened.load_seconds,
+            "placement": placement,
+        }
+        self._say("joined", self._name, fact)
+        threading.Thread(target=self._step, name="partita-steps", daemon=True).start()
+
+    def _step(self) -> None:
+        """Step the batch for as long as the process lives."""
+        while True:
+            if self._scheduler.wait(STUCK_SECONDS):
+                self._scheduler.step()
+
+    def _say(self, what: str, *said: Any) -> None:
+        """Tell the ledger, and wait until it knows: what a worker did is known when its block is."""
+        import ray
+
+        ray.get(getattr(self._ledger, what).remote(*said))
+
+
+def _ends_the_run(error: PartitaError | None) -> bool:
+    """Whether an error is of the run of the model, and not of a row: another row would fare no better."""
+    return error is not None and not isinstance(error, (GenerationError, UsageError, ResourceError))
+
+
+def check_same(folder: Path, sha256: str) -> None:
+    """Raise PackageError where the folder is not there, or is another package than the command's."""
+    from partita.library.cluster.setting_up import manifest_hash
+
+    if not folder.is_dir():
+        raise PackageError(f"no such folder on {socket.gethostname()}; have it at the same path there", where=folder)
+    if manifest_hash(folder) != sha256:
+        raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
+
+
+def placement_of(engine: Any) -> tuple[dict[str, Any], ...]:
+    """Where the nodes of a package run, seen in a short run on a token that means nothing."""
+    from partita.library.engine import GenerateRequest, ReportRequest, RowRequest
+    from partita.library.sampling import Sampling
+    from partita.partition_reports.copies import is_memcpy
+    from partita.partition_reports.groups import provider_of
+
+    greedy = Sampling(temperature=0.0, max_new_tokens=PLACEMENT_TOKENS)
+    rows = (RowRequest((0,), greedy),) * engine.manifest.graph.batch_size
+    begun = engine.begin(GenerateRequest(rows))
+    while engine.step(begun.number) is not None:
+        pass
+    report = engine.report(ReportRequest(complete=False))
+    placed = []
+    for phase in report.phases:
+        counts: dict[str, int] = {}
+        for node in phase.nodes:
+            counts[provider_of(node)] = counts.get(provider_of(node), 0) + 1
+        copies = sum(map(is_memcpy, phase.nodes))
+        placed.append({"phase": phase.name, "file": phase.file, "nodes": counts, "copies": copies})
+    return tuple(placed)
+
+
+def _place(name: str) -> dict[str, Any]:
+    """Where this worker is."""
+    import ray
+
+    from partita.runtime.ort.registry import ort_build
+
+    build, context = ort_build(), ray.get_runtime_context()
+    return {
+        "worker": context.get_actor_id() or name,
+        "host": socket.gethostname(),
+        "node": context.get_node_id(),
+        "pid": os.getpid(),
+        "python": f"{sys.executable} ({sys.version.split()[0]})",
+        "onnxruntime": f"{build.version} ({build.package or 'unknown wheel'})",
+    }

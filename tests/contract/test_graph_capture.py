@@ -1,0 +1,32 @@
+"""`--graph-capture`: decode steps recorded once and replayed, with the tokens of the CPU, or a refusal with why."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.cases import cases, packages_of
+from tests.contract.commands import generated, honoured, refused
+
+
+@cases("target, package", packages_of("captured"))
+@pytest.mark.usefixtures("device")
+def test_a_recorded_step_gives_the_tokens_of_the_cpu(environment, target, package, packages, partita, cpu_tokens):
+    done = honoured(generated(partita, packages / package, target.provider, "--graph-capture"))
+    assert done.out == cpu_tokens(package)
+
+
+@cases("target, package", packages_of("off_capture"))
+@pytest.mark.usefixtures("device")
+def test_nodes_elsewhere_are_named_before_anything_runs(environment, target, package, packages, partita):
+    done = generated(partita, packages / package, f"{target.provider},cpu", "--graph-capture")
+    refused(done, "graph capture is not possible", f"would not run on {target.provider}", "TensorScatter")
+
+
+@cases("target, package", packages_of("miscaptured"))
+@pytest.mark.usefixtures("device")
+def test_a_replay_that_leaves_something_out_is_refused_before_a_token_comes_of_it(
+    environment, target, package, packages, partita, cpu_tokens
+):
+    done = generated(partita, packages / package, target.provider, "--graph-capture")
+    assert done.code == 3 and "does not compute what the step itself computes" in done.err, done
+    assert cpu_tokens(package).startswith(done.out.strip())  # what came before is right

@@ -1,0 +1,136 @@
+"""Rows on a cluster that is started here: nothing is lost and nothing is twice, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from partita import __version__
+from partita.cli import run
+from partita.errors import PackageError
+from partita.library.batches.journal import Journal
+from partita.library.batches.rows import InputRow, RowDefaults
+from partita.library.chain import ChainOptions
+from partita.library.cluster.options import read_cluster
+from partita.library.cluster.running import ClusterRun
+from partita.library.cluster.setting_up import manifest_hash
+from partita.library.cluster.worker import Setup
+from partita.library.sampling import Sampling
+from tests.conftest import REPOSITORY, require
+from tests.runtime.handmade import handmade, known_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of what Ray Data itself does
+ROWS = [
+    InputRow(n, {"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 9}) for n in range(64)
+]
+EMPTY = 5
+"""The row that has no prompt."""
+
+
+@pytest.fixture(autouse=True)
+def working_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import Partita from where the tests do."""
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(REPOSITORY), before])))
+
+
+def setup_of(package: Path, **others: Any) -> Setup:
+    given: dict[str, Any] = {
+        "package": str(package),
+        "manifest_sha256": manifest_hash(package),
+        "partita": __version__,
+        "where": ChainOptions(threads=1),
+        "choice": {"variant": None, "contract": None, "max_length": None},
+        "defaults": RowDefaults(Sampling(temperature=0.0, max_new_tokens=20)),
+        "token_ids": True,
+    }
+    return Setup(**{**given, **others})
+
+
+def workers() -> list[psutil.Process]:
+    """Processes of actors that hold a package, of clusters that this process has started."""
+    mine = psutil.Process().children(recursive=True)
+    return [process for process in mine if "MapWorker" in " ".join(process.cmdline()[:1])]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path):
+    require("ray")
+    package, killed = handmade(tmp_path / "package", batch=3), []
+
+    def heard(_: ClusterRun) -> None:
+        if not killed:
+            victim = workers()[0]
+            killed.append(victim.pid)
+            victim.kill()
+
+    rows = [InputRow(EMPTY, {"id": "empty"}) if row.index == EMPTY else row for row in ROWS]
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        cluster = ClusterRun(read_cluster("local", 2, "cpu"), setup_of(package), 3, journal, len(rows), heard)
+        report = cluster.go(iter(rows))
+        answers = [json.loads(line) for line in journal.answers()]
+    assert [answer["index"] for answer in answers] == list(range(len(rows)))
+    assert "one of prompt, messages, tokens" in answers[EMPTY]["error"]
+    for row, answer in zip(rows, answers, strict=True):
+        if row.index != EMPTY:
+            assert (answer["id"], answer["tokens"]) == (row.data["id"], expected(row)), row.index
+    assert killed and report.rows == len(rows) and report.wanted == 2
+    assert len(report.workers) >= 2 and sum(worker.rows for worker in report.workers) >= len(rows)
+    assert all(sum(phase.nodes.values()) > 0 for worker in report.workers for phase in worker.placement)
+    assert {worker.chain for worker in report.workers} == {("CPUExecutionProvider",)}
+    assert {worker.python.split(" ")[0] for worker in report.workers} == {sys.executable}
+
+
+def expected(row: InputRow) -> list[int]:
+    """What the package answers, by the arithmetic that it consists of."""
+    return list(known_tokens(list(row.data["tokens"]), row.data["max_new_tokens"]))
+
+
+@pytest.mark.heavy
+def test_another_package_at_the_path_of_the_workers_is_refused(tmp_path):
+    require("ray")
+    package = handmade(tmp_path / "package", batch=3)
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        asked = ClusterRun(read_cluster("local", 1, "cpu"), setup_of(package, manifest_sha256="0"), 3, journal)
+        with pytest.raises(PackageError, match="another package on"):
+            asked.go(iter(ROWS))
+
+
+def words(tmp_path: Path, *more: str) -> list[str]:
+    package, source = handmade(tmp_path / "package", batch=3), tmp_path / "in.jsonl"
+    source.write_text('{"tokens": [1, 2]}\n', encoding="utf-8")
+    return ["generate", str(package), "-i", str(source), "-o", str(tmp_path / "out.jsonl"), "--token-ids", *more]
+
+
+def test_an_address_that_does_not_answer_is_one_line(tmp_path, capsys):
+    require("ray")
+    assert run(words(tmp_path, "--address", "127.0.0.1:1")) == 2
+    said = capsys.readouterr().err
+    assert "--address 127.0.0.1:1: no cluster answers there" in said and "ray start --head" in said
+    assert said.count("\n") == 1
+
+
+def test_without_ray_it_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run(words(tmp_path, "--address", "auto")) == 1
+    assert capsys.readouterr().err.startswith("partita: ray is not installed; ")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--workers", "2"), "give its address with --address"),
+        (("--address", "nowhere"), "give auto, local or HOST:PORT"),
+        (("--address", "auto", "--workers", "0"), "must be between 1"),
+        (("--address", "auto", "--max-cpu-nodes", "0"), "for a run on this machine"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path, capsys, more, said):
+    assert run(words(tmp_path, *more)) == 2
+    assert said in capsys.readouterr().err

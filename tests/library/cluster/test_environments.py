@@ -1,0 +1,66 @@
+"""One cluster, workers in three environments, each with the wheel that its provider needs: `make test-ray`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita.cli import run
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
+from tests.contract.expectations import SOFTWARE_VULKAN
+
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # Ray warns of what Ray Data itself does
+COUNT = 600
+
+
+@pytest.fixture
+def venvs(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The environments, and Ray beside them."""
+    named = os.environ.get("PARTITA_VENVS", "")
+    require("the environments of `make test-ray`", bool(named) and (Path(named) / "ray").is_dir())
+    for name, value in SOFTWARE_VULKAN.items():
+        monkeypatch.setenv(name, os.environ.get(name, value))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY), str(Path(named) / "ray")]))
+    return Path(named)
+
+
+def test_workers_of_three_wheels_answer_one_file(
+    venvs: Path, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+):
+    package = exported(tiny_checkpoint("llama"), attention="gqa")
+    source, report = tmp_path / "in.jsonl", tmp_path / "workers.json"
+    rows = [{"id": n, "tokens": [3 + n % 50, 4 + n % 7], "max_new_tokens": 40} for n in range(COUNT)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given = ["generate", str(package), "-i", str(source), "--token-ids"]
+    kinds = [f"webgpu={venvs}/webgpu/bin/python", f"openvino,cpu={venvs}/openvino/bin/python", f"cpu={sys.executable}"]
+    several = ["--address", "local", "--workers", "3", *(word for kind in kinds for word in ("--worker", kind))]
+    assert run([*given, "-o", str(tmp_path / "several.jsonl"), "--report", str(report), *several]) == 0
+    assert run([*given, "-o", str(tmp_path / "alone.jsonl"), "-e", "cpu"]) == 0
+    answers = [
+        [json.loads(line)["tokens"] for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("several.jsonl", "alone.jsonl")
+    ]
+    assert answers[0] == answers[1]
+    told = json.loads(report.read_text(encoding="utf-8"))
+    worked = [worker for worker in told["workers"] if worker["rows"]]
+    assert {worker["chain"][0] for worker in worked} == {
+        "WebGpuExecutionProvider",
+        "OpenVINOExecutionProvider",
+        "CPUExecutionProvider",
+    }
+    assert len({worker["onnxruntime"] for worker in worked}) == 3
+    assert told["rows"] == COUNT and told["again"] == 0
+
+
+def test_an_interpreter_that_is_not_there_is_one_line(venvs: Path, tmp_path: Path, capsys):
+    from tests.runtime.handmade import handmade
+
+    package, source = handmade(tmp_path / "package"), tmp_path / "in.jsonl"
+    source.write_text('{"tokens": [1]}\n', encoding="utf-8")
+    words = ["generate", str(package), "-i", str(source), "-o", str(tmp_path / "out.jsonl"), "--token-ids"]
+    assert run([*words, "--address", "local", "--worker", f"cpu={tmp_path}/nowhere/python"]) == 2
+    assert "no worker starts with" in capsys.readouterr().err
