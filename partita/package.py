@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
@@ -156,6 +157,10 @@ class Manifest(Record):
     tokenizer: TokenizerKind
     toolchain: dict[str, str]
     """Package name to version, of everything that had a part in the export."""
+    asked: dict[str, tuple[str, ...]] | None = None
+    """Options of `partita export` that were not left alone, without dashes before them, and the values that each was
+    given; of files and folders the name alone. Null in packages of earlier versions, whose options are not known.
+    """
     verification: Verification
     target: TargetRecord | None = None
     """Null for a package of an earlier Partita, and when no provider was to be asked."""
@@ -300,14 +305,26 @@ def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
         return GET_AGAIN
     graph, checkpoint = manifest.graph, manifest.source.checkpoint
     known = checkpoint if "/" in checkpoint else "CHECKPOINT"
+    how = HOW.get(graph.attention, ("--attention", graph.attention))
+    said = {"--precision", "--max-length", "--batch-size", "--attention", *how}
     return EXPORT_LIKE.filled(
         checkpoint=known,
         out=folder,
-        how=HOW.get(graph.attention, ("--attention", graph.attention)),
+        how=(*how, *(word for word, option in _asked(manifest) if option not in said)),
         precision=graph.precision,
         max_length=graph.max_length,
         batch_size=graph.batch_size,
     )
+
+
+def _asked(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """The words of what the export was asked for, each with the option that it is of."""
+    for name, values in (manifest.asked or {}).items():
+        option = f"--{name}"
+        for value in values or (None,):
+            yield option, option
+            if value is not None:
+                yield value, option
 
 
 def refuse_absent(path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError, UsageError
 from partita.export import cache_rounding, stored_precision
+from partita.export.asked import Asked, asked_options
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, Exported, Exporter, exporter
@@ -56,15 +57,18 @@ def export(
     progress: Progress | None = None,
     quality_text: Path | None = None,
     offer: Offer | None = None,
+    asked: Asked | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
-    `options.quality_text`, else on `quality_text`; `offer` adds to the refusal of a model what else may export it.
+    `options.quality_text`, else on `quality_text`; `offer` adds to the refusal of a model what else may export it;
+    `asked` is what the manifest keeps of the options, where those given here are not as somebody asked for them.
     Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
     check_options(options)
+    asked = asked_options(options) if asked is None else asked
     options = with_layout(options)
     if options.cache_precision is not None:
         options = replace(options, attention=CACHE_LOWERING)
@@ -74,7 +78,8 @@ def export(
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
-            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes, cleanup=cleanup)
+            work = Work(options, progress or Silent(), place.folder, asked)
+            work.notes, work.takes, work.cleanup = place.notes, takes, cleanup
             runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
             summary = _run(work, runtime, target, quality_text, offer)
             place.publish()

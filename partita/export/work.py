@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partita.export.asked import Asked
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress
 from partita.export.target import TakesEach
@@ -19,6 +20,8 @@ class Work:
     progress: Progress
     folder: Path
     """Where the package is made."""
+    asked: Asked = field(default_factory=dict)
+    """What the manifest keeps of the options."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     takes: TakesEach | None = None

@@ -242,6 +242,7 @@ def _manifest(
         files=tuple(files),
         tokenizer=tokenizer,
         toolchain={**_toolchain(), **exported.tools},
+        asked=dict(work.asked),
         verification=Verification(status="unverified", detail="exported with --no-verify"),
         packed=exported.packed,
         prefill=exported.prefill,

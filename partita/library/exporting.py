@@ -41,6 +41,19 @@ class TargetOptions:
     """Plugin libraries, NAME=PATH."""
     default_allowed: bool = False
 
+    @property
+    def asked(self) -> dict[str, tuple[str, ...]]:
+        """What a manifest keeps of it: options, and their values. Of the file of a library it is the name alone."""
+        if self.name is None:
+            return {}
+        libraries = [library.partition("=") for library in self.libraries]
+        given = {
+            "provider-option": self.options,
+            "provider-library": tuple(f"{name}={Path(path).name}" for name, _, path in libraries),
+        }
+        flag: dict[str, tuple[str, ...]] = {"target-default": ()} if self.default_allowed else {}
+        return {"target": (self.name,), **{name: values for name, values in given.items() if values}, **flag}
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Exported:
@@ -163,6 +176,7 @@ def run_export(
     options: ExportOptions, wanted: TargetOptions, progress: Progress | None = None, audience: Audience = QUIET
 ) -> Summary:
     """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
+    from partita.export.asked import asked_options
     from partita.export.exporters import check_name
     from partita.export.optimum.offer import offered
     from partita.export.options import with_layout
@@ -174,6 +188,7 @@ def run_export(
     shown = progress or Silent()
     check_options(options)
     check_name(options.exporter)
+    asked = {**asked_options(options), **wanted.asked}
     options = with_layout(options)
     if options.measures and options.quality_text is None:
         options = replace(options, quality_text=heldout_path())
@@ -193,6 +208,7 @@ def run_export(
         progress=shown,
         quality_text=heldout_path(),
         offer=offered,
+        asked=asked,
     )
 
 

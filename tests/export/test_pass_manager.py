@@ -68,6 +68,12 @@ def reads_too_early(made: ir.Model, context: PassContext) -> int:
     return 1
 
 
+def reads_itself(made: ir.Model, context: PassContext) -> int:
+    first, second = made.graph
+    first.replace_input_with(0, second.outputs[0])
+    return 1
+
+
 def names_twice(made: ir.Model, context: PassContext) -> int:
     made.graph[0].outputs[0].name = "x"
     return 1
@@ -126,7 +132,7 @@ def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
         (reshapes, r"input or output x .*\[2, ?3\] changed to x .*\[3, ?2\]"),
         (drops_an_output, "had 2 inputs and outputs and has 1"),
         (removes_what_is_read, r"node 'layer/Abs' \(Abs\) reads 'middle', which no earlier node produces"),
-        (reads_too_early, "reads 'middle', which no earlier node produces"),
+        (reads_itself, "its nodes read each other in a circle"),
         (names_twice, "2 values are called 'x'"),
         (nodes_named_twice, "2 nodes are called 'layer/Abs'"),
         (constant_without_value, "the constant 'c' has no value"),
@@ -136,6 +142,12 @@ def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
 def test_a_broken_promise_is_said(breaks: Callable[[ir.Model, PassContext], int], said: str) -> None:
     with pytest.raises(PassError, match=f"pass {breaks.__name__} failed: .*{said}"):
         run(model(), [Pass(breaks.__name__, breaks)], NOTHING_KNOWN)
+
+
+def test_nodes_come_after_what_they_read_wherever_a_pass_has_put_them() -> None:
+    made = model()
+    assert run(made, [Pass("one", reads_too_early)], NOTHING_KNOWN) == {"one": 1}
+    assert [node.name for node in made.graph] == ["layer/Neg", "layer/Abs"]
 
 
 def test_a_pass_is_told_roles_and_states() -> None:

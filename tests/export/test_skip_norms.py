@@ -59,6 +59,20 @@ def test_a_sum_that_two_norms_read_is_made_once(tmp_path: Path) -> None:
     assert operators(model) == ["SkipSimplifiedLayerNormalization", SIMPLIFIED]
 
 
+def test_a_weight_that_is_computed_after_the_sum(tmp_path: Path) -> None:
+    """As those that are kept around zero are: 1 + w, in every norm."""
+
+    def make() -> Net:
+        made = Net()
+        total = made.op("Add", made.input("a", [1, "s", WIDTH]), made.input("b", [1, "s", WIDTH]))
+        weight = made.op("Add", made.constant(random(WIDTH, seed=3)), made.constant(random(WIDTH, seed=4)))
+        made.give(made.op(SIMPLIFIED, total, weight, axis=-1, epsilon=1e-5, stash_type=1))
+        return made
+
+    model = rewritten(make, PASS, tmp_path, FEED, context("contrib"))
+    assert operators(model) == ["Add", "SkipSimplifiedLayerNormalization"]
+
+
 def test_what_is_no_sum_of_two_alike_stays() -> None:
     def one_of_both() -> Net:
         made = Net()

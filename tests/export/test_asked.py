@@ -1,0 +1,63 @@
+"""What an export was asked for is kept, so that a damaged package can be made again as it was."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from partita import cli
+from partita.commands.verbs.export import app
+from partita.errors import PackageError
+from partita.export.asked import asked_options
+from partita.export.options import ExportOptions
+from partita.library.exporting import TargetOptions
+from partita.package import MANIFEST, check_files, read_manifest
+from tests.conftest import TinyCheckpoint
+
+
+def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
+    """Whatever is added: its name is that of a flag, or of an option with values."""
+    command = typer.main.get_command(app)
+    known = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    every = ExportOptions("c", Path("o"))
+    for each in fields(ExportOptions):
+        if each.name in {"checkpoint", "out"}:
+            continue
+        value: Any = not each.default if isinstance(each.default, bool) else ("x",) if each.default == () else "x"
+        changed = ExportOptions("c", Path("o"), **{each.name: value})
+        for name, values in asked_options(changed).items():
+            flag = getattr(known[f"--{name}"], "is_flag", False)
+            assert bool(values) != flag, name
+    assert asked_options(every) == {}
+
+
+def test_where_files_lay_is_not_kept() -> None:
+    options = ExportOptions("c", Path("o"), calibrate=Path("/home/me/notes.txt"), with_adapters=(("a", Path("/x/y")),))
+    assert asked_options(options) == {"calibrate": ("notes.txt",), "with-adapters": ("a=y",)}
+    assert TargetOptions("moon", ("moon.a=1",), ("moon=/home/me/libmoon.so",)).asked == {
+        "target": ("moon",),
+        "provider-option": ("moon.a=1",),
+        "provider-library": ("moon=libmoon.so",),
+    }
+
+
+def test_the_command_for_a_damaged_package_makes_the_same_again(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--max-length", "32", "--static-shapes", "--prefill-chunk", "8", "--no-verify", "--attention", "gqa"]
+    assert cli.run(["export", str(tiny_checkpoint("llama")), str(out), *words]) == 0, capsys.readouterr().err
+    graphs = {path.name: path.read_bytes() for path in out.glob("*.onnx")}
+    (out / "decode.onnx").write_bytes(b"x")
+    with pytest.raises(PackageError) as caught:
+        check_files(out, read_manifest(out), hashes=False)
+    remedy = caught.value.remedy
+    assert remedy is not None
+    command = [str(tiny_checkpoint("llama")) if word == "CHECKPOINT" else word for word in remedy.command]
+    assert cli.run(command[1:]) == 0, capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.glob("*.onnx")} == graphs
+    assert (out / MANIFEST).is_file()
