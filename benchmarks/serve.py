@@ -2,8 +2,9 @@
 
     python -m benchmarks.serve PACKAGE --clients 64 --requests 1000
 
-starts `partita serve PACKAGE` and asks it with OpenAI's client. It prints what came of the requests, times to the first token
-and to the end (p50, p99), tokens per second, and the memory of the server after a tenth of the requests and after all.
+starts `partita serve PACKAGE` and asks it with OpenAI's client. It prints what came of the requests, times to the first
+token and to the end (p50, p99), tokens per second, and the memory of the server after a tenth of the requests and after
+all.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from partita.serve.limits import ServerLimits
+from partita.serve.responses import ABORT, EventStream
 from tests.serve.serving import SECONDS, Running, raw, request_bytes, running
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -113,6 +115,30 @@ def test_a_slow_reader_holds_no_row_and_gets_all_of_its_answer(server):
 
 def _events(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line.startswith(b"data: {")]
+
+
+def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_up():
+    """Behind `send` everything stands still, as behind a full buffer."""
+
+    class Waiting:
+        deadline = time.monotonic() - 0.9  # there is a second more for what is on its way
+        over, choices, closed = False, (), False
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Empty:
+        def openings(self) -> list[bytes]:
+            return []
+
+    async def never(message: Any) -> None:
+        await asyncio.sleep(SECONDS)
+
+    exchange, told = Waiting(), []
+    stream = EventStream(exchange, Empty(), [], lambda: told.append("ended"))  # type: ignore[arg-type]
+    scope = {"type": "http", ABORT: lambda: told.append("aborted")}
+    asyncio.run(stream(scope, never, never))  # type: ignore[arg-type]
+    assert told == ["aborted", "ended"] and exchange.closed
 
 
 def test_the_queue_has_an_end(package):
