@@ -16,7 +16,7 @@ from typing import Any
 from partita.errors import PartitaError
 from partita.library.scheduler import Piece, Ticket, Work
 from partita.serve.answers import Choice
-from partita.serve.api_errors import ApiError, failed, invalid, of_error, overloaded, shutting_down, too_slow
+from partita.serve.api_errors import failed, invalid, of_error, overloaded, shutting_down, too_slow
 from partita.serve.limits import ServerLimits
 from partita.serve.served import Served
 
