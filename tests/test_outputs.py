@@ -60,6 +60,7 @@ READ = {
     "generate contract",
     "place contract",
     "verify contract",
+    "serve contract",
     "place model",
     "bench package",
     "bench against",

@@ -215,7 +215,7 @@ def test_an_end_that_does_not_wait_says_so(package):
 
 
 def test_memory_is_flat(server):
-    """What 300 requests of every kind leave behind, beside what the first 100 did."""
+    """What 120 requests of every kind leave behind, beside what the first 60 did."""
     process = psutil.Process()
 
     def ask(count: int) -> None:
@@ -232,11 +232,11 @@ def test_memory_is_flat(server):
         else:
             assert server.post(COMPLETION, body).status_code == 200
 
-    ask(100)
+    ask(60)
     until(lambda: is_idle(server))
     threads, connections, size = threading.active_count(), len(process.net_connections()), process.memory_info().rss
-    ask(300)
+    ask(120)
     until(lambda: is_idle(server))
-    assert process.memory_info().rss - size < 16 << 20
+    assert process.memory_info().rss - size < 8 << 20
     assert threading.active_count() <= threads + 2 and len(process.net_connections()) <= connections + 40
     assert server.told == []
