@@ -144,6 +144,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "check",
         "observations",
         "remedies",
+        "spelling",
         "errors",
     },
     "commands": {

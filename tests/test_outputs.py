@@ -66,6 +66,7 @@ READ = {
     "generate prefix",
     "place contract",
     "verify contract",
+    "serve contract",
     "place model",
     "bench package",
     "bench against",

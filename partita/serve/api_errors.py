@@ -56,6 +56,11 @@ def too_slow(seconds: float) -> ApiError:
     )
 
 
+def shutting_down() -> ApiError:
+    """The server ends."""
+    return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down")
+
+
 def of_error(error: PartitaError) -> ApiError:
     """An error of ours, as a client reads it: what was asked was wrong, or something here is."""
     if isinstance(error, (GenerationError, UsageError)):

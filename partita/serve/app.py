@@ -16,7 +16,7 @@ import partita
 from partita.errors import PartitaError, UsageError
 from partita.partition_reports.render.view import load_view, view_names
 from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
-from partita.serve.api_errors import ApiError, of_error, sentence
+from partita.serve.api_errors import ApiError, of_error, sentence, shutting_down
 from partita.serve.bodies import Asked, read_chat, read_completion, read_json
 from partita.serve.exchange import Exchange, GoneError
 from partita.serve.fields import shown
@@ -58,12 +58,13 @@ class Endpoints:
     async def _answer(self, request: Request, read: Callable[[Mapping[str, Any]], Asked]) -> Response:
         began = time.monotonic()
         if self.draining:
-            raise ApiError(503, "The server is shutting down.", "server_error", code="shutting_down")
+            raise shutting_down()
         asked = read(read_json(await read_body(request, self.limits)))
         served = self._model(asked.model)
+        exchange = Exchange(served, self.limits, began)
+        exchange.check(max(1, len(asked.prompts)) * asked.n)
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(served.encoder, partial(_works, asked, served))
-        exchange = Exchange(served, self.limits, began)
         self._exchanges.add(exchange)
         ended = partial(self._ended, exchange, began)
         answer = Answer(

@@ -118,6 +118,7 @@ SHARED: dict[str, Reader] = {
     "presence_penalty": only(0),
     "logit_bias": only({}),
     "min_tokens": only(0),
+    "skip_special_tokens": only(True),
     "user": ignored,
 }
 """Fields of both kinds of body."""

@@ -16,12 +16,11 @@ from typing import Any
 from partita.errors import PartitaError
 from partita.library.scheduler import Piece, Ticket, Work
 from partita.serve.answers import Choice
-from partita.serve.api_errors import ApiError, failed, invalid, of_error, overloaded, too_slow
+from partita.serve.api_errors import failed, invalid, of_error, overloaded, shutting_down, too_slow
 from partita.serve.limits import ServerLimits
 from partita.serve.served import Served
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-ENDS = ApiError(503, "The server is shutting down.", "server_error", code="shutting_down")
 
 
 class GoneError(Exception):
@@ -54,13 +53,19 @@ class Exchange:
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
 
+    def check(self, answers: int) -> None:
+        """Raise ApiError for more answers than there is room for at any time."""
+        if answers > self._room():
+            raise invalid(
+                f"The request asks for {answers:,} answers, and this server takes {self._room():,} at once.", "n"
+            )
+
+    def _room(self) -> int:
+        return self.served.slots + self._limits.queue
+
     def begin(self, works: list[Work], receive: Receive) -> None:
         """Have every prompt wait for its turn. Raises ApiError where there is no room for them all."""
-        room = self.served.slots + self._limits.queue
-        if len(works) > room:
-            raise invalid(
-                f"The request asks for {len(works):,} answers at once, and this server takes {room:,} at most.", "n"
-            )
+        room = self._room()
         if self.served.open + len(works) > room:
             raise overloaded(
                 f"The queue of {self.served.name} is full ({self._limits.queue:,} waiting); try again later.",
@@ -89,7 +94,7 @@ class Exchange:
 
     def end(self) -> None:
         """Tell whoever waits that the server ends."""
-        self._events.put_nowait(ENDS)
+        self._events.put_nowait(shutting_down())
 
     async def _until_gone(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partita.errors import UsageError
+from partita.spelling import spelled
 
 MAX_SECONDS = 7 * 24 * 3600.0
 MAX_COUNT = 1 << 20
@@ -28,12 +29,12 @@ class ServerLimits:
     """For the open requests to end, once the server is told to; None: as long as they may take."""
 
     def __post_init__(self) -> None:
-        for option, value, least, most in (
-            ("--max-body", self.body_bytes, 1, 1 << 40),
-            ("--max-queue", self.queue, 0, MAX_COUNT),
-            ("--timeout", self.seconds, 0.001, MAX_SECONDS),
-            ("--max-requests", self.requests, 1, MAX_COUNT),
-            ("--drain-timeout", self.drain_seconds, 0, MAX_SECONDS),
+        for name, value, least, most in (
+            ("max_body", self.body_bytes, 1, 1 << 40),
+            ("max_queue", self.queue, 0, MAX_COUNT),
+            ("timeout", self.seconds, 0.001, MAX_SECONDS),
+            ("max_requests", self.requests, 1, MAX_COUNT),
+            ("drain_timeout", self.drain_seconds, 0, MAX_SECONDS),
         ):
             if value is not None and not least <= value <= most:
-                raise UsageError(f"{option} is {value:g}; it must be between {least:g} and {most:,g}")
+                raise UsageError(f"{spelled(name)} is {value:g}; it must be between {least:g} and {most:,g}")

@@ -24,6 +24,7 @@ from partita.serve.metrics import Metrics
 from partita.serve.prompts import DEFAULTS, Reading
 from partita.serve.restarting import Restarting
 from partita.serve.served import Served
+from partita.spelling import spelled
 
 NAME_THEM = Remedy("give each package a name, in their order", options=("--name", "{first}", "--name", "{second}"))
 HELLO = [{"role": "user", "content": "hello"}]
@@ -49,12 +50,15 @@ def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
     """The name of each package: as given, or that of its folder. Raises UsageError where two are the same."""
     if given and len(given) != len(packages):
         raise UsageError(
-            f"--name is given {len(given)} times, for {len(packages)} packages; give it once for each, in their order"
+            f"{spelled('name')} is given {len(given)} times, for {len(packages)} packages; give it once for each, in "
+            "their order"
         )
     names = tuple(given) or tuple(package.resolve().name for package in packages)
     for name in names:
         if not name or not name.isprintable():
-            raise UsageError(f"--name {name!r}: a name has to have characters, and none that control a terminal")
+            raise UsageError(
+                f"{spelled('name')} {name!r}: a name has to have characters, and none that control a terminal"
+            )
         if names.count(name) > 1:
             raise UsageError(
                 f"two packages are called {name}", remedy=NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")

@@ -32,7 +32,8 @@ class Restarting:
         """A generation whose rows are all free. Raises ProviderError where the package cannot be loaded again."""
         if self._failed is not None:
             if time.monotonic() - self._failed_at < AGAIN_SECONDS:
-                raise self._failed
+                # A new one each time: an exception keeps the frames of every time that it was raised.
+                raise ProviderError(f"{self._failed}; it is tried again every {AGAIN_SECONDS:g} s")
             return self._open_anew(prefill_chunk, adapter)
         try:
             return self._engine.open(prefill_chunk, adapter)

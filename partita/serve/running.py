@@ -25,6 +25,7 @@ from partita.remedies import Remedy
 from partita.serve.answers import to_json
 from partita.serve.api_errors import invalid
 from partita.serve.app import Endpoints
+from partita.spelling import spelled
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
@@ -44,12 +45,12 @@ def bind(host: str, port: int) -> socket.socket:
     Raises UsageError for a host that is none, ResourceError for a port that is in use or not permitted.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"--host {host}: {said}", remedy=OTHER_HOST) from error
+        raise UsageError(f"{spelled('host', host)}: {said}", remedy=OTHER_HOST) from error
+    # Of a name with both, as localhost: not all clients try both.
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listening = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":  # elsewhere it would let two servers have one port
@@ -63,7 +64,7 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EACCES:
             remedy = ANOTHER_PORT.filled(port=8000)
             raise ResourceError(f"{where}: this user may not open the port", remedy=remedy) from error
-        raise UsageError(f"--host {host}: {error.strerror or error}", remedy=OTHER_HOST) from error
+        raise UsageError(f"{spelled('host', host)}: {error.strerror or error}", remedy=OTHER_HOST) from error
     return listening
 
 

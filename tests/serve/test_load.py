@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import threading
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from partita.serve.limits import ServerLimits
+from partita.serve.responses import ABORT, EventStream
 from tests.serve.serving import SECONDS, Running, raw, request_bytes, running
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -115,6 +117,30 @@ def _events(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line.startswith(b"data: {")]
 
 
+def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_up():
+    """Behind `send` everything stands still, as behind a full buffer."""
+
+    class Waiting:
+        deadline = time.monotonic() - 0.9  # there is a second more for what is on its way
+        over, choices, closed = False, (), False
+
+        def close(self) -> None:
+            self.closed = True
+
+    class Empty:
+        def openings(self) -> list[bytes]:
+            return []
+
+    async def never(message: Any) -> None:
+        await asyncio.sleep(SECONDS)
+
+    exchange, told = Waiting(), []
+    stream = EventStream(exchange, Empty(), [], lambda: told.append("ended"))  # type: ignore[arg-type]
+    scope = {"type": "http", ABORT: lambda: told.append("aborted")}
+    asyncio.run(stream(scope, never, never))  # type: ignore[arg-type]
+    assert told == ["aborted", "ended"] and exchange.closed
+
+
 def test_the_queue_has_an_end(package):
     with running({"tiny": package}, ServerLimits(queue=2)) as small, ThreadPoolExecutor(12) as pool:
         with small.slowly():
@@ -189,7 +215,7 @@ def test_an_end_that_does_not_wait_says_so(package):
 
 
 def test_memory_is_flat(server):
-    """What 300 requests of every kind leave behind, beside what the first 100 did."""
+    """What 120 requests of every kind leave behind, beside what the first 60 did."""
     process = psutil.Process()
 
     def ask(count: int) -> None:
@@ -206,11 +232,11 @@ def test_memory_is_flat(server):
         else:
             assert server.post(COMPLETION, body).status_code == 200
 
-    ask(100)
+    ask(60)
     until(lambda: is_idle(server))
     threads, connections, size = threading.active_count(), len(process.net_connections()), process.memory_info().rss
-    ask(300)
+    ask(120)
     until(lambda: is_idle(server))
-    assert process.memory_info().rss - size < 16 << 20
+    assert process.memory_info().rss - size < 8 << 20
     assert threading.active_count() <= threads + 2 and len(process.net_connections()) <= connections + 40
     assert server.told == []
