@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from partita.inspection.records import GraphFacts, Inspection, ModulePrecision, PortFacts
+from partita.inspection.records import ContractFacts, GraphFacts, Inspection, ModulePrecision, PortFacts
 from partita.inspection.texts import domain_name, how_kept, shape_text, verdict
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
@@ -112,6 +112,13 @@ def _more(shown: int) -> str:
     return f"the first {shown}; the JSON has all"
 
 
+def _prompts(contract: ContractFacts) -> str:
+    """How prompts are read."""
+    if contract.takes_fewer_rows:
+        return "in chunks, each row by itself"
+    return "in chunks" if contract.appends_chunks else "whole, then a token at a time"
+
+
 def _contract(found: Inspection) -> Section | None:
     contract = found.contract
     if contract is None:
@@ -122,7 +129,7 @@ def _contract(found: Inspection) -> Section | None:
         ("batch size", str(contract.batch_size)),
         ("max length", f"{contract.max_length:,} tokens"),
         ("vocabulary", f"{contract.vocab_size:,}"),
-        ("prompts", "in chunks" if contract.appends_chunks else "whole, then a token at a time"),
+        ("prompts", _prompts(contract)),
         ("read again", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
     )
     return Section("contract", "Contract", (_pairs("Contract", rows),))

@@ -96,6 +96,7 @@ class ContractFacts(Record):
     max_length: int
     vocab_size: int
     appends_chunks: bool
+    takes_fewer_rows: bool = False
     rereads_at: int | None
     source: str
     """manifest, or how it was inferred."""

@@ -81,6 +81,8 @@ class RunWindow:
     host_us: int
     earlier: bool = False
     """Of a generation before the one whose steps are told: a session is profiled once."""
+    rows: int | None = None
+    """Rows of the batch that the run was of; None: all."""
 
 
 @dataclass(frozen=True, slots=True)

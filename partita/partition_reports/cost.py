@@ -18,10 +18,12 @@ NEXT_TO_NOTHING = 0.01
 
 
 def tokens_per_run(index: SessionIndex, phase: PhaseName, rows: int) -> int | None:
-    """New tokens over all `rows` in the last observed run of a phase, the one that sizes are from; None without any."""
+    """New tokens of the last observed run of a phase, the one that sizes are from, over all of its rows; None without
+    any. `rows`: those of the batch.
+    """
     windows = [window for window in index.facts.runs if window.phase == phase]
     last = max(windows, key=lambda window: window.run, default=None)
-    return last.tokens * rows or None if last is not None else None
+    return last.tokens * (last.rows or rows) or None if last is not None else None
 
 
 def phase_cost(

@@ -26,6 +26,8 @@ class Window:
         self._session = session
         self._due = Counter({phase: OBSERVED_RUNS[phase] for phase in phases})
         self._runs: list[tuple[str, int]] = []
+        self._rows: list[int | None] = []
+        """Of each run, of the batch; None: all."""
         self._earlier = 0
         """Runs of generations before the last."""
         self._profile: str | None = None
@@ -34,20 +36,24 @@ class Window:
         """A generation begins: runs until now are of earlier ones."""
         self._earlier = len(self._runs)
 
-    def after_run(self, phase: str, new_tokens: int) -> None:
-        """Count a run that was profiled, and close the window when every phase has had its runs."""
+    def after_run(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
+        """Count a run that was profiled, and close the window when every phase has had its runs. `rows`: of the batch,
+        where it was not of all.
+        """
         self._runs.append((phase, new_tokens))
+        self._rows.append(rows)
         self._due[phase] -= 1
         if max(self._due.values()) <= 0:
             self.close()
 
-    def cut_short(self, phase: str, new_tokens: int) -> None:
+    def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
         """Ctrl-C came during a run. Nobody knows whether the profile has it, so it is the last that is observed.
 
         Native code is not interrupted, so what the profile has is a whole run; one that had not begun is not in it.
         """
         if self.open:
             self._runs.append((phase, new_tokens))
+            self._rows.append(rows)
         self.close()
 
     def close(self) -> None:
@@ -67,7 +73,7 @@ class Window:
         events, runs = parse_profile(self._profile, self._runs)
         own = {run.phase for run in runs[self._earlier :]}
         told = tuple(
-            replace(run, earlier=index < self._earlier)
+            replace(run, earlier=index < self._earlier, rows=self._rows[index])
             for index, run in enumerate(runs)
             if index >= self._earlier or run.phase not in own
         )

@@ -9,7 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from partita.diagnosis.session_index import index_session
 from partita.errors import GenerationError
+from partita.partition_reports.cost import tokens_per_run
+from partita.runtime.engine.loop import serve
+from partita.runtime.engine.request import Request
 from partita.runtime.environment import environment
 from partita.runtime.generate import generate
 from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
@@ -54,6 +58,21 @@ def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
         inside = [event for event in facts.sessions[0].events if event.run == window.run]
         assert [event.order for event in inside] == list(range(len(inside)))
         assert sum(event.host_us for event in inside) <= window.host_us
+
+
+def test_a_run_of_some_rows_says_of_how_many(open_runner):
+    runner = open_runner(observe=True, batch_size=3)
+    assert len(list(serve(runner.executor, [Request(PROMPT, greedy, 3)] * 2, observers=(runner,)))) == 3
+    facts = run_facts(runner)
+    assert [(run.phase, run.tokens, run.rows) for run in facts.sessions[0].runs] == [
+        ("prefill", 20, 2),
+        ("decode", 1, 2),
+        ("decode", 1, 2),
+    ]
+    index = index_session(facts.sessions[0])
+    assert (tokens_per_run(index, "prefill", 3), tokens_per_run(index, "decode", 3)) == (40, 2)
+    states = [state for state in facts.states if state.checked_steps]
+    assert states and all(state.same_address and not state.address_changes for state in states)
 
 
 def test_a_static_pair_has_a_window_per_session(open_runner):

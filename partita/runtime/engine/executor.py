@@ -90,6 +90,7 @@ class BoundGraph:
         self.phase, self.file, self.new_tokens, self.span = phase, graph.file, new_tokens, span
         self._first, self._end = span or (0, contract.batch_size)
         batch = self._end - self._first
+        self._some = None if span is None else batch
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
         cache.bind(self.binding, span)
@@ -163,12 +164,12 @@ class BoundGraph:
             if not window.open:
                 return Outcome(seconds, False, self.file)
             self._cache.look(self._as_of_all(self.binding.output_addresses()))
-            window.after_run(self.phase, self.new_tokens)
+            window.after_run(self.phase, self.new_tokens, self._some)
         except PartitaError:
             window.close()  # the profile would count a run that nobody can describe
             raise
         except BaseException:
-            window.cut_short(self.phase, self.new_tokens)
+            window.cut_short(self.phase, self.new_tokens, self._some)
             raise
         return Outcome(seconds, True, self.file)
 
