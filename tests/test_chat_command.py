@@ -60,8 +60,9 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
         "of the\nother list",
         wanted[1],
     ]
-    assert piped(monkeypatch, "//in\n", str(package), "--resume", str(kept), "-n", "6") == 0
-    assert capsys.readouterr().out == f"{wanted[2]}\n"
+    for guessing in ((), ("--speculate", "ngram"), ("--draft", str(package))):
+        assert piped(monkeypatch, "//in\n", str(package), "--resume", str(kept), "-n", "6", *guessing) == 0
+        assert capsys.readouterr().out == f"{wanted[2]}\n"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
         ("hi\n", ("--resume", "none.json"), 2, "--resume none.json: No such file"),
         ("hi\n", ("--max-new-tokens", "0"), 2, "--max-new-tokens is 0"),
         ("hi\n", ("--prefill-chunk", "0"), 2, "--prefill-chunk is 0"),
+        ("hi\n", ("--speculate", "luck"), 2, "--speculate"),
         (f"{'the value ' * 1500}\n", (), 1, "the cache holds 2048"),
     ],
 )

@@ -50,6 +50,7 @@ READ = {
     "generate package",
     "chat package",
     "chat resume",
+    "chat draft",
     "chat contract",
     "generate input_",
     "verify package",

@@ -30,6 +30,7 @@ from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.requests import Ticket
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
+from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.package import Manifest
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
@@ -66,6 +67,7 @@ class ChatOptions:
     stop: tuple[str, ...] = ()
     prefill_chunk: int | None = None
     adapter: str | None = None
+    speculation: Speculation = NO_SPECULATION
     probe_seconds: float = PROBE_SECONDS
     choice: Choice = AS_IT_IS
 
@@ -77,6 +79,7 @@ def run(options: ChatOptions) -> int:
     target = read_chain_options(options.where)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
+    check_speculation(options.package, manifest, options.speculation)
     longest = options.sampling.max_new_tokens or manifest.graph.max_length
     sampling, notes = resolved(replace(options.sampling, max_new_tokens=longest), options.package)
     system = None if options.system is None else argument_text(options.system, "--system")
@@ -126,7 +129,13 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
     ) as engine:
-        scheduler = Scheduler(engine, text, prefill_chunk=options.prefill_chunk, adapter=options.adapter)
+        scheduler = Scheduler(
+            engine,
+            text,
+            prefill_chunk=options.prefill_chunk,
+            adapter=options.adapter,
+            speculation=options.speculation,
+        )
         conversation = Conversation(
             scheduler,
             text,
@@ -281,7 +290,9 @@ class Session:
     def _file(self, rest: str, what: str, command: str) -> Any:
         if not rest:
             raise UsageError(f"{command}: name a file behind it")
-        reads = read_by(self.options.where, self.options.package, *self.options.choice.reads)
+        reads = read_by(
+            self.options.where, self.options.package, *self.options.choice.reads, *self.options.speculation.reads
+        )
         return claim(Path(rest).expanduser(), what, reads, option=command)
 
 

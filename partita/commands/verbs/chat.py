@@ -92,6 +92,22 @@ def chat(
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
     ] = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram",
+            autocompletion=complete("speculations"),
+            help="Guess what follows from the conversation and confirm several tokens per step; answers are the same.",
+        ),
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PACKAGE",
+            parser=read_path,
+            help="The same with guesses of a smaller package of the same tokenizer.",
+        ),
+    ] = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
@@ -106,6 +122,7 @@ def chat(
     """
     from partita.commands import chat as verb
     from partita.library.sampling import Sampling
+    from partita.library.speculation import Speculation
 
     raise Exit(
         verb.run(
@@ -120,6 +137,7 @@ def chat(
                 stop=tuple(stop or ()),
                 prefill_chunk=prefill_chunk,
                 adapter=adapter,
+                speculation=Speculation(speculate, None if draft is None else str(draft)),
                 probe_seconds=probe_seconds,
                 choice=folder_choice(variant, contract, max_length),
             )

@@ -238,7 +238,7 @@ class Engine:
         self.mark = now
         self.made += 1
         if self.prefixes is not None:
-            self.prefixes.after_step()
+            self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
         if self.governor is not None and not plan.reads and not outcome.observed:
             self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
         for observer in self.observers:

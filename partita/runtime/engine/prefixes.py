@@ -6,12 +6,16 @@ row does which is being read waits for that row, for as long as it reads what bo
     row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     system prompt of 15 tokens and a question of 6
     row 1   ...............▒▒▒▒       the same 15, copied as soon as row 0 has read them, and a question of 4
 
+On the host that costs next to nothing. A device's memory is read and written as a whole, so there a row copies only
+what takes longer to read, by the time that steps and copies were seen to take.
+
 Keys and values can be given out up to any token. A recurrent state is what it is after the last token that its row took
 in, so a row whose state others will want stops there for a step.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +33,10 @@ SEEN_PROMPTS = 16
 """Prompts that are remembered, to find what they have in common."""
 KEPT = 8
 """States that are kept at most; the one that was not used for longest goes first."""
+DEVICE_PASSES = 3
+"""A device's cache is read to give out a row, and read and written to take one in."""
+DEVICE_BYTES_PER_SECOND = 4e9
+"""Of such a pass, until one was seen: what a bus of some years ago does."""
 
 
 @dataclass(slots=True)
@@ -66,6 +74,10 @@ class Prefixes:
         self.copies = 0
         """Rows that were begun so."""
         self._told = 0
+        self._copy_seconds = DEVICE_PASSES * cache.full_bytes / DEVICE_BYTES_PER_SECOND
+        """A copy took last, or is taken to take."""
+        self._read_seconds: float | None = None
+        """A token of a prompt took in the last step that read some; None: not known yet."""
 
     @property
     def kept(self) -> tuple[Prefix, ...]:
@@ -116,8 +128,13 @@ class Prefixes:
         """
         return [self._view(index, rows[index], view) for index, view in enumerate(views)]
 
-    def after_step(self) -> None:
-        """Keep the states of rows that have got as far as others want them."""
+    def after_step(self, read_tokens: int, seconds: float) -> None:
+        """Keep the states of rows that have got as far as others want them.
+
+        `read_tokens`: of prompts, that the step took in within `seconds`; 0 when it read none.
+        """
+        if read_tokens:
+            self._read_seconds = seconds / read_tokens
         if self._cache.dirty:
             self._kept.clear()  # nobody knows since when it is not finite
             return
@@ -146,7 +163,13 @@ class Prefixes:
     def _limited(self, common: int, prompt: Tokens) -> int:
         """Of tokens in common, those that may be copied: the last token of a prompt is always read."""
         limited = min(common, len(prompt) - 1)
-        return limited if limited >= LEAST_TOKENS and self._usable(len(prompt)) else 0
+        return limited if limited >= LEAST_TOKENS and self._usable(len(prompt)) and self._is_worth(limited) else 0
+
+    def _is_worth(self, tokens: int) -> bool:
+        """Whether reading so many tokens takes longer than copying them."""
+        if self._cache.on_host:
+            return True
+        return self._read_seconds is not None and tokens * self._read_seconds > self._copy_seconds
 
     def _longest_kept(self, prompt: Tokens) -> tuple[Prefix | None, int]:
         """What has most tokens of a prompt of all that is kept, and how many."""
@@ -212,7 +235,9 @@ class Prefixes:
         return view._replace(most=until if view.most is None else min(view.most, until))
 
     def _load(self, index: int, prefix: Prefix) -> None:
+        began = time.perf_counter()
         self._cache.load_row(index, len(prefix.tokens), prefix.states)
+        self._copy_seconds = time.perf_counter() - began
         self.copied_tokens += len(prefix.tokens)
         self.copies += 1
 

@@ -153,6 +153,19 @@ def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first
     assert sum(prefix.size_bytes for prefix in kept) <= engine.executor.cache.size_bytes
 
 
+@pytest.mark.parametrize("bytes_per_second", [1e-3, 1e12])
+def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeypatch, bytes_per_second):
+    runner = opened(batch=1, states=("key",))
+    monkeypatch.setattr(type(runner.cache), "on_host", False)
+    monkeypatch.setattr("partita.runtime.engine.prefixes.DEVICE_BYTES_PER_SECOND", bytes_per_second)
+    engine = Engine(runner.executor, shares=True)
+    for prompt in PROMPTS[:3]:
+        engine.join(Request(prompt, greedy, 3, shares=len(SYSTEM)))
+        assert finish(engine)[0][0] == known_tokens(prompt, 3, ("key",))
+        engine.leave(0)
+    assert engine.prefixes is not None and bool(engine.prefixes.copies) is (bytes_per_second > 1)
+
+
 def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(opened):
     runner = opened(graph="rope", batch=2, rereads_at=28)
     for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):

@@ -13,7 +13,7 @@ from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.growing import GrowingStates, moves
 from partita.runtime.engine.cache.recurrent import RecurrentStates
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
 
 Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
@@ -75,6 +75,11 @@ class Cache:
     def size_bytes(self) -> int:
         """All buffers together."""
         return sum(buffer.size_bytes for buffer in self.buffers)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether every state is in host memory."""
+        return all(buffer.memory == HOST_MEMORY for buffer in self.buffers)
 
     @property
     def full_bytes(self) -> int:
