@@ -45,7 +45,14 @@ class Sleeper:
         """Answers to a block, after the time that it takes with `SLOTS` rows at once."""
         rows = [json.loads(text) for text in block[ROW].to_pylist()]
         time.sleep(self._ms / 1e3 * math.ceil(len(rows) / SLOTS))
-        empty = {"id": None, "text": None, "tokens": [], "prompt_tokens": 1, "finish_reason": "stop", "seed": None}
+        empty: dict[str, Any] = {
+            "id": None,
+            "text": None,
+            "tokens": [],
+            "prompt_tokens": 1,
+            "finish_reason": "stop",
+            "seed": None,
+        }
         return {ANSWER: [json.dumps({**empty, "index": row["index"], "error": None}) for row in rows]}
 
 
@@ -71,7 +78,7 @@ def measured(nodes: int, workers: int, rows: int, row_ms: float) -> dict[str, An
     try:
         return {"nodes": nodes, "start_seconds": started, **_run(str(cluster.address), workers, rows, row_ms)}
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _run(address: str, workers: int, rows: int, row_ms: float) -> dict[str, Any]:
