@@ -13,15 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from partita import __version__
 from partita.library.batches.journal import Journal
-from partita.library.batches.rows import InputRow, RowDefaults
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
 from partita.library.chain import ChainOptions
 from partita.library.cluster.options import block_rows, read_cluster
 from partita.library.cluster.running import ClusterRun
@@ -30,7 +30,6 @@ from partita.library.sampling import Sampling
 
 SLOTS = 16
 """Rows of the batch that a worker would have."""
-ROW_MS = "PARTITA_SLEEP_MS"
 
 
 class Sleeper:
@@ -39,14 +38,13 @@ class Sleeper:
     def __init__(self, setup: str, ledger: Any) -> None:
         """As `Worker` is made."""
         self._ms = float(json.loads(setup)["adapter"])
-        self._name = f"{os.getpid()}"
 
     def __call__(self, block: Any) -> dict[str, list[str]]:
         """Answers to a block, after the time that it takes with `SLOTS` rows at once."""
         rows = [json.loads(text) for text in block[ROW].to_pylist()]
         time.sleep(self._ms / 1e3 * math.ceil(len(rows) / SLOTS))
-        empty = {"id": None, "text": None, "tokens": [], "prompt_tokens": 1, "finish_reason": "stop", "seed": None}
-        return {ANSWER: [json.dumps({**empty, "index": row["index"], "error": None}) for row in rows]}
+        empty = RowAnswer(0, None, None, (), 1, "stop", None, None)
+        return {ANSWER: [json.dumps(replace(empty, index=row["index"]).to_json()) for row in rows]}
 
 
 def main() -> None:
@@ -71,7 +69,7 @@ def measured(nodes: int, workers: int, rows: int, row_ms: float) -> dict[str, An
     try:
         return {"nodes": nodes, "start_seconds": started, **_run(str(cluster.address), workers, rows, row_ms)}
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _run(address: str, workers: int, rows: int, row_ms: float) -> dict[str, Any]:

@@ -27,6 +27,7 @@ QUOTED = {
     ("runtime/chain.py", "STRICT"): "ONNX Runtime",
     ("runtime/provider_check.py", "STRICT"): "ONNX Runtime",
     ("runtime/capture.py", "'graph capture'"): "ONNX Runtime",
+    ("library/cluster/setting_up.py", "'ersion mismatch'"): "Ray",
     ("runtime/probes/child.py", "f' node name: {NODE}'"): "ONNX Runtime",
     ("runtime/probes/child.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/support/asking.py", "f'Node ({name}) '"): "ONNX Runtime",

@@ -31,7 +31,8 @@ def run_on_cluster(options: GenerateOptions) -> int:
     """Check everything that can be checked, then have the rows answered; returns the exit code."""
     check_options(options)
     assert options.address is not None
-    if options.input is None or options.output is None:
+    source, output = options.input, options.output
+    if source is None or output is None:
         raise UsageError("--address is for files of prompts; give --input and --output")
     if options.limits.given():
         raise UsageError("--max-cpu-nodes, --max-copies and --max-copy-bytes-per-token are for a run on this machine")
@@ -43,13 +44,13 @@ def run_on_cluster(options: GenerateOptions) -> int:
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)
-    reads = read_by(options.where, options.package, *options.choice.reads, options.input)
-    claim_output(options.output, "answers", reads, option="--output")
-    check_files(options.input, options.output)
+    reads = read_by(options.where, options.package, *options.choice.reads, source)
+    claim_output(output, "answers", reads, option="--output")
+    check_files(source, output)
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        sink = claim_output(options.report, "report", (*reads, options.output), option="--report")
+        sink = claim_output(options.report, "report", (*reads, output), option="--report")
     import_ray()
     setup = Setup(
         package=str(options.package.resolve()),
@@ -65,8 +66,8 @@ def run_on_cluster(options: GenerateOptions) -> int:
     with RowBar() as bar:
         try:
             done = answer_file(
-                options.input,
-                options.output,
+                source,
+                output,
                 cluster,
                 setup,
                 manifest,

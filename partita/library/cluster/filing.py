@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.library.batches.filing import Filed, identity
+from partita.library.batches.filing import FileAnswers, identity
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.reading import InputFile, look_at, read_rows
 from partita.library.batches.writing import write_answers
@@ -23,7 +23,7 @@ from partita.package import Manifest
 class FiledByCluster:
     """What became of a file of prompts, and who did it."""
 
-    filed: Filed
+    filed: FileAnswers
     report: ClusterReport
 
 
@@ -58,7 +58,7 @@ def answer_file(
         journal.sync()
         write_answers(output, journal.answers())
         journal.remove()
-        filed = Filed(
+        filed = FileAnswers(
             output,
             len(journal),
             journal.errors,

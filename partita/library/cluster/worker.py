@@ -75,9 +75,11 @@ class Worker:
         """Load the package. `setup`: a `Setup` as JSON. What goes wrong is said when it is first called: an actor that
         fails here would be started again and again.
         """
-        self._ledger, self._failure = ledger, None
+        self._ledger = ledger
+        self._failure: dict[str, Any] | None = None
         self._changed = threading.Condition()
         self._first: float | None = None
+        self._broken: Exception | None = None
         self._name = f"{socket.gethostname()}-{os.getpid()}"
         try:
             self._load(SETUPS.validate_json(setup))
@@ -95,11 +97,12 @@ class Worker:
         for row in rows:
             self._submit(row, waiting)
         with self._changed:
-            self._changed.wait_for(lambda: waiting.left == 0 or waiting.error is not None)
-        if waiting.error is not None:
-            self._failure = told(waiting.error)
+            self._changed.wait_for(lambda: waiting.left == 0 or waiting.error is not None or self._broken is not None)
+        error = waiting.error or self._broken
+        if error is not None:
+            self._failure = told(error)
             self._say("failed", self._failure)
-            raise RuntimeError(str(waiting.error)) from waiting.error
+            raise RuntimeError(str(error)) from error
         self._say("did", self._name, len(rows), waiting.tokens, time.perf_counter() - self._first)
         return {ANSWER: waiting.answers}
 
@@ -176,9 +179,14 @@ class Worker:
 
     def _step(self) -> None:
         """Step the batch for as long as the process lives."""
-        while True:
-            if self._scheduler.wait(STUCK_SECONDS):
-                self._scheduler.step()
+        try:
+            while True:
+                if self._scheduler.wait(STUCK_SECONDS):
+                    self._scheduler.step()
+        except Exception as error:  # noqa: BLE001 - those who wait for their rows must hear of it
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
 
     def _say(self, what: str, *said: Any) -> None:
         """Tell the ledger, and wait until it knows: what a worker did is known when its block is."""

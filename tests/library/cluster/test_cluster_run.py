@@ -62,7 +62,8 @@ def workers() -> list[psutil.Process]:
 @pytest.mark.slow
 def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path):
     require("ray")
-    package, killed = handmade(tmp_path / "package", batch=3), []
+    package = handmade(tmp_path / "package", batch=3)
+    killed: list[int] = []
 
     def heard(_: ClusterRun) -> None:
         if not killed:
