@@ -8,6 +8,7 @@ from typing import Any
 
 from partita.errors import PartitaError, ProviderError
 from partita.library.engine import Begun, Engine
+from partita.library.speculation import NO_SPECULATION, Speculation
 
 AGAIN_SECONDS = 5.0
 """At least between two attempts."""
@@ -28,24 +29,29 @@ class Restarting:
         """Whether it was there when it was needed last."""
         return self._failed is None
 
-    def open(self, prefill_chunk: int | None = None, adapter: str | None = None) -> Begun:
+    def open(
+        self,
+        prefill_chunk: int | None = None,
+        adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
+    ) -> Begun:
         """A generation whose rows are all free. Raises ProviderError where the package cannot be loaded again."""
         if self._failed is not None:
             if time.monotonic() - self._failed_at < AGAIN_SECONDS:
                 # A new one each time: an exception keeps the frames of every time that it was raised.
                 raise ProviderError(f"{self._failed}; it is tried again every {AGAIN_SECONDS:g} s")
-            return self._open_anew(prefill_chunk, adapter)
+            return self._open_anew(prefill_chunk, adapter, speculation)
         try:
-            return self._engine.open(prefill_chunk, adapter)
+            return self._engine.open(prefill_chunk, adapter, speculation)
         except ProviderError as error:
             self._told(f"{error}; it is loaded again")
-            return self._open_anew(prefill_chunk, adapter)
+            return self._open_anew(prefill_chunk, adapter, speculation)
 
-    def _open_anew(self, prefill_chunk: int | None, adapter: str | None) -> Begun:
+    def _open_anew(self, prefill_chunk: int | None, adapter: str | None, speculation: Speculation) -> Begun:
         self._engine.close()
         try:
             self._engine = self._load()
-            begun = self._engine.open(prefill_chunk, adapter)
+            begun = self._engine.open(prefill_chunk, adapter, speculation)
         except PartitaError as error:
             self._failed, self._failed_at = error, time.monotonic()
             self._told(f"not loaded: {error}")
