@@ -62,8 +62,8 @@ def test_a_file_of_prompts_is_answered_with_guesses_all_the_same(
     found = []
     for name, how in (("plain", ()), ("fast", ("--speculate", "ngram"))):
         out = tmp_path / f"{name}.jsonl"
-        given = ["generate", package, "--input", rows, "--output", out, "-n", N, "--provider", "cpu", *how]
-        code = run([str(part) for part in given])
+        given = ["generate", package, "--input", rows, "--output", out, "--token-ids", "-n", N, *how]
+        code = run([str(part) for part in (*given, "--provider", "cpu")])
         assert code == 0, capsys.readouterr().err
         lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         found.append([line.get("tokens", line) for line in lines])
