@@ -1,0 +1,87 @@
+"""`partita generate --speculate` and `--draft`: the same text, what is told of it, and one line where it cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.cli import run
+from partita.runtime.speculation.governor import Governor
+from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
+
+PROMPT = [(5 * i + 1) % VOCAB for i in range(8)]
+N = 30
+Generated = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return handmade(tmp_path / "package", states=("key",))
+
+
+@pytest.fixture
+def generated(capsys: pytest.CaptureFixture[str], package: Path) -> Generated:
+    """Runs generate; stdout and stderr."""
+
+    def generate(*options: object, folder: Path = package, code: int = 0) -> tuple[str, str]:
+        given = ["generate", folder, ",".join(map(str, PROMPT)), "--token-ids", "-n", N, "--provider", "cpu", *options]
+        assert run([str(part) for part in given]) == code, capsys.readouterr().err
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    return generate
+
+
+def test_the_tokens_are_the_same_and_the_gain_is_told(
+    generated: Generated, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that it does not depend on how fast this machine is.
+    monkeypatch.setattr(Governor, "most", lambda self: 5)
+    monkeypatch.setattr(Governor, "choose", lambda self, offers, live: 3)
+    wanted = known_tokens(PROMPT, N, ("key",))
+    for how in (("--speculate", "ngram"), ("--draft", package)):
+        told: dict[str, Any] = json.loads(generated(*how, "--json")[0])
+        assert told["rows"][0]["tokens"] == wanted
+        assert told["speculation"]["kind"] == ("draft" if "--draft" in how else "ngram")
+    out, err = generated("--draft", package, "--report", tmp_path / "run.json")
+    assert [int(token) for token in out.split()] == wanted
+    assert " % of " in err and "guesses right, " in err and "times the speed without" in err
+    report = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert report["speculation"]["guessed"] >= report["speculation"]["confirmed"] > 0
+    assert report["request"]["options"]["draft"] == str(package)
+    assert json.loads(generated("--json")[0])["speculation"] is None
+
+
+def test_a_file_of_prompts_is_answered_with_guesses_all_the_same(
+    generated: Generated, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("".join(json.dumps({"tokens": PROMPT[count:]}) + "\n" for count in range(3)), encoding="utf-8")
+    found = []
+    for name, how in (("plain", ()), ("fast", ("--speculate", "ngram"))):
+        out = tmp_path / f"{name}.jsonl"
+        given = ["generate", package, "--input", rows, "--output", out, "--token-ids", "-n", N, *how]
+        code = run([str(part) for part in (*given, "--provider", "cpu")])
+        assert code == 0, capsys.readouterr().err
+        lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+        found.append([line.get("tokens", line) for line in lines])
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
+def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_path: Path) -> None:
+    recurrent = handmade(tmp_path / "recurrent", states=ALL)
+    for options, says in (
+        (("--speculate", "tree"), "--speculate tree: the only value is ngram"),
+        (("--speculate", "ngram", "--draft", package), "only one of them can guess"),
+        (("--speculate", "ngram"), "take in every token that they are fed"),
+    ):
+        _, err = generated(*options, folder=recurrent, code=2)
+        assert says in " ".join(err.split())
+    _, err = generated("--draft", tmp_path / "nowhere", code=1)
+    assert "nowhere" in err
+    _, err = generated("--draft", recurrent, code=2)
+    assert "this package cannot draft: its conv and recurrent states" in " ".join(err.split())
