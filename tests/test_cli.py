@@ -18,6 +18,7 @@ import pytest
 from partita.cli import run
 from partita.package import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.runtime.handmade import handmade
 
 PROMPT = "return the value of"
 
@@ -277,15 +278,17 @@ def test_a_package_that_fixes_the_chunk_says_so(
     assert not any("ignored" in note for note in read["notes"])
 
 
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
 def test_a_batch_that_reads_its_prompts_whole_says_so(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fewer: bool
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), attention="gqa", batch_size=2)
+    """What is said to read them so is a package of before; those of today read them in chunks, each row by itself."""
+    package = handmade(tmp_path / "package", batch=2, states=("key",), appends=False, fewer=fewer)
     report = tmp_path / "r.json"
     arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
     _, err = succeeds(capsys, *arguments, "--prefill-chunk", 512, "--report", report)
-    assert "--prefill-chunk 512 is ignored: a run of this package takes 7" in err
-    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == 7
+    assert ("--prefill-chunk 512 is ignored: a run of this package takes 7" in err) != fewer
+    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (512 if fewer else 7)
 
 
 def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,10 @@ def made(*layers: Callable[[Net, ir.Value], ir.Value]) -> ir.Model:
     return model
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+}
 TOKENS = np.arange(ROWS * 4).reshape(ROWS, 4)
 
 
@@ -132,8 +136,7 @@ def test_a_size_that_hides_in_a_constant_shows_when_the_graph_is_run(tmp_path: P
 def test_packages_of_a_batch_take_fewer_rows_and_are_verified_so(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
 ) -> None:
-    changes: dict[str, Any] = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
-    manifest = read_manifest(exported(tiny_checkpoint(kind, **changes), **options))
+    manifest = read_manifest(exported(tiny_checkpoint(kind, **SETTINGS.get(kind, {})), **options))
     assert manifest.graph.takes_fewer_rows
     tokens = next(port for port in manifest.graph.files[0].inputs if port.role == "tokens")
     assert tokens.shape[0] == BATCH

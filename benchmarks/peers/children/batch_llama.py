@@ -41,7 +41,8 @@ class Llama:
         if not self.model:
             raise ValueError(f"{file}: llama.cpp cannot load it")
         self.vocab = int(binding.llama_vocab_n_tokens(binding.llama_model_get_vocab(self.model)))
-        self.context, self.rows = None, 0
+        self.context: Any = None
+        self.rows = 0
         self.batch = binding.llama_batch_init(BATCH, 0, 1)
 
     def open(self, rows: int) -> None:
