@@ -105,6 +105,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         if not lines[-1]:
             raise SystemExit("the server did not begin")
     told = json.loads("".join(lines))
+    if "error" in told:
+        raise SystemExit(child.wait())  # it has said why
     model, process = told["models"][0]["name"], psutil.Process(child.pid)
     host, _, port = told["url"].removeprefix("http://").rpartition(":")
     load = Load()
