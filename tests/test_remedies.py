@@ -86,6 +86,7 @@ TRIED = {
 }
 """Programs whose commands a test carries out, or does what they do."""
 OF_SYSTEMS = {
+    "ray": "comes with the extra ray",
     "apt-get": "Debian's own, as root: .ci and CONTRIBUTING.md install the packages by it",
     "nvidia-smi": "comes with the NVIDIA driver",
     "rocminfo": "comes with ROCm",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from partita.cli import run
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.contract.expectations import SOFTWARE_VULKAN
+from tests.runtime.handmade import handmade, known_tokens
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # Ray warns of what Ray Data itself does
 COUNT = 600
@@ -56,9 +59,29 @@ def test_workers_of_three_wheels_answer_one_file(
     assert told["rows"] == COUNT and told["again"] == 0
 
 
-def test_an_interpreter_that_is_not_there_is_one_line(venvs: Path, tmp_path: Path, capsys):
-    from tests.runtime.handmade import handmade
+def test_a_command_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path: Path):
+    require("ray")
+    package, source, out = handmade(tmp_path / "package", batch=3), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": n, "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 30} for n in range(COUNT)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = ["generate", str(package), "-i", str(source), "-o", str(out), "--token-ids", "-e", "cpu", "--threads", "1"]
+    command = [sys.executable, "-m", "partita", *words, "--address", "local", "--workers", "2"]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.DEVNULL)
+    journal, deadline = tmp_path / "out.jsonl.partial", time.monotonic() + 120
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 2:
+        assert process.poll() is None and time.monotonic() < deadline, "it ended before it was to be ended"
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    kept = journal.read_bytes().count(b"\n") - 1
+    assert 0 < kept < COUNT and not out.exists()
+    assert run(words) == 0  # a run on a cluster goes on without one
+    answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [answer["id"] for answer in answers] == list(range(COUNT))
+    assert all(answer["tokens"] == known_tokens(row["tokens"], 30) for answer, row in zip(answers, rows, strict=True))
 
+
+def test_an_interpreter_that_is_not_there_is_one_line(venvs: Path, tmp_path: Path, capsys):
     package, source = handmade(tmp_path / "package"), tmp_path / "in.jsonl"
     source.write_text('{"tokens": [1]}\n', encoding="utf-8")
     words = ["generate", str(package), "-i", str(source), "-o", str(tmp_path / "out.jsonl"), "--token-ids"]
