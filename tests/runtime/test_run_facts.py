@@ -12,8 +12,8 @@ import pytest
 from partita.diagnosis.session_index import index_session
 from partita.errors import GenerationError
 from partita.partition_reports.cost import tokens_per_run
-from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.environment import environment
 from partita.runtime.generate import generate
 from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
