@@ -13,10 +13,12 @@ def prompts_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
     """While a prompt is read, rows that only go on wait: their step would cost as much as a whole chunk.
 
     Not where padding would spoil a state, unless the prompt is read in steps of its row: every row that has begun must
-    take part then.
+    take part then. Nor where a prompt beside rows that have begun is read token by token: such a step costs no more
+    with them in it.
     """
     waits = graphs.padding_is_safe or graphs.takes_fewer_rows
-    if not waits or not any(row.reads and row.pending for row in rows):
+    one_by_one = not graphs.appends_chunks and not graphs.takes_fewer_rows and any(r.live and r.filled for r in rows)
+    if not waits or one_by_one or not any(row.reads and row.pending for row in rows):
         return list(rows)
     return [row if row.reads else row._replace(most=0) for row in rows]
 

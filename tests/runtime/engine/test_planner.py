@@ -104,6 +104,11 @@ def test_a_row_that_generates_waits_while_another_reads():
     assert plan.take == (0, 16) and plan.ends == ()
 
 
+def test_a_row_that_generates_does_not_wait_for_what_is_read_token_by_token():
+    assert shape(planned([RowView(10, 1), RowView(0, 6, reads=True)], WHOLE)) == ("prefill", 1, (1, 1))
+    assert shape(planned([RowView(10, 1), RowView(0, 6, reads=True)], FEWER))[2] == (0, 6)
+
+
 def test_padding_stays_inside_the_cache_of_a_row_that_waits():
     """A row that joins late may not write its padding over what the others have."""
     plan = planned([RowView(60, 1), RowView(0, 30, reads=True)])
