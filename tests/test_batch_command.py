@@ -21,7 +21,9 @@ from tests.runtime.handmade import ALL, handmade, known_tokens
 SECONDS = 60.0
 """Longest wait for what takes a moment."""
 COUNT = 150
-ROWS = [{"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 20} for n in range(COUNT)]
+ROWS: list[dict[str, Any]] = [
+    {"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 20} for n in range(COUNT)
+]
 
 
 @pytest.fixture

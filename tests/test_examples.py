@@ -19,7 +19,14 @@ from partita import cli
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, require
 
 PREFIX = "Example: "
-PAGES = ("README.md", "docs/exporting.md", "docs/precisions.md", "docs/reports.md", "docs/running.md")
+PAGES = (
+    "README.md",
+    "docs/batches.md",
+    "docs/exporting.md",
+    "docs/precisions.md",
+    "docs/reports.md",
+    "docs/running.md",
+)
 OF_THE_PLACEMENT = {3, 5}
 """Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""
 REPORTS, KEPT = ("run.json", "last-week.json", "today.json", "main.json", "now.json"), "kept"
@@ -75,6 +82,7 @@ def place_of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "other-package").symlink_to(folder / "package-int4")
     (folder / "build" / "demo" / "package").symlink_to(package)
     onnx.save(parser.parse_model(VISION), folder / "model.onnx")
+    (folder / "prompts.jsonl").write_text('{"prompt": "Return the"}\n')
     given = ["generate", str(package), "Return the", "--max-new-tokens", "4", "--provider", "cpu", "--report"]
     for name in REPORTS[:3]:
         assert cli.run([*given, str(folder / name)]) == 0

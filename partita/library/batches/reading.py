@@ -147,5 +147,5 @@ def _parquet(path: Path) -> Any:
 
 
 def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table has every column; what is null in it was not given."""
-    return {name: value for name, value in data.items() if value is not None}
+    """A row of a table has every column; what is null in it was not given, nor what is not a number."""
+    return {name: value for name, value in data.items() if value is not None and value == value}

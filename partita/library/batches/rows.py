@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.asking import check_values, conversations, stops_in
+from partita.library.asking import WHOLE, check_values, conversations, stops_in
 from partita.library.generation import Answer
 from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
@@ -167,6 +167,9 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
     """The row's options over the others, with a seed of its own where it draws."""
     named = {ALIASES.get(name, name): value for name, value in row.data.items()}
+    for name in WHOLE:  # a column of integers in which some are missing is one of floats in many a table
+        if isinstance(named.get(name), float) and named[name].is_integer():
+            named[name] = int(named[name])
     asked = Sampling(**{name: named[name] for name in SAMPLED if name in named})
     with read_by("python"):  # fields are called as arguments are
         check_values(asked)

@@ -131,13 +131,22 @@ def test_a_table_has_the_rows_that_lines_have(tmp_path):
     from pyarrow import parquet
 
     data: list[dict[str, Any]] = [
-        {"id": "x", "prompt": "a", "messages": None, "temperature": 0.5},
-        {"id": "y", "prompt": None, "messages": [{"role": "user", "content": "b"}], "temperature": None},
+        {"id": "x", "prompt": "a", "messages": None, "temperature": 0.5, "top_k": 4.0},
+        {
+            "id": "y",
+            "prompt": None,
+            "messages": [{"role": "user", "content": "b"}],
+            "temperature": None,
+            "top_k": float("nan"),
+        },
     ]
     path, lines = tmp_path / "in.parquet", tmp_path / "in.jsonl"
     parquet.write_table(pyarrow.Table.from_pylist(data), path)
     lines.write_text("".join(json.dumps(row) + "\n" for row in data))
-    assert list(read_rows(path)) == list(read_rows(lines))
+    rows = list(read_rows(path))
+    assert rows == list(read_rows(lines)) and "top_k" not in rows[1].data
+    work = work_of(InputRow(0, {**rows[0].data, "prompt": [1]}), DEFAULTS, None, VOCAB)
+    assert work.sampling.top_k == 4, "integers beside missing ones are floats in a table"
     assert look_at(path).rows == look_at(lines).rows == 2
 
 

@@ -71,7 +71,7 @@ def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
 def test_each_row_is_what_it_is_alone(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, kind: str, options: dict[str, Any]
 ) -> None:
-    more = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
+    more: dict[str, Any] = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
     folder = exported(tiny_checkpoint(kind, **more), batch_size=2, **options)
     rows = rows_of(14, 288, 24)
     with opened(folder) as engine:
