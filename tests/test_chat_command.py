@@ -171,13 +171,17 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     session.expect("Ctrl-D the session")
     session.expect(READY)
     ends = [r"cut off by Ctrl-C\]", "interrupted; the next answer", r"in the cache\]", pexpect.TIMEOUT]
-    for _ in range(8):  # pressed before the prompt has let go of the terminal, or too late, it ends no answer
+    for seconds in (0.3, 0.1, 0.05, 0.2, 0.02, 0.5):  # too early it finds the prompt, and too late no answer
+        session.send("/reset\r")
+        session.expect("begins anew")
+        session.expect(READY)
         session.send("the value\r")
         session.expect(r"\x1b\[\?2004l")
-        time.sleep(0.3)
+        time.sleep(seconds)
         session.sendintr()
         if session.expect(ends, timeout=8) < 2:
             break
+        session.expect([READY, pexpect.TIMEOUT], timeout=2)
     else:
         raise AssertionError("no answer was ended")
     session.expect(READY)
