@@ -22,6 +22,17 @@ from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 
 SYSTEM = "return the item"
+SLOW = """
+import time
+import partita.runtime.sampling as sampling
+def greedy(logits, history):
+    time.sleep(0.02)
+    return 100 + len(history) % 50
+sampling.greedy = greedy
+from partita.cli import main
+main()
+"""
+"""Answers go on for two seconds, so that there is time to end one."""
 READY = r">.*\x1b\[\?25h"
 """The prompt, and then the cursor is shown."""
 
@@ -152,7 +163,7 @@ def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, e
 def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     pexpect = pytest.importorskip("pexpect")
     report, kept = tmp_path / "report.json", tmp_path / "said.json"
-    command = [sys.executable, "-m", "partita", "chat", str(package), "--provider", "cpu", "--threads", "1"]
+    command = [sys.executable, "-c", SLOW, "chat", str(package), "--provider", "cpu", "--threads", "1", "-n", "100"]
     environment = {
         **child_environment(),
         "PARTITA_CACHE_DIR": str(own_cache),
@@ -171,13 +182,17 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
     session.expect("Ctrl-D the session")
     session.expect(READY)
     ends = [r"cut off by Ctrl-C\]", "interrupted; the next answer", r"in the cache\]", pexpect.TIMEOUT]
-    for _ in range(8):  # pressed before the prompt has let go of the terminal, or too late, it ends no answer
+    for seconds in (0.3, 0.1, 0.05, 0.2, 0.02, 0.5):  # too early it finds the prompt, and too late no answer
+        session.send("/reset\r")
+        session.expect("begins anew")
+        session.expect(READY)
         session.send("the value\r")
         session.expect(r"\x1b\[\?2004l")
-        time.sleep(0.3)
+        time.sleep(seconds)
         session.sendintr()
         if session.expect(ends, timeout=8) < 2:
             break
+        session.expect([READY, pexpect.TIMEOUT], timeout=2)
     else:
         raise AssertionError("no answer was ended")
     session.expect(READY)
