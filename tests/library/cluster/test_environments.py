@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,9 @@ def test_workers_of_three_wheels_answer_one_file(
 def test_a_command_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path: Path):
     require("ray")
     package, source, out = handmade(tmp_path / "package", batch=3), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    rows = [{"id": n, "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 30} for n in range(COUNT)]
+    rows: list[dict[str, Any]] = [
+        {"id": n, "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 30} for n in range(COUNT)
+    ]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     words = ["generate", str(package), "-i", str(source), "-o", str(out), "--token-ids", "-e", "cpu", "--threads", "1"]
     command = [sys.executable, "-m", "partita", *words, "--address", "local", "--workers", "2"]
