@@ -117,6 +117,7 @@ SHORT = {
     "-o": "out",
     "-f": "force",
     "-c": "chat",
+    "-i": "input",
 }
 
 
