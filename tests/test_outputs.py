@@ -56,6 +56,7 @@ READ = {
     "verify package",
     "evaluate package",
     "generate draft",
+    "serve draft",
     "export adapter",
     "export calibrate",
     "export quality_text",

@@ -18,6 +18,7 @@ from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.place_options import check_probe_seconds
 from partita.library.sampling import CHECKPOINT
+from partita.library.speculation import NO_SPECULATION, Speculation
 
 if TYPE_CHECKING:
     from partita.serve.served import Served
@@ -39,6 +40,7 @@ class ServeOptions:
     placement: Limits = Limits()
     choice: Choice = AS_IT_IS
     adapter: str | None = None
+    speculation: Speculation = NO_SPECULATION
     prefill_chunk: int | None = None
     sampling: str | None = None
     body_bytes: int = 4 << 20
@@ -83,6 +85,7 @@ def run(options: ServeOptions) -> int:
         options.sampling == CHECKPOINT,
         options.placement,
         options.probe_seconds,
+        speculation=options.speculation,
     )
     with ExitStack() as stack:
         listening = stack.enter_context(running.bind(options.host, options.port))

@@ -15,6 +15,7 @@ from partita.library.chain import ChainOptions, Target
 from partita.library.engine import Engine
 from partita.library.loading import Process, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
+from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.package import Manifest
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
@@ -44,6 +45,8 @@ class Serving:
     placement: Limits = Limits()
     probe_seconds: float = 0.0
     process: Process = "auto"
+    speculation: Speculation = NO_SPECULATION
+    """Who guesses what follows, in every row."""
 
 
 def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
@@ -81,6 +84,7 @@ def open_served(
     when the chain is not honoured or the limits are not met; ResourceError, UsageError.
     """
     check_adapter(folder, manifest, serving.adapter)
+    check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
     given, target = serving.where, serving.target
 
@@ -102,6 +106,7 @@ def open_served(
             fingerprint=_fingerprint(manifest, target),
             prefill_chunk=serving.prefill_chunk,
             adapter=serving.adapter,
+            speculation=serving.speculation,
         )
         with audience.busy(f"a first run of {name}"):
             served.start(serving.placement, serving.probe_seconds)

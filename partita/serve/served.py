@@ -16,6 +16,7 @@ from partita.library.engine import Engine, ReportRequest
 from partita.library.run_report import limits_error
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Piece, Scheduler, Ticket, Work
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.partition_reports.records import Report
 from partita.serve.metrics import Metrics
 from partita.serve.prompts import Reading
@@ -46,12 +47,15 @@ class Served:
         fingerprint: str,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        speculation: Speculation = NO_SPECULATION,
     ) -> None:
         """`told` hears a line for the operator. Raises UsageError for a chunk that makes no sense."""
         self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
         self.created = int(time.time())
         self._engine, self._metrics, self._told = engine, metrics, told
-        self._scheduler = Scheduler(cast(Engine, engine), reading.text, prefill_chunk=prefill_chunk, adapter=adapter)
+        self._scheduler = Scheduler(
+            cast(Engine, engine), reading.text, prefill_chunk=prefill_chunk, adapter=adapter, speculation=speculation
+        )
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Reads prompts: transformers' tokenizers are not made for two threads at once."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)

@@ -79,6 +79,22 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the packages to switch on, of `export --with-adapters`."),
     ] = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram",
+            autocompletion=complete("speculations"),
+            help="Guess what follows from the text so far and confirm several tokens per step; answers are the same.",
+        ),
+    ] = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PACKAGE",
+            parser=read_path,
+            help="The same with guesses of a smaller package of the same tokenizer.",
+        ),
+    ] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
     max_queue: Annotated[
         int, typer.Option(help="Most prompts of each package that wait for a row of its batch; more are refused.")
@@ -105,6 +121,7 @@ def serve(
     """
     from partita.check.limits import Limits
     from partita.commands import serve as verb
+    from partita.library.speculation import Speculation
 
     raise Exit(
         verb.run(
@@ -118,6 +135,7 @@ def serve(
                 placement=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 choice=folder_choice(variant, contract, max_length),
                 adapter=adapter,
+                speculation=Speculation(speculate, None if draft is None else str(draft)),
                 prefill_chunk=prefill_chunk,
                 sampling=sampling,
                 body_bytes=read_size(max_body),
