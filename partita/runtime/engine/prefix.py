@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,9 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.cache.base import RowStates
-from partita.runtime.engine.cache.cache import Cache
+
+if TYPE_CHECKING:  # as there
+    from partita.runtime.engine.cache.cache import Cache
 
 Tokens = npt.NDArray[np.int64]
 """[T]."""

@@ -7,13 +7,15 @@ whose buffers grow (a graph of another exporter) is told of every step and binds
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
 from partita.observations.facts import StateFact
-from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer
+
+if TYPE_CHECKING:  # a process whose packages run in children does without ONNX Runtime
+    from partita.runtime.ort.binding import Binding
+    from partita.runtime.ort.buffers import Buffer
 
 Span = tuple[int, int] | None
 """Rows of the batch, from the first to before the second of these; None: all."""
