@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from partita.files import write_bytes
 from partita.package import Manifest, inside, sha256_of
 from partita.remedies import Remedy
 from partita.runtime.engine.cache.base import RowShapes
-from partita.runtime.engine.executor import LoadedGraph
 from partita.runtime.engine.prefix import Prefix
+
+if TYPE_CHECKING:  # a process whose packages run in children does without ONNX Runtime
+    from partita.runtime.engine.executor import LoadedGraph
 
 SCHEMA: Final = "partita.prefix/1"
 STATE = "state."

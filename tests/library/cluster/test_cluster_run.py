@@ -55,8 +55,15 @@ def setup_of(package: Path, **others: Any) -> Setup:
 
 def workers() -> list[psutil.Process]:
     """Processes of actors that hold a package, of clusters that this process has started."""
-    mine = psutil.Process().children(recursive=True)
-    return [process for process in mine if "MapWorker" in " ".join(process.cmdline()[:1])]
+    return [process for process in psutil.Process().children(recursive=True) if "MapWorker" in title_of(process)]
+
+
+def title_of(process: psutil.Process) -> str:
+    """What a process calls itself; nothing of one that has just ended."""
+    try:
+        return " ".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
 
 
 @pytest.mark.slow
