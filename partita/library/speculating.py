@@ -68,7 +68,7 @@ class Speculators:
 
     def _governor(self, key: str | None, priors: tuple[float, ...]) -> Measured:
         """Who says how much, for another generation."""
-        governor = self._governors.setdefault(key, Measured(priors))
+        governor = self._governors.setdefault(key, Measured(priors, dear=key is not None))
         governor.begin()
         return governor
 

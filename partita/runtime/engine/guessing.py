@@ -24,6 +24,7 @@ class Guessing:
 
 
 _NONE = Guessing()
+_DECLINED = Guessing(declined=True)
 
 
 def make_guesses(
@@ -40,15 +41,17 @@ def make_guesses(
     cache, contract = executor.cache, executor.contract
     if contract.rereads_at is not None or contract.rereads or not cache.can_rewind(1) or executor.observed:
         return _NONE
-    room = [0 if row is None else row.room_to_guess(count) for row, count in zip(rows, cache.filled, strict=True)]
-    if not any(room) or (governor is not None and governor.measuring):
+    if governor is not None and governor.measuring:
         return _NONE
-    most = max(room) if governor is None else governor.most()
-    if not most:
-        return Guessing(declined=True)
+    most = None if governor is None else governor.most()
+    if most == 0:
+        return _DECLINED
+    room = [0 if row is None else row.room_to_guess(count) for row, count in zip(rows, cache.filled, strict=True)]
+    if not any(room):
+        return _NONE
     for row, count in zip(rows, room, strict=True):
         if row is not None and count:
-            row.guess(min(count, most))
+            row.guess(count if most is None else min(count, most))
     return _chosen(rows, governor, plan)
 
 

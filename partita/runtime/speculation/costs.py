@@ -9,6 +9,8 @@ from collections import deque
 
 KEPT = 15
 """Latest steps of a width that count: a text grows, and attention with it."""
+EVERY = 5
+"""Steps after which what is typical is found anew: sorting in every one would cost what guesses bring."""
 QUARTILE = 4
 """What counts of them is the lower quartile: whatever else a machine does only adds to the time of a step."""
 SLOPE = 0.4
@@ -25,6 +27,8 @@ class StepCosts:
         self._typical: dict[int, float] = {}
         """The quartile of each width."""
         self._firsts: set[int] = set()
+        self._since = 0
+        """Steps since the last time that something was found anew."""
         self._told: dict[int, float] = {}
         """Answers, until another step was seen."""
 
@@ -37,7 +41,10 @@ class StepCosts:
         elif not seen:
             self._firsts.add(width)
         seen.append(seconds)
-        self._settle(width)
+        self._since += 1
+        if len(seen) < KEPT or self._since >= EVERY or width not in self._typical:
+            self._since = 0
+            self._settle(width)
 
     def forget_worst(self) -> None:
         """Forget the slowest step of each width with guesses: what looks dear is not made, so it would look so for

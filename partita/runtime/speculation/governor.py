@@ -33,6 +33,10 @@ PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
 MARGIN = 1.03
 """How much more tokens per second a guess has to promise."""
+LONGEST_REST = 8
+"""Steps: after guesses that were not worth it, or not to be afforded, nobody looks for any for 1, 2, 4 and then so many
+steps, because looking takes its time, too.
+"""
 REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
 
@@ -40,10 +44,14 @@ REFRESH = 48
 class Governor:
     """Chooses the number of guesses for the rows of one executor. It may be kept for the next generation."""
 
-    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES) -> None:
-        """`priors`: what share of each class of guesses is thought to be right. `most`: guesses per row and step."""
+    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES, *, dear: bool = False) -> None:
+        """`priors`: what share of each class of guesses is thought to be right. `most`: guesses per row and step.
+        `dear`: every guess takes its time to be made, as with a draft; else they are found together.
+        """
         self.costs, self.acceptance = StepCosts(), Acceptance(priors)
-        self._most = most
+        self._most, self._dear = most, dear
+        self._resting, self._rest = 0, 0
+        """Steps in which nobody looks for guesses: those still to come, and of the last time."""
         self._since_plain = 0
         self._declined = 0
         """Steps without guesses that there were."""
@@ -69,15 +77,19 @@ class Governor:
 
     def most(self) -> int:
         """Guesses per row that it is worth asking for."""
-        asking = self._ask_seconds()
+        if self._resting:
+            self._resting -= 1
+            return 0
+        asking = self._ask_seconds() if self._dear else 0.0
         if self._left() < asking + self.costs.of(2) / self.costs.of(1) - 1:
             best = 0
-        elif asking < MARGIN - 1:
-            return self._most  # they cost nothing to make, and their evidence tells more than what is typical
+        elif not asking:
+            return self._most  # their evidence tells more than what is typical
         else:
             best = self._best([(self.acceptance.typical,) * self._most], 1, asking)
         if not best:
             self.acceptance.decline_all()
+            self._begin_rest()
         return best
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
@@ -90,6 +102,9 @@ class Governor:
             self._declined += 1
             if self._declined % REFRESH == 0:
                 self.costs.forget_worst()
+            self._begin_rest()
+        else:
+            self._rest = 0
         return best
 
     def heard(self, step: Heard) -> None:
@@ -110,14 +125,18 @@ class Governor:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
+    def _begin_rest(self) -> None:
+        self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST)
+
     def _ask_seconds(self) -> float:
         """What a guess costs to make, in steps of one token; 0 before one was made."""
         return statistics.median(self._asking) / self.costs.of(1) if self._asking else 0.0
 
     def _asked_seconds(self, step: Heard) -> float:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
-        if step.asked:
-            self._asking.append(step.guess_seconds / step.asked)
+        if not step.asked:
+            return step.guess_seconds
+        self._asking.append(step.guess_seconds / step.asked)
         self._looking.append(step.guess_seconds)
         return min(step.guess_seconds, OUTLIER * statistics.median(self._looking))
 

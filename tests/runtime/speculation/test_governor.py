@@ -97,7 +97,7 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
     """As those of a draft do: each takes a run of it."""
 
     def asked(chance: float, seconds: float) -> int:
-        governor, random, count = Governor((0.6,)), np.random.default_rng(1), 0
+        governor, random, count = Governor((0.6,), dear=True), np.random.default_rng(1), 0
         for _ in range(400):
             most = 0 if governor.measuring else governor.most()
             fed = min(most, governor.choose([(0,) * most], 1)) if most else 0
