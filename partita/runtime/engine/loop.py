@@ -100,7 +100,11 @@ class Engine:
             load_prefix(cache, row, request.prefix, request.prompt, usable=self.keeps_keys(len(request.prompt)))
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
         if request.prefix is None and self.prefixes is not None:
-            self.prefixes.join(row, self.rows)
+            try:
+                self.prefixes.join(row, self.rows)
+            except BaseException:
+                self.leave(row)  # nobody else knows of it
+                raise
         return row
 
     def leave(self, row: int) -> None:

@@ -24,9 +24,9 @@ Tokens = npt.NDArray[np.int64]
 BY_LENGTH = "the rotary frequencies of this package depend on the length of the text, or it has no cache"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """Tokens, and the states of a row that has taken them in."""
+    """Tokens, and the states of a row that has taken them in. Equal to itself alone: arrays have no one truth."""
 
     tokens: Tokens
     states: RowStates

@@ -137,6 +137,20 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
     assert found[second] == known_tokens(PROMPTS[1], 4, states)
 
 
+def test_what_was_kept_of_texts_of_several_lengths_is_found_again(opened):
+    """The one that is copied is put behind the others, and is not the first of them."""
+    engine = Engine(opened(batch=1, states=("key",)).executor, shares=True)
+    texts = [[base, *SYSTEM[:count]] for base, count in ((40, 20), (41, 18), (42, 23))]
+    for _ in range(3):
+        for text in texts:
+            for question in QUESTIONS[:2]:
+                row = engine.join(Request([*text, *question], greedy, 2))
+                found, _ = finish(engine)
+                assert found[row] == known_tokens([*text, *question], 2, ("key",))
+                engine.leave(row)
+    assert engine.prefixes is not None and len({len(prefix.tokens) for prefix in engine.prefixes.kept}) > 1
+
+
 def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first(opened):
     engine = Engine(opened(batch=1, states=ALL).executor, shares=True)
     texts = [[number, *SYSTEM] for number in range(12)]
