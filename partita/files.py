@@ -39,7 +39,8 @@ class Output:
 def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
     """Check, before the work is done, that `path` can be written and is nothing that the command reads.
 
-    `reads`: files, and folders with all that is in them. `option`: what the user named `path` with, for messages.
+    `reads`: files, those that the command itself is to make included, and folders with all that is in them. `option`:
+    what the user named `path` with, for messages.
     Raises UsageError for a file that is read or lies in a folder that is read, ReportError for one that cannot be
     written.
     """
@@ -50,7 +51,7 @@ def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Outpu
 
 
 def refuse_same(path: Path, read: Path, option: str) -> None:
-    """Raise UsageError when writing `path` would change `read`, a file or a folder."""
+    """Raise UsageError when writing `path` would change `read`, which may be a folder, or yet to be made."""
     if read.is_dir():
         if path.resolve().is_relative_to(read.resolve()):
             raise UsageError(
@@ -62,6 +63,8 @@ def refuse_same(path: Path, read: Path, option: str) -> None:
     elif _same_file(path, read):
         name = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
         raise UsageError(f"{option} {path}: the same file as {name}; name another")
+    elif not read.exists() and path.resolve() == read.resolve():
+        raise UsageError(f"{option} {path}: the same file as {read}, which this command writes as well; name another")
 
 
 def files_in(folder: Path) -> Iterator[Path]:

@@ -192,3 +192,24 @@ def test_an_output_of_another_run_is_left_alone(summing, tmp_path, capsys):
     assert run(words(summing, source, out)) == 2
     assert "another run" in capsys.readouterr().err
     assert (tmp_path / "out.jsonl.partial").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.partial", "./out.jsonl"])
+def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monkeypatch, capsys, name):
+    """Neither of the two is there yet when the command begins."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
+    words = [
+        "generate",
+        str(package),
+        "--input",
+        "in.jsonl",
+        "--output",
+        "out.jsonl",
+        "--token-ids",
+        "--provider",
+        "cpu",
+    ]
+    assert run([*words, "--report", name]) == 2
+    assert "which this command writes as well; name another" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]

@@ -50,7 +50,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        sink = claim_output(options.report, "report", (*reads, output), option="--report")
+        sink = claim_output(options.report, "report", (*reads, output, journal_path(output)), option="--report")
     import_ray()
     setup = Setup(
         package=str(options.package.resolve()),

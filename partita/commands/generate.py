@@ -45,8 +45,12 @@ def run(options: GenerateOptions) -> int:
         claim(options.save_prefix, "prefix", reads, option="--save-prefix")
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
-        files = [path for path in (options.input, options.output, options.prefix) if path is not None]
-        sink = claim_output(options.report, "report", (*reads, *files), option="--report")
+        from partita.library.batches.journal import journal_path
+
+        files = (options.input, options.output, options.prefix, options.save_prefix)
+        journal = () if options.output is None else (journal_path(options.output),)
+        known = (*reads, *(path for path in files if path is not None), *journal)
+        sink = claim_output(options.report, "report", known, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     if options.input is not None:
         return supervised(lambda: _answer_file(options, asked, target, manifest, sink), target)

@@ -46,13 +46,14 @@ class Places:
         on_stdout = [view for view, path in shown.files if path == STDOUT]
         if len(on_stdout) + (shown.view != "text") > 1:
             raise UsageError("two views would go to stdout; give one of them a file")
+        places = [path for _, path in shown.files]
         found = [
             Showing(
                 load_view(view, folder),
-                claim_output(path, what, reads, option=OPTIONS.get(view, f"--{view}")),
+                claim_output(path, what, (*reads, *places[:index]), option=OPTIONS.get(view, f"--{view}")),
                 what,
             )
-            for view, path in shown.files
+            for index, (view, path) in enumerate(shown.files)
         ]
         return cls((*found, *(() if on_stdout else (prepare(Asked(shown.view), folder),))))
 

@@ -62,7 +62,8 @@ def check_files(source: Path, output: Path) -> None:
     format_of(output, "output", ("jsonl", "parquet"))
     journal = journal_path(output)
     if not source.is_file():
-        raise UsageError(f"{spelled('input', str(source))}: no such file")
+        what = "no file that can be read twice" if source.exists() else "no such file"
+        raise UsageError(f"{spelled('input', str(source))}: {what}")
     refuse_same(journal, source, spelled("output"))
     if output.exists():
         raise UsageError(
