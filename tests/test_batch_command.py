@@ -201,7 +201,7 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
     (tmp_path / "in.jsonl").write_text('{"tokens": [1, 2]}\n')
     words = [
         "generate",
-        str(package),
+        str(summing),
         "--input",
         "in.jsonl",
         "--output",
