@@ -120,6 +120,15 @@ VariantOption = Annotated[
         "--variant", metavar="NAME", help="Model of a folder that Partita did not write: q4, fp16 or a file name."
     ),
 ]
+DraftOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PACKAGE",
+        parser=read_path,
+        help="The same with guesses of a smaller package of the same tokenizer.",
+    ),
+]
+PrefillChunkOption = Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")]
 ContractOption = Annotated[
     Path | None,
     typer.Option(

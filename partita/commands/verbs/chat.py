@@ -10,9 +10,11 @@ from typer.exceptions import Exit
 
 from partita.commands.arguments import (
     ContractOption,
+    DraftOption,
     LengthOption,
     PackageArgument,
     PinOption,
+    PrefillChunkOption,
     ProbeSecondsOption,
     ProviderLibraryOption,
     ProviderOption,
@@ -87,7 +89,7 @@ def chat(
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop an answer when this text appears; can be repeated.")
     ] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    prefill_chunk: PrefillChunkOption = None,
     adapter: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
@@ -100,14 +102,7 @@ def chat(
             help="Guess what follows from the conversation and confirm several tokens per step; answers are the same.",
         ),
     ] = None,
-    draft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PACKAGE",
-            parser=read_path,
-            help="The same with guesses of a smaller package of the same tokenizer.",
-        ),
-    ] = None,
+    draft: DraftOption = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,

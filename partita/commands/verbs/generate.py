@@ -11,6 +11,7 @@ from typer.exceptions import Exit
 
 from partita.commands.arguments import (
     ContractOption,
+    DraftOption,
     JsonOption,
     LengthOption,
     MaxCopiesOption,
@@ -18,6 +19,7 @@ from partita.commands.arguments import (
     MaxCpuNodesOption,
     PackageArgument,
     PinOption,
+    PrefillChunkOption,
     ProbeSecondsOption,
     ProviderLibraryOption,
     ProviderOption,
@@ -143,7 +145,7 @@ def generate(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
     ] = False,
-    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    prefill_chunk: PrefillChunkOption = None,
     adapter: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
@@ -170,14 +172,7 @@ def generate(
             help="Guess what follows from the text so far and confirm several tokens per step; the text is the same.",
         ),
     ] = None,
-    draft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PACKAGE",
-            parser=read_path,
-            help="The same with guesses of a smaller package of the same tokenizer.",
-        ),
-    ] = None,
+    draft: DraftOption = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,

@@ -10,12 +10,14 @@ from typer.exceptions import Exit
 
 from partita.commands.arguments import (
     ContractOption,
+    DraftOption,
     JsonOption,
     LengthOption,
     MaxCopiesOption,
     MaxCopyBytesOption,
     MaxCpuNodesOption,
     PinOption,
+    PrefillChunkOption,
     ProbeSecondsOption,
     ProviderLibraryOption,
     ProviderOption,
@@ -87,15 +89,8 @@ def serve(
             help="Guess what follows from the text so far and confirm several tokens per step; answers are the same.",
         ),
     ] = None,
-    draft: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PACKAGE",
-            parser=read_path,
-            help="The same with guesses of a smaller package of the same tokenizer.",
-        ),
-    ] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    draft: DraftOption = None,
+    prefill_chunk: PrefillChunkOption = None,
     max_queue: Annotated[
         int, typer.Option(help="Most prompts of each package that wait for a row of its batch; more are refused.")
     ] = 256,
