@@ -49,9 +49,12 @@ ENTRIES = (
     Entry("partita", "int4-b64", 4, ("--precision", "int4", "--block-size", "64")),
     Entry(
         "partita",
-        "int4-b64+int8",
+        "int4-b64-head8+int8",
         4,
-        ("--precision", "int4", "--block-size", "64", "--prefill-precision", "auto"),
+        (
+            *("--precision", "int4", "--block-size", "64", "--keep", "lm_head=int8"),
+            *("--prefill-precision", "auto"),
+        ),
     ),
     Entry("partita", "int4-b128", 4, ("--precision", "int4", "--block-size", "128")),
     Entry("genai", "int4", 4, ("-p", "int4")),

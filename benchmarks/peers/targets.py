@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from benchmarks.peers.records import Contender, Machine, ShapeResult, Spread, Work
 
-DEFAULT_INT4, SMALL_INT4, PAIR = "partita int4-b64", "partita int4-b128", "partita int4-b64+int8"
-GENAI_INT4, Q4_0 = "genai int4", "llama q4_0"
+DEFAULT_INT4, SMALL_INT4, PAIR = "partita int4-b64", "partita int4-b128", "partita int4-b64-head8+int8"
+GENAI_INT4, Q4_0, PURE = "genai int4", "llama q4_0", "llama q4_0-pure"
+"""llama.cpp's Q4_0 has a wider head (Q6_K), as our pair has (int8): the two lose about the same. Its pure form reads
+4.5 bits for a weight, as blocks of 128 do.
+"""
 WIDE_PEERS = ("genai fp32", "optimum fp32")
 """ONNX Runtime's peers have no 16-bit form that its CPU provider runs whole."""
 
@@ -65,8 +68,7 @@ def verdicts(shape: ShapeResult, machine: Machine) -> list[Verdict]:
     return [
         *_speed(shape, DEFAULT_INT4, GENAI_INT4, 2.5, 4.0),
         *_speed(shape, SMALL_INT4, GENAI_INT4, 2.5, 4.0),
-        *_speed(shape, DEFAULT_INT4, Q4_0, 1.0, 1.1),
-        *_speed(shape, SMALL_INT4, Q4_0, 1.1, 1.1),
+        *_speed(shape, SMALL_INT4, PURE, 1.1, 1.1),
         *_speed(shape, PAIR, GENAI_INT4, 2.5, 4.0),
         *_speed(shape, PAIR, Q4_0, 1.0, 1.1),
         *_start(shape),

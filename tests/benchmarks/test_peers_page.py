@@ -208,6 +208,38 @@ def test_a_packed_weight_reads_its_blocks_with_a_scale_and_a_sum(tmp_path):
     assert decode_bytes(tmp_path / "model.onnx") == 64 * 2 * (32 + 8) + 64 * 100 * 4
 
 
+def test_what_is_gone_when_a_graph_is_open_is_looked_through(tmp_path):
+    def stored(name, dtype, shape):
+        size = int(np.prod(shape))
+        bits = {TensorProto.UINT4: 4, TensorProto.UINT8: 8, TensorProto.BFLOAT16: 16, TensorProto.FLOAT: 32}[dtype]
+        return helper.make_tensor(name, dtype, shape, bytes(size * bits // 8), raw=True)
+
+    constants = [
+        stored("narrow", TensorProto.BFLOAT16, (128, 64)),
+        stored("integers", TensorProto.UINT4, (64, 32)),
+        stored("scales", TensorProto.FLOAT, (2, 32)),
+        stored("experts", TensorProto.UINT8, (4, 32, 16)),
+        stored("expert_scales", TensorProto.FLOAT, (4, 32, 1)),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["narrow"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["x", "wide"], ["y"]),
+        helper.make_node("DequantizeLinear", ["integers", "scales"], ["floats"], axis=0, block_size=32),
+        helper.make_node("MatMul", ["y", "floats"], ["z"]),
+        helper.make_node(
+            "QMoE",
+            ["z", "router", "experts", "expert_scales"],
+            ["out"],
+            k=2,
+            expert_weight_bits=4,
+            domain="com.microsoft",
+        ),
+    ]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [], [], constants)), tmp_path / "model.onnx")
+    products = 128 * 64 * 4 + (64 * 32 // 2 + 64 * 32 // 32 * 8)
+    assert decode_bytes(tmp_path / "model.onnx") == products + 2 * (32 * 16 + 32 * 8)
+
+
 def test_quality_compares_where_the_original_has_a_loss():
     text = {"losses": np.array([[1.0, np.nan, 2.0]]), "best": np.array([[3, 4, 5]])}
     ratio, perplexity, same = compared(text, np.array([[1.5, 9.0, 2.5]]), np.array([[3, 0, 0]]))

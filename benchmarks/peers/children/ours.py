@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.peers.children.serving import Open, Opened, serve
+
+if TYPE_CHECKING:
+    from partita.package_records import PackedKind
+
+
+def _kind(kind: PackedKind) -> str:
+    """`30 in int4, blocks of 64`: a weight whose rows the block size does not divide has smaller ones."""
+    blocks = f"blocks of {kind.block_size}" if kind.block_size else "a scale for each row"
+    return f"{kind.weights} in {kind.precision}, {blocks}"
 
 
 def opener() -> Open:
@@ -34,6 +44,8 @@ def opener() -> Open:
         manifest = read_manifest(model)
         runner = load_runner(model, parse_chain("cpu"), threads=threads, manifest=manifest)
         settings = {"attention": manifest.graph.attention}
+        if manifest.packed is not None:
+            settings["weights"] = ", ".join(_kind(each) for each in manifest.packed.kinds)
         return Opened(Ours(runner), ("onnxruntime-gpu", "onnxruntime", "numpy"), settings)
 
     return open_engine
