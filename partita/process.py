@@ -38,8 +38,13 @@ def give_back() -> None:
     glibc keeps what it once had for later use: after a model was let go, more than half of it stayed resident.
     """
     gc.collect()
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
+    trim()
+
+
+def trim() -> None:
+    """Have the C library give freed memory back to the system, where it can."""
+    if sys.platform == "linux" and (give := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        give(0)
 
 
 def anonymous_bytes() -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
-from partita.export import known_answer, weights
+from partita.export import known_answer, spilled, weights
 from partita.export.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint
@@ -143,6 +143,7 @@ class Draft:
                 prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
                 weights=told_weights(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,
+                scratch=self.work.scratch,
             )
         return self.answers[key]
 
@@ -163,14 +164,13 @@ class Draft:
         """The original with the weights of `graphs` rounded on the text, into `folder`, and those that could not be."""
         assert self.plan is not None and self.plan.rounded is not None and self.text is not None
         placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
-        calibration.check_memory(placed, fake.parameters, fake.hidden_size, self.text)
+        held = spilled.resident_parameters(self.checkpoint.tensors, self.work.scratch)
+        calibration.check_memory(placed, held, fake.hidden_size, self.text)
         rounded.begin(folder)
         sources = match_names(fake.module, self.checkpoint.tensors)
-        model = known_answer.load(self.checkpoint)
+        model = known_answer.load(self.checkpoint, self.work.scratch)
         if not calibration.without_weights(model, self.text):
-            calibration.check_memory(
-                placed, fake.parameters, fake.hidden_size, self.text, fake.heads, loaded=fake.parameters
-            )
+            calibration.check_memory(placed, held, fake.hidden_size, self.text, fake.heads, loaded=held)
         return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
 
     def _trace(self, way: Way) -> Graphs:

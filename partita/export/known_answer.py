@@ -23,14 +23,14 @@ from safetensors.numpy import save as serialised
 from transformers import AutoTokenizer, modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
-from partita.export import dequantised
+from partita.export import dequantised, spilled
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
 from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
-from partita.package import KNOWN_ANSWER
+from partita.package import KNOWN_ANSWER, Manifest
 from partita.process import give_back
 from partita.spelling import spelled
 
@@ -44,6 +44,9 @@ PROMPT_TEXT = (
 )
 MEMORY_MARGIN = 1.15
 """Activations and the loader's own needs, as a factor on the float32 weights."""
+PACKED_COPIES = 3
+"""What a session takes at most while it is opened, as a multiple of packed weights: the file, and what it makes of it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,19 @@ class KnownAnswer:
     reference: str
 
 
-def check_memory(parameters: int, cache_bytes: int) -> None:
-    """Raise ResourceError when the original model in float32, or the cache of the replay, will not fit into memory.
+def check_memory(parameters: int, cache_bytes: int, beside_bytes: int = 0) -> None:
+    """Raise ResourceError when the original model, or the cache of the replay, will not fit into memory.
 
-    The two are not in memory at the same time.
+    `parameters` are those that it has in memory (`spilled.resident_parameters`), in float32; the cache is not there at
+    the same time, and `beside_bytes` are.
     """
     free = free_bytes()
-    needed = int(parameters * 4 * MEMORY_MARGIN)
+    needed = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
     if needed > free:
         raise ResourceError(
             f"the original model needs about {human_bytes(needed)} for its known answer, and "
-            f"{human_bytes(int(free))} are free; "
-            f"export with {spelled('verify', False)}, and verify on a machine with more memory"
+            f"{human_bytes(int(free))} are free; free more, or have room for its weights in float32 on the disk of "
+            f"{spelled('out')}, or export with {spelled('verify', False)} and verify on a machine with more memory"
         )
     if cache_bytes > free:
         raise ResourceError(
@@ -77,12 +81,15 @@ def check_memory(parameters: int, cache_bytes: int) -> None:
         )
 
 
-def check_run_memory(parameters: int, cache_bytes: int) -> None:
-    """Raise ResourceError when running a package of so many weights will not fit into memory.
+def check_run_memory(manifest: Manifest) -> None:
+    """Raise ResourceError when running a package will not fit into memory.
 
-    The CPU provider computes in float32 where it has no narrower kernel, and then has a second copy of the weights.
+    The CPU provider computes in float32 where it has no narrower kernel, and then has a second copy of the weights;
+    integers it packs anew.
     """
-    free, needed = free_bytes(), parameters * 4 + cache_bytes
+    graph = manifest.graph
+    weights = manifest.source.parameters * 4 if manifest.packed is None else PACKED_COPIES * graph.weight_bytes
+    free, needed = free_bytes(), weights + graph.cache_bytes
     if needed > free:
         raise ResourceError(f"running it takes about {human_bytes(needed)} and {human_bytes(int(free))} are free")
 
@@ -109,15 +116,20 @@ def _cgroup_bytes_left() -> float:
         return float("inf")
 
 
-def load(checkpoint: Checkpoint) -> Any:
+def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     """The original model, in float32 with eager attention. Raises UnsupportedModelError when transformers cannot.
 
     Of a quantised checkpoint it is the model of the numbers that its weights stand for, and with a merged adapter that
-    of the merged weights.
+    of the merged weights. `scratch`: a folder on a disk, where a large one keeps its parameters while it is there.
     """
     give_back()  # of what was done before, sessions too, which is most of what an export holds beside the model
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
-    with quiet(), translated("loading the original model"), _read_and_not_mapped():
+    with (
+        quiet(),
+        translated("loading the original model"),
+        _read_and_not_mapped(),
+        spilled.spilling(checkpoint.tensors, scratch),
+    ):
         if any(info.decoder is not None for info in checkpoint.tensors.values()):
             loaded = dequantised.load(checkpoint, config)
         else:
@@ -135,6 +147,7 @@ def load(checkpoint: Checkpoint) -> Any:
         raise UnsupportedModelError(
             f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.where}"
         )
+    spilled.watch(model)
     return model
 
 
@@ -173,19 +186,21 @@ def compute(
     prepare: Callable[[Any], object] | None = None,
     afterwards: Callable[[Any], object] | None = None,
     weights: str = "",
+    scratch: Path | None = None,
 ) -> KnownAnswer:
     """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
 
     `tokens`: how long the prompt is to be, where the cache has room for it. `prepare` is given the loaded model, to put
     rounded weights into it; `afterwards`, once it has read the prompt, to put others into it; `weights` says which,
-    as the end of a sentence.
+    as the end of a sentence. `scratch`: where a large model keeps its parameters.
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
     prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
-    model = load(checkpoint)
+    model = load(checkpoint, scratch)
     if prepare is not None:
         prepare(model)
+        spilled.let_go(model)
     sequence = torch.from_numpy(prompt)[None]
     with quiet(), torch.no_grad(), translated("running the original model"):
         answer = _answered if afterwards is None else partial(_changed_between, change=afterwards)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from partita.errors import ResourceError
-from partita.export import known_answer, texts, weights
+from partita.export import known_answer, spilled, texts, weights
 from partita.export.drafts import Draft, Graphs, repacked
 from partita.export.naming import match_names
 from partita.export.progress import Stage, stage
@@ -78,12 +78,13 @@ class Mixes:
                 f"{human_bytes(base)} with none wider than {options.precision}; nothing was written"
             )
         self.text, self.unseen = _search_text(draft)
-        known_answer.check_memory(draft.fake.parameters + self.text.tokens * draft.fake.vocab_size, 0)
+        held = spilled.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
+        known_answer.check_memory(held + self.text.tokens * draft.fake.vocab_size, 0)
         placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
         names = match_names(draft.fake.module, draft.checkpoint.tensors)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-rounded-") as found:
             if draft.text is None:
-                model = known_answer.load(draft.checkpoint)
+                model = known_answer.load(draft.checkpoint, draft.work.scratch)
             else:
                 with stage(draft.work.progress, "calibrate", draft.work.seconds) as calibrating:
                     model, _ = draft.calibrated(graphs, Path(found), calibrating)
@@ -169,7 +170,8 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
     if found is None:
         ids = np.random.Generator(np.random.PCG64(1)).integers(0, vocabulary, wanted).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length)), True
-    measured, name = measured_tokens(draft.fake.parameters), options.quality_text.name
+    judged = options.max_perplexity_ratio is not None
+    measured, name = measured_tokens(draft.fake.parameters, judged=judged), options.quality_text.name
     rest = found.part(measured, measured + wanted)
     if len(rest.ids) >= mixing.FEWEST_TOKENS:
         return Text(f"{name} after what quality is measured on", sha256, rest.windows(length)), True

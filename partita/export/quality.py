@@ -34,8 +34,10 @@ from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
 MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
-TOKENS_TIMES_PARAMETERS = 1e12
-"""Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU."""
+TOKENS_TIMES_PARAMETERS, JUDGED_TOKENS_TIMES_PARAMETERS = 2.5e11, 1e12
+"""Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU. More
+are read where the ratio decides whether the package is published.
+"""
 SHORTEST_TEXT = 256
 """Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""
 
@@ -88,13 +90,16 @@ def read_text(
     max_length: int,
     parameters: int,
     told: Callable[[str], object] = len,
+    *,
+    judged: bool = False,
 ) -> Text:
     """The beginning of the text in `path`, as windows. Raises UsageError when it cannot be read or is too short.
 
-    A checkpoint without a tokenizer that loads is given fixed random tokens, and `told` so.
+    A checkpoint without a tokenizer that loads is given fixed random tokens, and `told` so. `judged`: the ratio decides
+    what is published.
     """
     text, sha256 = texts.read(path, "quality_text")
-    wanted = measured_tokens(parameters)
+    wanted = measured_tokens(parameters, judged=judged)
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
     if found is None:
         told("no tokenizer of the checkpoint loads: the quality of its packed weights is measured on random tokens")
@@ -109,9 +114,10 @@ def read_text(
     return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
 
 
-def measured_tokens(parameters: int) -> int:
+def measured_tokens(parameters: int, *, judged: bool = False) -> int:
     """How many tokens of a text are taken for a model of so many parameters."""
-    return int(min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
+    product = JUDGED_TOKENS_TIMES_PARAMETERS if judged else TOKENS_TIMES_PARAMETERS
+    return int(min(MOST_TOKENS, max(FEWEST_TOKENS, product / max(1, parameters))))
 
 
 @dataclass(slots=True)
@@ -187,7 +193,13 @@ class _Blocks:
 
 
 def measure(
-    checkpoint: Checkpoint, text: Text, folder: Path, manifest: Manifest, open_scorer: OpenScorer, stage: Stage
+    checkpoint: Checkpoint,
+    text: Text,
+    folder: Path,
+    manifest: Manifest,
+    open_scorer: OpenScorer,
+    stage: Stage,
+    scratch: Path | None = None,
 ) -> Quality:
     """Run the original and the package in `folder` over the text, and keep what the original made of it there.
 
@@ -195,7 +207,7 @@ def measure(
     """
     windows = text.windows
     found = _Measured.of(windows)
-    model = load(checkpoint)
+    model = load(checkpoint, scratch)
     blocks = _Blocks(found, manifest.graph.vocab_size)
     with open_scorer(folder, manifest) as scorer:
         for first in range(0, len(windows), scorer.rows):

@@ -146,7 +146,7 @@ def _tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> Smoke
     """A smoke run, or why there is no memory for it. Raises NotRunningError."""
     try:
         if not work.options.verify:  # else it was looked at before the original model ran
-            known_answer.check_run_memory(manifest.source.parameters, manifest.graph.cache_bytes)
+            known_answer.check_run_memory(manifest)
         with opened_and_run(provider, work.folder):
             return smoke(work.folder, manifest)
     except ResourceError as error:

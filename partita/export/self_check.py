@@ -7,6 +7,7 @@ agree with both.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ TOLERANCE = 1e-3
 """Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
 
 
-def disagreement(checkpoint: Checkpoint, answer: KnownAnswer) -> str | None:
+def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | None = None) -> str | None:
     """What the model contradicts itself in, as a sentence; None when it does not, or cannot be asked."""
     try:
-        model = load(checkpoint)
+        model = load(checkpoint, scratch)
         with quiet(), torch.no_grad():
             prompt = torch.from_numpy(answer.prompt)[None]
             return _not_causal(model, prompt) or _not_as_generated(model, prompt, len(answer.tokens))

@@ -29,6 +29,11 @@ class Work:
     cleanup: ExitStack = field(default_factory=ExitStack)
     """Ends with the export: what has to last until everything is written, and not longer."""
 
+    @property
+    def scratch(self) -> Path:
+        """Where large things that are not part of the package lie while they are needed: beside it."""
+        return self.folder.parent
+
 
 def tell(work: Work, note: str) -> None:
     """Add a note for the user, once."""

@@ -20,7 +20,16 @@ import partita
 from partita import dtypes
 from partita.contract import Contract
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
-from partita.export import bf16_twin, cache_rounding, known_answer, quality, self_check, stored_precision, weights
+from partita.export import (
+    bf16_twin,
+    cache_rounding,
+    known_answer,
+    quality,
+    self_check,
+    spilled,
+    stored_precision,
+    weights,
+)
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
@@ -79,7 +88,8 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     text = _quality_text(exported, work, runtime)
     if options.verify:
         twin = options.computing.twin  # which keeps all of its cache in its own type
-        known_answer.check_memory(exported.original_parameters, _cache_bytes(contract, twin))
+        held = spilled.resident_parameters(checkpoint.tensors, work.scratch)
+        known_answer.check_memory(held, _cache_bytes(contract, twin))
     _check_space(options.out.parent, contract.weight_bytes)
     with (
         _calibrated(exported, work) as exported,
@@ -152,17 +162,21 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
         return None
     parameters = exported.original_parameters
     checkpoint, told = exported.checkpoint, partial(tell, work)
-    return quality.read_text(path, checkpoint, contract.vocab_size, contract.max_length, parameters, told)
+    judged = work.options.max_perplexity_ratio is not None
+    return quality.read_text(
+        path, checkpoint, contract.vocab_size, contract.max_length, parameters, told, judged=judged
+    )
 
 
 def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
     """The manifest with what the precision costs, where weights are packed or the cache is rounded."""
     if text is None or runtime.scorer is None:
         return manifest
-    needed = exported.original_parameters + exported.contract.weight_bytes // 2  # both are in memory, packed twice
-    known_answer.check_memory(needed, manifest.graph.cache_bytes)
+    held = spilled.resident_parameters(exported.checkpoint.tensors, work.scratch)
+    packed_twice = 2 * exported.contract.weight_bytes  # it is open beside the original
+    known_answer.check_memory(held, manifest.graph.cache_bytes, packed_twice)
     with stage(work.progress, "quality", work.seconds) as current:
-        found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current)
+        found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current, work.scratch)
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
 
@@ -318,7 +332,7 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
-            own = self_check.disagreement(exported.checkpoint, answer)
+            own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
         if own is not None:
             raise UnsupportedModelError(f"{work.options.checkpoint}: {own}; nothing was written")
         raise ParityError(

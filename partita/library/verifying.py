@@ -113,7 +113,7 @@ def verify_against(
             f"{spelled('reference')} is for folders that Partita did not write; {folder} has its own known answer"
         )
     try:
-        from partita.export import known_answer
+        from partita.export import known_answer, spilled
         from partita.export.checkpoint import open_checkpoint
     except ImportError as error:
         lacking = explain(error)
@@ -122,8 +122,9 @@ def verify_against(
     _check_model(folder, manifest, checkpoint)
     graph = manifest.graph
     with temporary_directory() as made, audience.busy("running the original model"):
-        known_answer.check_memory(manifest.source.parameters, graph.cache_bytes)
-        answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length)
+        scratch = Path(made)
+        known_answer.check_memory(spilled.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
+        answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
         known_answer.save(answer, Path(made))
         found = verify(folder, manifest, target, threads, told=told, audience=audience, answers=Path(made))
     bits = PRECISIONS[graph.precision].bits

@@ -94,7 +94,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     model = load(out)
     size = vocabulary(model) or int(checkpoint.config.get_text_config(decoder=True).vocab_size)
     contract = contract_of(model, options.batch_size, length, size)
-    return _Written(_exported(checkpoint, model, contract, versions), versions, target)
+    return _Written(_exported(checkpoint, model, contract, versions, work.scratch), versions, target)
 
 
 def _check(work: Work) -> None:
@@ -115,7 +115,9 @@ def _check(work: Work) -> None:
             raise UsageError(f"{said} writes its own graph, without {other}; leave one of the two out")
 
 
-def _exported(checkpoint: Checkpoint, model: ir.Model, contract: Contract, versions: Mapping[str, str]) -> Exported:
+def _exported(
+    checkpoint: Checkpoint, model: ir.Model, contract: Contract, versions: Mapping[str, str], scratch: Path
+) -> Exported:
     """The graph as it is handed over."""
     count, size = weights_of(model)
     return Exported(
@@ -126,7 +128,7 @@ def _exported(checkpoint: Checkpoint, model: ir.Model, contract: Contract, versi
         contract=contract.model_copy(update={"weight_bytes": size}),
         parameters=count,
         original_parameters=count,
-        answer=lambda: known_answer.compute(checkpoint, contract.vocab_size, contract.max_length),
+        answer=lambda: known_answer.compute(checkpoint, contract.vocab_size, contract.max_length, scratch=scratch),
         unused=(),
         passes={},
         tools={name if NAME in name else f"{name} of {NAME}": version for name, version in versions.items()},

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from partita.export import spilled
 from partita.export.naming import Sources
 from partita.export.origins import Computed, Joined, Origin, Region, Rescaled, Stored, blocks
 from partita.export.quantisation.rewrite import Placed
@@ -79,6 +80,7 @@ def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> Non
                 _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
         for each in placed:
             put_back(model, each, names, written_rows(each))
+            spilled.let_go(model)
 
 
 @dataclass(frozen=True, slots=True)
