@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +44,9 @@ SHORTEST_TEXT = 256
 
 BLOCK_ELEMENTS = 1 << 19
 """Logits that are compared at once: few enough to stay in the processor's cache."""
+
+KEPT_BYTES = 2 << 30
+"""Logits of the original that are on disk at a time."""
 
 RANDOM = "random tokens"
 """What stands for the name of a text where there is none."""
@@ -205,31 +209,82 @@ def measure(
 
     Raises what loading or running either does.
     """
-    windows = text.windows
+    windows, vocab_size = text.windows, manifest.graph.vocab_size
     found = _Measured.of(windows)
+    blocks = _Blocks(found, vocab_size)
     model = load(checkpoint, scratch)
-    blocks = _Blocks(found, manifest.graph.vocab_size)
-    with open_scorer(folder, manifest) as scorer:
-        for first in range(0, len(windows), scorer.rows):
-            taken = windows[first : first + scorer.rows]
-            with quiet(), torch.no_grad(), translated("running the original model"):
-                # The last token has nothing after it: neither of the two is given it.
-                theirs = model(input_ids=torch.from_numpy(taken[:, :-1]), use_cache=False).logits.float()
-
-            def hear(
-                row: int, position: int, logits: Logits, first: int = first, theirs: torch.Tensor = theirs
-            ) -> None:
-                blocks.hear(first + row, position, logits, theirs[row, position])
-
-            scorer.score(taken[:, :-1].tolist(), hear)
-            blocks.flush()
-            del theirs, hear  # before the original makes the next ones
-            stage.advance(len(taken))
+    with ExitStack() as opened:
+        kept = opened.enter_context(_kept(scratch, windows.shape[1] - 1, vocab_size))
+        scorer: Scorer | None = None
+        for start in range(0, len(windows), kept.windows):
+            part = windows[start : start + kept.windows]
+            kept.fill(model, part)
+            if start + len(part) == len(windows):  # the package is opened when the original is gone, mostly
+                del model
+                give_back()
+            scorer = scorer or opened.enter_context(open_scorer(folder, manifest))
+            _compare(scorer, part, start, kept, blocks, stage)
+        assert scorer is not None
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
-    del model
-    give_back()
     _save(text, found, folder)
     return _quality(text, found, provider).model_copy(update={"phases": _phases(found, goes_on)})
+
+
+def _compare(
+    scorer: Scorer, windows: npt.NDArray[np.int64], start: int, kept: _Kept, blocks: _Blocks, stage: Stage
+) -> None:
+    """Have the package read windows, the first of which has the number `start`, beside what is kept of them."""
+    for first in range(0, len(windows), scorer.rows):
+        taken = windows[first : first + scorer.rows]
+
+        def hear(row: int, position: int, logits: Logits, first: int = first) -> None:
+            blocks.hear(start + first + row, position, logits, kept.at(first + row, position))
+
+        # The last token has nothing after it: neither of the two is given it.
+        scorer.score(taken[:, :-1].tolist(), hear)
+        blocks.flush()
+        stage.advance(len(taken))
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Logits of the original of some windows, in a file: the two are not in memory at the same time."""
+
+    file: IO[bytes]
+    length: int
+    """Tokens of a window that have one after them."""
+    vocab_size: int
+    _read: npt.NDArray[np.float32] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._read = np.empty(self.vocab_size, np.float32)
+
+    @property
+    def windows(self) -> int:
+        """Of how many there is room at a time."""
+        return max(1, KEPT_BYTES // (self.length * self.vocab_size * 4))
+
+    def fill(self, model: Any, windows: npt.NDArray[np.int64]) -> None:
+        """Keep what `model` says of `windows`. Raises OSError when the disk is full."""
+        self.file.seek(0)
+        for window in windows:
+            with quiet(), torch.no_grad(), translated("running the original model"):
+                logits = model(input_ids=torch.from_numpy(window[None, :-1]), use_cache=False).logits[0].float()
+            self.file.write(logits.contiguous().numpy().data.cast("B"))
+            del logits  # before the next ones are made
+
+    def at(self, window: int, position: int) -> torch.Tensor:
+        """Logits [vocab] of what follows a position of a window, until those of another one are asked for."""
+        self.file.seek((window * self.length + position) * self.vocab_size * 4)
+        self.file.readinto(self._read.data.cast("B"))  # type: ignore[attr-defined]  # a file of bytes has it
+        return torch.from_numpy(self._read)
+
+
+@contextmanager
+def _kept(scratch: Path | None, length: int, vocab_size: int) -> Iterator[_Kept]:
+    """A file in `scratch` without a name, for windows of `length` tokens."""
+    with tempfile.TemporaryFile(dir=scratch) as file:
+        yield _Kept(file, length, vocab_size)
 
 
 def _quality(text: Text, found: _Measured, provider: str) -> Quality:

@@ -33,6 +33,7 @@ SPACE_MARGIN = 1.05
 """Room on disk, as a factor on the float32 weights."""
 SETTER = "set_param_for_module"
 """What gives a module of transformers 5 a parameter that was loaded, in the module that is imported above."""
+WRITTEN_BYTES = 64 << 20
 TRIMMED_BYTES = 64 << 20
 """Loaded since memory that was freed was given back."""
 WAITS = "HF_DEACTIVATE_ASYNC_LOAD"
@@ -144,13 +145,12 @@ def _parameter(file: int, value: torch.Tensor) -> torch.nn.Parameter | torch.Ten
     if not size:
         return value
     start = -(-os.fstat(file).st_size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-    os.truncate(file, start + size)
-    if hasattr(os, "posix_fallocate"):  # a disk that fills up while a mapping is written to is SIGBUS, and no error
-        os.posix_fallocate(file, start, size)
+    content: Any = value.detach().contiguous().view(torch.uint8).reshape(-1).numpy().data
+    written = 0
+    while written < size:  # and not by way of the mapping, which would be in memory beside the value
+        written += os.pwrite(file, content[written : written + WRITTEN_BYTES], start + written)
     pages = mmap.mmap(file, size, offset=start)
     kept = torch.frombuffer(pages, dtype=value.dtype).view(value.shape)
-    kept.copy_(value)
-    pages.madvise(mmap.MADV_DONTNEED)
     parameter = torch.nn.Parameter(kept, requires_grad=False)
     setattr(parameter, PAGES, pages)
     return parameter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +71,7 @@ def test_what_is_written_to_a_parameter_stays(tiny_checkpoint: TinyCheckpoint, t
 def test_without_room_on_the_disk_the_model_stays_in_memory(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spilled.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     model = known_answer.load(open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path)
     assert not any(hasattr(p, spilled.PAGES) for p in model.parameters())
 
@@ -81,7 +82,7 @@ def test_a_disk_that_fills_up_is_told(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(ResourceError, match="no room for the weights of the original model.*No space left"):
         known_answer.load(open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path)
     assert spilled.WAITS not in os.environ  # as it was before, also after an error
