@@ -107,6 +107,24 @@ class Environment(Record):
         return {**given, "onnxruntime_wheels": [{"name": name, "version": version} for name, _, version in pairs]}
 
 
+class PackageQuality(Record):
+    """What the precision of a package costs, as measured when it was exported: beside the original, on one text."""
+
+    text: str
+    tokens: int
+    """Tokens that were predicted."""
+    provider: str
+    """What the package ran on."""
+    perplexity_ratio: float
+    """Its perplexity by that of the original; 1 is no loss."""
+    top1_agreement: float
+    """Share of the positions at which both think the same token most likely."""
+    kl_mean: float
+    """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
+    kl_p99: float
+    """Its 99th percentile."""
+
+
 class PackageFacts(Record):
     """The package that was run."""
 
@@ -123,6 +141,8 @@ class PackageFacts(Record):
     """What it was exported from: the name of a folder, or a hub id; empty in a report that was written without."""
     target: str = ""
     """The provider that its lowering was chosen for; empty when it was not chosen for one."""
+    quality: PackageQuality | None = None
+    """null where none was measured, and in a report that was written without."""
 
 
 class RemedyRecord(Record):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from partita.diagnosis.actions import Action, Situation, steps_for
 from partita.errors import PackageError
-from partita.observations.records import PackageFacts
+from partita.observations.records import PackageFacts, PackageQuality
 from partita.package import MANIFEST, Manifest, read_manifest, sha256_of
+from partita.package_records import Quality
 from partita.remedies import Remedy
 
 ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--provider", "{chain},cpu"))
@@ -35,7 +36,13 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         verification_detail=verification.detail,
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
+        quality=None if manifest.quality is None else _quality(manifest.quality),
     )
+
+
+def _quality(measured: Quality) -> PackageQuality:
+    """What a report says of the quality of a package."""
+    return PackageQuality(**{name: getattr(measured, name) for name in PackageQuality.model_fields})
 
 
 def _identity(folder: Path, manifest: Manifest) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from partita.observations.records import PackageQuality
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Line, Table
 from partita.partition_reports.sections.packed import section
+from partita.partition_reports.views import html, markdown, text
 from tests.partition_reports.samples import recorded_facts, report_of
 
 
@@ -100,3 +102,32 @@ def test_weights_that_are_restored_in_every_run_are_said() -> None:
     assert found is not None and "restore floats first" in str(
         next(b for b in found.blocks if isinstance(b, Line)).text
     )
+
+
+def test_every_view_tells_what_the_precision_costs() -> None:
+    report = of_precision("int4", {"MatMul": "MatMulNBits"})
+    assert report.package is not None
+    quality = PackageQuality(
+        text="heldout.txt",
+        tokens=8176,
+        provider="CPUExecutionProvider",
+        perplexity_ratio=1.01554,
+        top1_agreement=0.907,
+        kl_mean=0.0139,
+        kl_p99=0.059,
+    )
+    package = report.package.model_copy(update={"quality": quality})
+    report = report.model_copy(update={"package": package})
+    for each in (text, markdown, html):
+        shown = " ".join(each.VIEW.to_text(report).split())
+        for told in ("perplexity 1.0155 times the original", "90.7%", "8,176 tokens of heldout.txt"):
+            assert told in shown, each.VIEW.name
+    again = Report.model_validate_json(report.model_dump_json(by_alias=True))
+    assert again.package is not None and again.package.quality == quality
+
+
+def test_a_report_of_before_has_no_quality() -> None:
+    report = report_of(recorded_facts())
+    assert report.package is not None
+    written = report.package.model_dump(exclude={"quality"})
+    assert type(report.package).model_validate(written).quality is None

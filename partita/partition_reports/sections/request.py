@@ -49,6 +49,15 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
         ),
     )
     yield "package is", (f"{package.verification}: {package.verification_detail}",)
+    if (found := package.quality) is not None:
+        yield (
+            "quality",
+            (
+                f"perplexity {found.perplexity_ratio:.4f} times the original's; same best token "
+                f"{found.top1_agreement:.1%}; KL divergence {found.kl_mean:.4f}, 99th percentile {found.kl_p99:.3f}",
+                f"at export: {plural(found.tokens, 'token')} of {found.text}, on {found.provider}",
+            ),
+        )
 
 
 def _describe_model(model: ModelFacts) -> Iterator[Pair]:
