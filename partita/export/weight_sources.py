@@ -140,16 +140,30 @@ class Plain:
             for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
                 piece = self.origin.read(region, files)
                 cast = piece.to(target)
-                if torch.isnan(cast).any():
-                    raise CheckpointError(
-                        f"{self.checkpoint.where}: tensor {self.name} holds NaN; the checkpoint is broken"
-                    )
-                if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
+                if torch.isfinite(cast).all():
+                    yield 0, cast.contiguous()
+                    continue
+                if not torch.isfinite(piece).all():
+                    found = broken(self.origin, self.name, files)
+                    raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is broken")
+                if target is torch.float16:
                     raise CheckpointError(
                         f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
                         f"{spelled('precision', 'bf16')} or fp32"
                     )
                 yield 0, cast.contiguous()
+
+
+def broken(origin: Origin, name: str, files: OpenFiles) -> str:
+    """Which tensor of the checkpoint holds what is no number, of those that the weight `name` comes from."""
+    for info in dict.fromkeys(origin.tensors()):
+        for region in blocks(info.shape, SLICE_BYTES // 4):
+            piece = files.read(info, region)
+            if torch.isnan(piece).any():
+                return f"tensor {info.name} holds NaN"
+            if torch.isinf(piece).any():
+                return f"tensor {info.name} holds infinite numbers"
+    return f"the numbers of {name} are not all finite"
 
 
 class StoredPart(ir.LazyTensor):

@@ -255,14 +255,36 @@ def test_a_model_without_layers(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
     assert "num_hidden_layers is 0" in str(refuse(folder, tmp_path / "out"))
 
 
-def test_a_weight_that_is_nan(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "tensor", "value", "precision"),
+    [
+        ("llama", "model.layers.1.mlp.up_proj.weight", "nan", "fp32"),
+        ("llama", "model.layers.1.mlp.up_proj.weight", "inf", "int4"),
+        ("llama", "model.layers.0.self_attn.k_proj.weight", "nan", "int4"),  # of a weight that is three tensors
+        ("llama", "model.layers.0.self_attn.v_proj.weight", "-inf", "fp16"),
+        ("llama", "model.layers.1.input_layernorm.weight", "inf", "int8"),
+        ("llama", "model.embed_tokens.weight", "inf", "int4"),  # tied
+        ("qwen3_moe", "model.layers.0.mlp.experts.1.down_proj.weight", "nan", "int4"),  # of a stack
+        ("qwen3_moe", "model.layers.0.mlp.gate.weight", "inf", "int4"),
+    ],
+)
+def test_a_weight_that_is_no_number_is_named(
+    tiny_checkpoint: TinyCheckpoint,
+    own_copy: Copy,
+    tmp_path: Path,
+    model_type: str,
+    tensor: str,
+    value: str,
+    precision: str,
+) -> None:
     from safetensors.torch import load_file, save_file
 
-    folder = own_copy(tiny_checkpoint("llama"))
+    folder = own_copy(tiny_checkpoint(model_type, tied=True))
     tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    tensors[tensor].view(-1)[3] = float(value)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert "tensor model.layers.1.mlp.up_proj.weight holds NaN" in str(refuse(folder, tmp_path / "o" / "out"))
+    said = str(refuse(folder, tmp_path / "o" / "out", precision=precision))
+    assert f"tensor {tensor} holds {'NaN' if value == 'nan' else 'infinite numbers'}" in said
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_called_a_write_error(

@@ -24,7 +24,7 @@ from partita.export.quantisation.packing import Packing
 from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid, Quantised, quantiser
 from partita.export.weight_files import OpenFiles
-from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
+from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource, broken
 from partita.spelling import spelled
 
 __all__ = ["Packed", "Packing"]
@@ -120,10 +120,8 @@ class Packed:
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 rows = self.origin.read(region, files).to(torch.float32)
                 if not torch.isfinite(rows).all():
-                    raise CheckpointError(
-                        f"{self.checkpoint.where}: tensor {self.name} holds NaN or infinite values and cannot be "
-                        "quantised; the checkpoint is broken"
-                    )
+                    which = broken(self.origin, self.name, files)
+                    raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is broken")
                 step = max(1, WORKING_ELEMENTS // self.width)
                 starts = range(0, len(rows), step)
                 found = pool.map(self._quantised, (rows[start : start + step] for start in starts))
