@@ -323,6 +323,6 @@ def test_a_checkpoint_with_an_infinite_weight_is_refused(
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("inf")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinite values"):
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds infinite numbers"):
         export_to(tmp_path / "out" / "package", folder, precision="int4")
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,41 @@
+"""How many nodes a layer of a llama is when ONNX Runtime runs it: what the passes are for, and easily lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.passes import optimised
+from partita import cli
+from tests.conftest import Exported, TinyCheckpoint
+
+MOST = 11
+
+
+@pytest.mark.parametrize(
+    ("precision", "activations"), [("fp32", None), ("fp16", "fp32"), ("bf16", "fp32"), ("int4", None)]
+)
+def test_a_layer_has_few_nodes_on_the_cpu(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, precision: str, activations: str | None
+) -> None:
+    """Arithmetic in float16 is not among them: the CPU provider casts what it multiplies, 16 nodes in all."""
+    package = exported(tiny_checkpoint("llama"), precision=precision, activations=activations, attention="gqa")
+    assert 5 <= optimised(package)[1] <= MOST
+
+
+def test_a_layer_has_few_nodes_on_cuda(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the dry run: what two more layers add, all of it on the provider."""
+    nodes = []
+    for layers in (2, 4):
+        checkpoint = tiny_checkpoint("llama", num_hidden_layers=layers, layer_types=None)
+        package = exported(checkpoint, precision="fp16", attention="gqa")
+        report = tmp_path / f"{layers}.json"
+        words = ["place", str(package), "--provider", "cuda,cpu", "--dry-run", "--max-cpu-nodes", "0"]
+        assert cli.run([*words, "--report", str(report)]) == 0, capsys.readouterr().err
+        phases = json.loads(report.read_text())["phases"]
+        nodes.append(next(len(phase["nodes"]) for phase in phases if phase["name"] == "decode"))
+    assert 5 <= (nodes[1] - nodes[0]) / 2 <= MOST
