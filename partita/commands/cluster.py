@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from partita import __version__
 from partita.commands.audience import say
@@ -23,8 +24,14 @@ from partita.library.cluster.options import ClusterOptions, read_cluster
 from partita.library.cluster.records import WorkerFact
 from partita.library.cluster.setting_up import import_ray, manifest_hash
 from partita.library.cluster.worker import Setup
+from partita.library.speculation import Speculation, check_speculation
 from partita.observations.text_format import listing, plural
 from partita.runtime.adapter_names import check_adapter
+
+
+def _everywhere(asked: Speculation) -> Speculation:
+    """With the whole path of a draft: workers have other current folders."""
+    return asked if asked.draft is None else replace(asked, draft=str(Path(asked.draft).resolve()))
 
 
 def run_on_cluster(options: GenerateOptions) -> int:
@@ -39,12 +46,13 @@ def run_on_cluster(options: GenerateOptions) -> int:
     cluster = read_cluster(options.address, options.workers, options.where.provider, options.kinds)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
+    check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
     sampling, _ = resolved(asked, options.package, tell_seed=False)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)
-    reads = read_by(options.where, options.package, *options.choice.reads, source)
+    reads = read_by(options.where, options.package, *options.choice.reads, *options.speculation.reads, source)
     claim_output(output, "answers", reads, option="--output")
     check_files(source, output)
     sink: Sink | None = None
@@ -62,6 +70,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
         token_ids=options.token_ids,
         prefill_chunk=options.prefill_chunk,
         adapter=options.adapter,
+        speculation=_everywhere(options.speculation),
     )
     with RowBar() as bar:
         try:

@@ -22,6 +22,8 @@ Conversations: TypeAlias = Annotated[Messages | Sequence[Messages], SkipValidati
 Samplings: TypeAlias = Annotated[Sampling | Sequence[Sampling] | Literal["checkpoint"], SkipValidation()]
 TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
 MAX_TOKENS = 1 << 24
+MOST_SEED = (1 << 64) - 1
+"""So that a table of answers has a column for it."""
 WHOLE = ("top_k", "seed", "max_new_tokens")
 """Options that are integers."""
 
@@ -70,7 +72,8 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
             raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both texts")
     if not listed:
         raise UsageError("messages is empty; give at least one dict of role and content")
-    return [dict(message) for message in listed]
+    # A column of a table has every field for every message; templates ask whether one is there.
+    return [{name: value for name, value in message.items() if value is not None} for message in listed]
 
 
 def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sampling]:
@@ -111,6 +114,8 @@ def check_values(sampling: Sampling) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
             raise UsageError(f"{name} is {value!r}; it must be {'an integer' if name in WHOLE else 'a number'}")
     in_range("max_new_tokens", sampling.max_new_tokens)
+    if sampling.seed is not None and sampling.seed > MOST_SEED:
+        raise UsageError(f"seed is {sampling.seed}; the largest is 2**64 - 1")
     replace(sampling, source=None).sampler()
 
 

@@ -99,6 +99,11 @@ class Journal:
 
     def remove(self) -> None:
         """The output is there: nothing of the run is left."""
+        if os.name == "posix":  # while it is locked, so that no other run opens what is about to go
+            with suppress(OSError):
+                self.path.unlink()
+            self.close()
+            return
         self.close()
         with suppress(OSError):
             self.path.unlink()

@@ -127,11 +127,28 @@ def _parquet_rows(path: Path) -> Iterator[InputRow]:
         )
     try:
         for block in file.iter_batches(batch_size=PARQUET_ROWS):
-            for data in block.to_pylist():
-                yield InputRow(index, _without_nulls(data))
-                index += 1
+            yield from _block_rows(block, index)
+            index += block.num_rows
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise GenerationError(f"{path}: damaged behind row {index} ({' '.join(str(error).split())})") from error
+
+
+def _block_rows(block: Any, first: int) -> Iterator[InputRow]:
+    """The rows of a block, one by one where they cannot be read together: a text that is none is one row's error."""
+    try:
+        rows = block.to_pylist()
+    except ValueError:  # UnicodeDecodeError is one
+        for number in range(block.num_rows):
+            try:
+                (data,) = block.slice(number, 1).to_pylist()
+            except ValueError as error:
+                said = " ".join(str(error).split())[:200]
+                yield InputRow(first + number, error=f"row {first + number} cannot be read ({said})")
+            else:
+                yield InputRow(first + number, _without_nulls(data))
+        return
+    for number, data in enumerate(rows):
+        yield InputRow(first + number, _without_nulls(data))
 
 
 def _parquet(path: Path) -> Any:

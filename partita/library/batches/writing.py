@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -43,9 +42,10 @@ def check_library(path: Path) -> None:
 def _in_one_piece(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write beside the file, then rename."""
     path = path.resolve()
-    temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
+    # Of one name, so that what a killed run has left is written over: the journal is locked by one run at a time.
+    temporary = path.with_name(f".{path.name}.partita.tmp")
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -97,7 +97,7 @@ def _schema(arrow: Any) -> Any:
             ("tokens", arrow.list_(arrow.int64())),
             ("prompt_tokens", arrow.int64()),
             ("finish_reason", arrow.string()),
-            ("seed", arrow.int64()),
+            ("seed", arrow.uint64()),
             ("error", arrow.string()),
             ("logprobs", arrow.list_(arrow.struct([*likely, ("top", arrow.list_(arrow.struct(likely)))]))),
         ]

@@ -11,6 +11,7 @@ class Ledger:
     def __init__(self) -> None:
         self._workers: dict[str, dict[str, Any]] = {}
         self._failed: dict[str, Any] | None = None
+        self._begun: dict[str, int] = {}
 
     def joined(self, worker: str, fact: dict[str, Any]) -> None:
         """A worker has loaded its package."""
@@ -23,6 +24,16 @@ class Ledger:
         known["rows"] += rows
         known["tokens"] += tokens
         known["busy_seconds"] = max(known["busy_seconds"], busy_seconds)
+
+    def began(self, what: str) -> int:
+        """A block, or a row alone, is begun; how often it was before and did not end."""
+        before = self._begun.get(what, 0)
+        self._begun[what] = before + 1
+        return before
+
+    def ended(self, what: str) -> None:
+        """It has its answers."""
+        self._begun.pop(what, None)
 
     def failed(self, told: dict[str, Any]) -> None:
         """A worker cannot go on: the error as data, the first one of all."""

@@ -7,6 +7,7 @@ command loses or doubles a row.
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -18,17 +19,17 @@ from pydantic import TypeAdapter
 
 from partita.errors import PartitaError
 from partita.library.batches.journal import Journal
-from partita.library.batches.rows import InputRow, RowAnswer
+from partita.library.batches.rows import READ, InputRow, RowAnswer
 from partita.library.cluster.ledger import Ledger
 from partita.library.cluster.options import ClusterOptions, block_rows, shares, worker_count
 from partita.library.cluster.records import ClusterReport, WorkerFact
 from partita.library.cluster.setting_up import check_kinds, connected, deal_of, means_of, run_error
-from partita.library.cluster.worker import ANSWER, ROW, ROWS, SETUPS, Setup, Worker
+from partita.library.cluster.worker import ANSWER, AT_ONCE, ROW, ROWS, SETUPS, Setup, Worker
 from partita.library.crossing import rebuilt
 
 ANSWERS = TypeAdapter(RowAnswer)
-IN_FLIGHT, AT_ONCE = 4, 2
-"""Blocks that wait at a worker or are with it, and those that it answers at the same time."""
+IN_FLIGHT = 4
+"""Blocks that wait at a worker or are with it."""
 LOST_STARTS = 3
 """Workers that may die one after the other while they start."""
 
@@ -99,7 +100,7 @@ class ClusterRun:
         found = []
         while block := list(islice(rows, size)):
             self.unread.update(*(row.unread for row in block))
-            texts = [ROWS.dump_json(row).decode() for row in block]
+            texts = [ROWS.dump_json(portable(row)).decode() for row in block]
             found.append(ray.put(pyarrow.table({ROW: pyarrow.array(texts, pyarrow.string())})))
         return found
 
@@ -142,6 +143,19 @@ class ClusterRun:
         self.journal.append(answer)
         self.tokens += len(answer.tokens)
         self.prompt_tokens += answer.prompt_tokens or 0
+
+
+def portable(row: InputRow) -> InputRow:
+    """A row as it goes to a worker: without the fields that mean nothing here, whatever they hold; an error where one
+    that is read has no form in JSON, as bytes and infinity have none.
+    """
+    data = {name: value for name, value in row.data.items() if name in READ}
+    for name, value in data.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            return InputRow(row.index, {}, f"{name} is {str(value)[:40]!r}, which is no value of JSON")
+    return InputRow(row.index, data, row.error)
 
 
 def _beside(ray: Any, deal: Any) -> Any:

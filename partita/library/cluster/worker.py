@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,17 @@ from partita.library.chain import ChainOptions
 from partita.library.cluster.options import CHAIN_VARIABLE, THREADS_VARIABLE
 from partita.library.crossing import told
 from partita.library.requests import Piece, Ticket
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.runtime.logprobs import TokenLogprobs
 
 ROW, ANSWER = "row", "answer"
 """Columns of what a worker is given, and of what it gives back."""
 PLACEMENT_TOKENS = 6
 """New tokens of the run that tells where nodes run: as many steps as are observed."""
+AT_ONCE = 2
+"""Blocks that a worker answers at the same time."""
+LOST_TOGETHER, LOST_ALONE = 2, 2
+"""How often workers may end with a block, and then with a row of it alone, before it is not tried so again."""
 STUCK_SECONDS = 1.0
 """How long a worker waits for a row before it looks whether it was closed."""
 
@@ -51,6 +56,8 @@ class Setup:
     token_ids: bool
     prefill_chunk: int | None = None
     adapter: str | None = None
+    speculation: Speculation = NO_SPECULATION
+    """A draft is at the same path everywhere."""
 
 
 SETUPS = TypeAdapter(Setup)
@@ -78,6 +85,8 @@ class Worker:
         self._ledger = ledger
         self._failure: dict[str, Any] | None = None
         self._changed = threading.Condition()
+        self._encoding = threading.Lock()
+        self._room, self._alone = threading.Semaphore(AT_ONCE), threading.Lock()
         self._first: float | None = None
         self._broken: Exception | None = None
         self._name = f"{socket.gethostname()}-{os.getpid()}"
@@ -93,18 +102,49 @@ class Worker:
             raise RuntimeError(self._failure["said"])
         rows = [ROWS.validate_json(text) for text in block[ROW].to_pylist()]
         self._first = self._first or time.perf_counter()
+        name = f"block of row {rows[0].index}" if rows else "empty"
         waiting = _Block(len(rows))
+        if self._ask("began", name) < LOST_TOGETHER:
+            with self._room:
+                self._answer(rows, waiting)
+        else:
+            self._one_by_one(rows, waiting)
+        self._say("ended", name)
+        self._say("did", self._name, len(rows), waiting.tokens, time.perf_counter() - self._first)
+        return {ANSWER: waiting.answers}
+
+    def _answer(self, rows: Sequence[InputRow], block: _Block) -> None:
+        """Answer rows side by side. Raises RuntimeError for what ends the run."""
+        left = block.left - len(rows)
         for row in rows:
-            self._submit(row, waiting)
+            self._submit(row, block)
         with self._changed:
-            self._changed.wait_for(lambda: waiting.left == 0 or waiting.error is not None or self._broken is not None)
-        error = waiting.error or self._broken
+            self._changed.wait_for(lambda: block.left <= left or block.error is not None or self._broken is not None)
+        error = block.error or self._broken
         if error is not None:
             self._failure = told(error)
             self._say("failed", self._failure)
             raise RuntimeError(str(error)) from error
-        self._say("did", self._name, len(rows), waiting.tokens, time.perf_counter() - self._first)
-        return {ANSWER: waiting.answers}
+
+    def _one_by_one(self, rows: Sequence[InputRow], block: _Block) -> None:
+        """Answer the rows of a block with which processes have ended, each with nothing beside it, so that the one that
+        ends them is known: it gets an error, for it would end every worker, and the others their answers.
+        """
+        with self._alone:
+            for _ in range(AT_ONCE):
+                self._room.acquire()
+            try:
+                for row in rows:
+                    name = f"row {row.index}"
+                    if self._ask("began", name) >= LOST_ALONE:
+                        said = "the worker's process ended each time that this row was answered"
+                        self._done(block, failed(row, GenerationError(said)), 0)
+                    else:
+                        self._answer([row], block)
+                    self._say("ended", name)
+            finally:
+                for _ in range(AT_ONCE):
+                    self._room.release()
 
     def _submit(self, row: InputRow, block: _Block) -> None:
         logprobs: list[TokenLogprobs] = []
@@ -113,7 +153,8 @@ class Worker:
             logprobs.extend(piece.logprobs)
             if piece.finish_reason is None:
                 return
-            if _ends_the_run(ticket.error) or piece.finish_reason == "interrupted":
+            lost = self._scheduler.lost_by is not None  # by what is no row's own: the others would fare no better
+            if lost or _ends_the_run(ticket.error) or piece.finish_reason == "interrupted":
                 self._end(block, ticket.error or GenerationError("the worker was closed"))
             elif ticket.error is not None:
                 self._done(block, failed(row, ticket.error), 0)
@@ -123,7 +164,8 @@ class Worker:
                 self._done(block, said, len(said.tokens))
 
         try:
-            work = work_of(row, self._defaults, self._text, self._scheduler.begun.vocab_size)
+            with self._encoding:  # a tokenizer is for one thread at a time
+                work = work_of(row, self._defaults, self._text, self._scheduler.begun.vocab_size)
             self._scheduler.submit(work, hear)
         except PartitaError as error:
             self._done(block, failed(row, error), 0)
@@ -133,8 +175,7 @@ class Worker:
             block.answers.append(json.dumps(answer.to_json(), ensure_ascii=False))
             block.tokens += tokens
             block.left -= 1
-            if not block.left:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     def _end(self, block: _Block, error: PartitaError) -> None:
         with self._changed:
@@ -165,7 +206,13 @@ class Worker:
         self._defaults = setup.defaults
         engine = LocalEngine(folder, manifest, read_chain_options(where), threads=where.threads)
         placement = placement_of(engine)
-        self._scheduler = Scheduler(engine, self._text, prefill_chunk=setup.prefill_chunk, adapter=setup.adapter)
+        self._scheduler = Scheduler(
+            engine,
+            self._text,
+            prefill_chunk=setup.prefill_chunk,
+            adapter=setup.adapter,
+            speculation=setup.speculation,
+        )
         used = tuple(entry.provider for entry in engine.opened.chain if entry.status == "active")
         fact = {
             **_place(self._name),
@@ -190,9 +237,13 @@ class Worker:
 
     def _say(self, what: str, *said: Any) -> None:
         """Tell the ledger, and wait until it knows: what a worker did is known when its block is."""
+        self._ask(what, *said)
+
+    def _ask(self, what: str, *said: Any) -> Any:
+        """The same, with what the ledger says to it."""
         import ray
 
-        ray.get(getattr(self._ledger, what).remote(*said))
+        return ray.get(getattr(self._ledger, what).remote(*said))
 
 
 def _ends_the_run(error: PartitaError | None) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.asking import conversations
 from partita.library.batches.reading import look_at, read_rows
-from partita.library.batches.rows import InputRow, RowDefaults, row_seed, work_of
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, row_seed, work_of
+from partita.library.batches.writing import write_answers
 from partita.library.requests import Work
 from partita.library.sampling import Sampling, completed
 from partita.runtime.suggested import Suggestion
@@ -165,3 +167,33 @@ def test_what_is_no_table_of_prompts_is_said_before_the_first_row(tmp_path, cont
         list(read_rows(path))
     with pytest.raises(UsageError, match="has to end in one of"):
         look_at(tmp_path / "in.csv")
+
+
+def test_a_text_that_is_none_is_the_error_of_one_row_of_a_table(tmp_path: Path) -> None:
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    texts = pyarrow.array([b"good", b"\xff\xfe", b"also good"], pyarrow.binary()).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "in.parquet")
+    first, second, third = read_rows(tmp_path / "in.parquet")
+    assert first.data == {"prompt": "good"} and third.data == {"prompt": "also good"} and third.index == 2
+    assert second.index == 1 and second.error is not None and "row 1 cannot be read" in second.error
+
+
+def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
+    ((message,),) = conversations([{"role": "user", "content": "hello", "tool_calls": None}])
+    assert message == {"role": "user", "content": "hello"}
+
+
+def test_the_largest_seed_has_a_place_in_a_table_and_a_larger_one_is_refused(tmp_path: Path) -> None:
+    require("pyarrow")
+    from pyarrow import parquet
+
+    largest = (1 << 64) - 1
+    work = asked({"tokens": [1], "temperature": 1.0, "seed": largest}, None)
+    answer = RowAnswer(0, None, None, (1,), 1, "stop", work.sampling.seed, None)
+    write_answers(tmp_path / "out.parquet", [json.dumps(answer.to_json()).encode()])
+    assert parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]["seed"] == largest
+    with pytest.raises(PartitaError, match="seed"):
+        asked({"tokens": [1], "temperature": 1.0, "seed": largest + 1}, None)

@@ -13,15 +13,19 @@ import pytest
 
 from partita import __version__
 from partita.cli import run
-from partita.errors import PackageError
+from partita.errors import PackageError, ResourceError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowDefaults
 from partita.library.chain import ChainOptions
+from partita.library.cluster import worker as worker_module
+from partita.library.cluster.ledger import Ledger
 from partita.library.cluster.options import read_cluster
-from partita.library.cluster.running import ClusterRun
+from partita.library.cluster.running import ClusterRun, portable
 from partita.library.cluster.setting_up import manifest_hash
-from partita.library.cluster.worker import Setup
+from partita.library.cluster.worker import ANSWER, ROW, SETUPS, Setup, Worker
+from partita.library.cluster.worker import ROWS as ROWS_ADAPTER
 from partita.library.sampling import Sampling
+from partita.library.speculation import Speculation
 from tests.conftest import REPOSITORY, require
 from tests.runtime.handmade import handmade, known_tokens
 
@@ -30,6 +34,7 @@ ROWS = [
     InputRow(n, {"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 9}) for n in range(64)
 ]
 EMPTY = 5
+POISON = 7
 """The row that has no prompt."""
 
 
@@ -93,6 +98,96 @@ def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_pat
     assert all(sum(phase.nodes.values()) > 0 for worker in report.workers for phase in worker.placement)
     assert {worker.chain for worker in report.workers} == {("CPUExecutionProvider",)}
     assert {worker.python.split(" ")[0] for worker in report.workers} == {sys.executable}
+
+
+class DiesOnOne(Worker):
+    """A worker whose process ends when it is given one of the rows."""
+
+    def _submit(self, row: InputRow, block: Any) -> None:
+        if row.index == POISON:
+            os._exit(1)
+        super()._submit(row, block)
+
+
+@pytest.mark.heavy
+def test_a_row_that_ends_every_process_is_an_error_and_its_neighbours_are_not(tmp_path):
+    require("ray")
+    package = handmade(tmp_path / "package", batch=3)
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        cluster = ClusterRun(
+            read_cluster("local", 1, "cpu"), setup_of(package), 3, journal, len(ROWS), worker=DiesOnOne
+        )
+        report = cluster.go(iter(ROWS))
+        answers = [json.loads(line) for line in journal.answers()]
+    assert [answer["index"] for answer in answers] == list(range(len(ROWS))) and report.rows == len(ROWS)
+    for row, answer in zip(ROWS, answers, strict=True):
+        if row.index == POISON:
+            assert "process ended each time" in answer["error"]
+        else:
+            assert answer["tokens"] == expected(row), row.index
+
+
+class Told(Worker):
+    """A worker in this process, with a ledger that is an object and no actor."""
+
+    def _ask(self, what: str, *said: Any) -> Any:
+        return getattr(self._ledger, what)(*said)
+
+
+def told_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, **more: Any) -> Told:
+    monkeypatch.setattr(worker_module, "_place", lambda name: {"worker": name})
+    setup = setup_of(handmade(tmp_path / "package", batch=3), **more)
+    return Told(SETUPS.dump_json(setup).decode(), ledger)
+
+
+def block_of(rows: list[InputRow]) -> Any:
+    require("pyarrow")
+    import pyarrow
+
+    return pyarrow.table({ROW: [ROWS_ADAPTER.dump_json(portable(row)).decode() for row in rows]})
+
+
+def answers_of(worker: Worker, rows: list[InputRow]) -> dict[int, dict[str, Any]]:
+    found = [json.loads(text) for text in worker(block_of(rows))[ANSWER]]
+    assert len(found) == len(rows)
+    return {answer["index"]: answer for answer in found}
+
+
+def test_after_two_deaths_rows_are_answered_alone_and_only_the_one_that_kills_is_an_error(tmp_path, monkeypatch):
+    ledger, rows = Ledger(), ROWS[:6]
+    for _ in range(2):
+        ledger.began(f"block of row {rows[0].index}")  # and the process ended
+        ledger.began("row 4")
+    answers = answers_of(told_worker(tmp_path, monkeypatch, ledger), rows)
+    assert "process ended each time" in answers[4]["error"]
+    assert all(answers[row.index]["tokens"] == expected(row) for row in rows if row.index != 4)
+    assert ledger.began("row 4") == 0  # it has its answer: nothing is held against another run
+
+
+def test_an_error_that_loses_the_batch_ends_the_run_and_is_no_rows_answer(tmp_path, monkeypatch):
+    worker = told_worker(tmp_path, monkeypatch, Ledger())
+
+    def full(*_: object, **__: object) -> Any:
+        raise ResourceError("out of memory")
+
+    monkeypatch.setattr(worker._scheduler._engine, "step", full)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        worker(block_of(ROWS[:4]))
+
+
+def test_what_has_no_form_in_json_is_a_rows_error_where_it_is_read_and_nothing_elsewhere() -> None:
+    kept = portable(InputRow(1, {"tokens": [1], "image": b"\x89PNG", "note": float("inf")}))
+    assert kept.data == {"tokens": [1]} and kept.error is None
+    for value in (b"x", float("inf")):
+        refused = portable(InputRow(2, {"tokens": [1], "temperature": value}))
+        assert refused.error is not None and "temperature is" in refused.error
+
+
+def test_guesses_are_asked_of_the_workers_too(tmp_path, monkeypatch):
+    worker = told_worker(tmp_path, monkeypatch, Ledger(), speculation=Speculation("ngram"))
+    assert (
+        worker._failure is not None and "--speculate ngram" in worker._failure["said"]
+    )  # of this package they are not
 
 
 def expected(row: InputRow) -> list[int]:
