@@ -40,7 +40,9 @@ TOKENIZERS: Mapping[str, TokenizerKind] = {
     "vocab.json": "transformers",
 }
 """What reads the tokenizer, by the first of these files that is there."""
-PACKED, WHOLE = "com.microsoft.MatMulNBits", ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
+PACKED, TABLED = "com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4"
+WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
+"""Operators on packed weights: integers of some bits, 4 bits that choose from a table, integers of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,8 @@ def precision_of(graph: GraphFacts) -> str:
     if PACKED in graph.operators:
         bits = [node.attributes.get("bits", 4) for node in graph.nodes if node.op_type == "MatMulNBits"]
         return "int8" if bits and bits.count(8) * 2 > len(bits) else "int4"
+    if TABLED in graph.operators:
+        return "int4"
     packed = {"int4": ("int4", "uint4"), "int8": ("int8", "uint8")}
     floats = max((count for name, count in stored.items() if "float" in name), default=0)
     for name, dtypes in packed.items():
