@@ -12,5 +12,6 @@ shapes     sizes of states, and how long a text may be
 agreement  whether a configuration says the same as the graph
 written    a contract that the user wrote down (--contract)
 inference  all of that together: a contract, or what cannot be understood
+lora       adapters beside a graph: inputs with defaults, and files of values for them
 folder     a folder as a manifest
 """

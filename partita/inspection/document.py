@@ -145,6 +145,8 @@ def _foreign(found: Inspection) -> Section | None:
         ("variant", foreign.variant or None),
         ("others", name_some(foreign.candidates) or None),
         ("written by", foreign.producer or None),
+        ("adapters", name_some(foreign.adapters) or None),
+        ("for them", plural(foreign.adapter_inputs, "optional input") if foreign.adapter_inputs else None),
     ]
     ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
     blocks: list[Block] = [_pairs("Layout", rows)]
