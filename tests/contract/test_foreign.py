@@ -1,4 +1,4 @@
-"""Folders of other exporters in every environment: caches that grow and that stay, with the ONNX Runtime of each wheel."""
+"""Folders of other exporters in every environment: caches that grow and that stay, in each ONNX Runtime."""
 
 from __future__ import annotations
 
