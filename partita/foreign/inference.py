@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import PackageError
 from partita.foreign.agreement import check_agreement
+from partita.foreign.carrying import GQA
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, length_of
-from partita.foreign.states import Pair, contradiction_of, pair_up
+from partita.foreign.states import Pair, contradiction_of, pair_up, window_of
 from partita.foreign.written import NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
@@ -80,6 +81,7 @@ class Inference:
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
         shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
+        self.note_window(main, pairs, length)
         check_agreement(self.where, self.evidence, main.file, pairs, states, vocab)
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
@@ -260,6 +262,16 @@ class Inference:
         if not found:
             raise self.wrong(graph, "nothing says how many tokens the vocabulary has", WRITE_CONTRACT)
         return found
+
+    def note_window(self, graph: GraphFacts, pairs: Sequence[Pair], length: int) -> None:
+        """Note a sliding window that the configuration has and no attention of the graph, where operators say which."""
+        makers = [graph.producer_of(pair.present.name) for pair in pairs]
+        told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
+        if told and 0 < self.evidence.window < length and not any(window_of(pair, graph) for pair in pairs):
+            self.notes.append(
+                f"{self.evidence.source} says a window of {self.evidence.window:,} tokens, and the graph's attention "
+                "has none: longer texts may have other tokens than the model"
+            )
 
     # --- files --------------------------------------------------------------------------------------------------------
 

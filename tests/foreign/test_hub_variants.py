@@ -103,6 +103,18 @@ def test_a_window_in_the_graph(sample: Sample) -> None:
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
+def test_a_window_that_the_graph_has_not_is_noted(sample: Sample) -> None:
+    """As onnxruntime-genai 0.18 builds mistral: the window is in its configuration, and in no attention."""
+    folder = sample("genai-fp32-cpu")
+    window = {"window_size": 8, "slide_key_value_cache": False, "slide_inputs": False, "layers": [], "cache_slack": 0}
+    changed(folder / "genai_config.json", model__decoder__sliding_window=window)
+    foreign = open_folder(folder).foreign
+    assert foreign is not None and any("window of 8 tokens" in note for note in foreign.notes)
+    changed(folder / "genai_config.json", model__decoder__sliding_window={**window, "window_size": 64})
+    foreign = open_folder(folder).foreign
+    assert foreign is not None and not foreign.notes
+
+
 def test_a_graph_for_webgpu_is_placed_and_labelled() -> None:
     manifest = open_folder(SAMPLES / "genai-int4-webgpu")
     assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
