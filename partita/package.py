@@ -111,15 +111,16 @@ class AdapterRecord(Record):
     name: str
     """What runs call it; that of its folder where it is merged."""
     merged: bool
-    kind: Literal["lora", "dora"]
-    ranks: tuple[int, ...]
-    modules: int
-    """Modules of which it changes the weight."""
+    kind: Literal["lora", "dora"] | None = None
+    """Null: of a folder that Partita did not write, whose adapter files say no more than values for inputs."""
+    ranks: tuple[int, ...] = ()
+    modules: int | None = None
+    """Modules of which it changes the weight; null: not known."""
     whole: tuple[str, ...] = ()
     """Parameters that it replaces."""
     base_model: str = ""
     """The model that it was trained on, as it says itself."""
-    source: tuple[FileRecord, ...]
+    source: tuple[FileRecord, ...] = ()
     """The files that it was read from, by name in their folder."""
     file: str | None = None
     """The file of the package, in ONNX Runtime's adapter format, that has the inputs it is switched on by; null where

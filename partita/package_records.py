@@ -312,6 +312,10 @@ class ForeignRecord(Record):
     """The other variants in the folder."""
     producer: str = ""
     """What the graph says of who wrote it."""
+    adapters: tuple[str, ...] = ()
+    """Files in ONNX Runtime's adapter format, which a run can switch on."""
+    adapter_inputs: int = 0
+    """Inputs that they may give values for, and that have defaults."""
     ports: tuple[PortSource, ...] = ()
     notes: tuple[str, ...] = ()
     """What was decided and could have been otherwise, a sentence each."""

@@ -15,6 +15,11 @@ from partita.remedies import Remedy, is_lfs_pointer, lfs_pull
 
 MANIFEST = "manifest.json"
 CONFIG = "config.json"
+GENAI_CONFIG = "genai_config.json"
+ONNX, ONNX_FOLDER = ".onnx", "onnx"
+DEEPEST, MOST_FOLDERS = 3, 500
+"""How many folders down, and how many folders, are looked into for models."""
+SHOWN = 8
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 READ_BY_SHOW = {"partita.report": "the report of a run", "partita.bench": "the result of a bench"}
@@ -50,15 +55,46 @@ def recognise(path: Path) -> Stranger:
 
 def _recognise_folder(folder: Path) -> Stranger:
     """What a folder without a manifest is."""
-    if (folder / CONFIG).is_file():
-        return Stranger("a checkpoint, not a package", _exporting(folder))
     inside = sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
-    if inside:
+    if inside and not (folder / CONFIG).is_file():
         return Stranger(f"not a package, it has no {MANIFEST}; there is one in it", NAME.filled(path=inside[0]))
+    is_checkpoint = (folder / CONFIG).is_file()
+    has_models = any(folder.glob(f"*{ONNX}")) or (is_checkpoint and _has_weights(folder))
+    within = () if has_models else _models_within(folder)
+    if within:
+        shown = ", ".join(str(home.relative_to(folder)) for home in within[:SHOWN])
+        more = f" and {len(within) - SHOWN} more" if len(within) > SHOWN else ""
+        what = "a folder with an ONNX model" if len(within) == 1 else f"{len(within)} folders with ONNX models"
+        return Stranger(f"no model lies in it, but {what} below it: {shown}{more}", NAME.filled(path=within[0]))
+    if is_checkpoint:
+        return Stranger("a checkpoint, not a package", _exporting(folder))
     models = sorted(folder.glob("*.onnx"))
     if models:
         return Stranger(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", _placing(models[0]))
     return Stranger(f"not a Partita package, it has no {MANIFEST}", EXPORT_ANY.filled(out="OUT"))
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether weights of a checkpoint lie in a folder."""
+    return any(child.suffix in WEIGHTS for child in folder.iterdir())
+
+
+def _models_within(folder: Path) -> tuple[Path, ...]:
+    """Folders below one that have ONNX models, as repositories of the hub keep one for each device and precision."""
+    found: dict[Path, None] = {}
+    left = [(folder, 0)]
+    for home, depth in left:  # grows as it is read; folders beyond a limit are not looked into
+        try:
+            children = sorted(home.iterdir())
+        except OSError:
+            continue
+        files = [child.name for child in children if child.suffix == ONNX or child.name == GENAI_CONFIG]
+        if files and home != folder:
+            found[home.parent if home.name == ONNX_FOLDER and home.parent != folder else home] = None
+        if depth < DEEPEST:
+            below = [child for child in children if child.is_dir() and not child.name.startswith(".")]
+            left += [(child, depth + 1) for child in below[: max(0, MOST_FOLDERS - len(left))]]
+    return tuple(found)
 
 
 def _recognise_file(path: Path) -> Stranger:

@@ -211,3 +211,23 @@ def test_a_type_without_kernels_is_to_be_exported_in_another(
     assert cli.run([*given[1:], "--max-length", "32", "--no-verify"]) == 0
     assert read_manifest(Path(given[3])).graph.precision == "fp32"
     assert cli.run(["generate", given[3], "hi", "--provider", "cpu", "--max-new-tokens", "2"]) == 0
+
+
+@pytest.mark.parametrize("verb", ["generate", "inspect"])
+def test_a_repository_of_folders_names_those_with_a_model(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of onnxruntime-genai on the hub are: a folder for each device and precision, and nothing at the top."""
+    samples = Path(__file__).parent / "foreign" / "samples"
+    home = tmp_path / "hub"
+    for place in ("cpu/int4", "cuda/fp16"):
+        shutil.copytree(samples / "genai-fp32-cpu", home / place)
+    (home / "web" / "onnx").mkdir(parents=True)
+    shutil.copy(samples / "optimum" / "model.onnx", home / "web" / "onnx")
+    (home / "config.json").write_text("{}")
+    said = told(capsys, verb, home, *(("1,2", "--token-ids") if verb == "generate" else ()))
+    assert "3 folders with ONNX models below it" in said, said
+    assert all(place in said for place in ("cpu/int4", "cuda/fp16", "web")) and "web/onnx" not in said
+    assert f"name {home / 'cpu' / 'int4'} instead" in said or "web instead" in said
+    (home / "model.safetensors").write_bytes(b"")
+    assert "a checkpoint, not a package" in told(capsys, "generate", home, "hi")

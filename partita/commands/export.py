@@ -155,7 +155,7 @@ def _adapters(manifest: Manifest) -> list[str]:
     lines = []
     for record in manifest.adapters:
         ranks = ", ".join(map(str, record.ranks)) or "0"
-        what = f"{record.kind} of rank {ranks}, {plural(record.modules, 'module')}"
+        what = f"{record.kind} of rank {ranks}, {plural(record.modules or 0, 'module')}"
         file = None if record.file is None else manifest.file(record.file)
         where = f"for --adapter {record.name}: {human_bytes(file.size_bytes)}" if file else "merged into the weights"
         lines.append(f"  adapter     {record.name}, {what}; {where}")

@@ -39,7 +39,8 @@ from partita.export.writing import Summary, write
 from partita.observations.text_format import plural
 from partita.spelling import spelled
 
-Offer = Callable[[UnsupportedModelError, Checkpoint, ExportOptions], UnsupportedModelError]
+Refusal = UnsupportedModelError | ParityError
+Offer = Callable[[Refusal, Checkpoint, ExportOptions], Refusal]
 """The refusal of a model, with what else may export it."""
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
 
@@ -112,7 +113,12 @@ def _run(
         first = attempts.best()
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error
-    return _first_that_runs(attempts, first, work, runtime, stops)
+    try:
+        return _first_that_runs(attempts, first, work, runtime, stops)
+    except ParityError as error:
+        if offer is None or isinstance(error, TargetParityError):  # on the CPU the graph is right
+            raise
+        raise offer(error, checkpoint, options) from error
 
 
 def _settled(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PackageError
+from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
 from partita.package import GET_AGAIN, refuse_absent
 from partita.remedies import Remedy
@@ -49,6 +50,8 @@ class Evidence:
     window: int = 0
     window_layers: frozenset[int] | None = None
     """None: all."""
+    slides_inputs: bool = False
+    """The runtime is to feed prompts in windows of one size, the first of them padded."""
     file: str = ""
     """The ONNX file that it names."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -125,68 +128,46 @@ def _head_sizes(text: Mapping[str, Any], head_size: int) -> frozenset[int]:
     return frozenset(others | {head_size // 2}) - {0}
 
 
-def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
+def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
     """What onnxruntime-genai's genai_config.json says. Raises PackageError for what is more than one text decoder."""
-    model, search = _section(path, raw, "model"), raw.get("search")
-    others = [name for name in OTHERS if isinstance(model.get(name), dict)]
+    config = read_genai(path, raw)
+    model, decoder = config.model, config.model.decoder
+    others = [name for name in OTHERS if getattr(model, name) is not None]
     if others:
         raise PackageError(
-            f"{path}: the model {str(model.get('type', ''))!r} has a part {others[0]!r} beside its decoder, which "
-            "Partita does not generate from",
+            f"{path}: the model {model.type!r} has a part {others[0]!r} beside its decoder, which Partita does not "
+            "generate from",
             remedy=DECODERS_ONLY,
         )
-    decoder = _section(path, model, "decoder")
-    if decoder.get("pipeline"):
+    if decoder.pipeline:
         raise PackageError(
             f"{path}: the decoder is a pipeline of several ONNX files, which Partita does not generate from",
             remedy=DECODERS_ONLY,
         )
-    size = _whole(decoder.get("head_size"))
-    window = decoder.get("sliding_window")
-    window = window if isinstance(window, dict) else {}
-    sliding = [key for key in ("slide_key_value_cache", "slide_inputs") if window.get(key) is True]
-    if sliding:
+    window = decoder.sliding_window or SlidingWindow(slide_key_value_cache=False, slide_inputs=False)
+    if window.slide_key_value_cache:
         raise PackageError(
-            f"{path}: {sliding[0]}: the runtime is to move a window over the cache, which Partita does not do",
+            f"{path}: slide_key_value_cache, which is on where it is not given: the runtime is to move a window over "
+            "the cache, which Partita does not do",
             remedy=DECODERS_ONLY,
         )
-    layers = window.get("layers")
-    lengths = [_whole(model.get("context_length"))]
-    lengths += [_whole(search.get("max_length"))] if isinstance(search, dict) else []
     return Evidence(
         source=path.name,
-        model_type=str(model.get("type", "")),
-        layers=_whole(decoder.get("num_hidden_layers")),
-        even=not any("conv" in key or "recurrent" in key for key in decoder.get("inputs", {})),
-        heads=_whole(decoder.get("num_attention_heads")),
-        kv_heads=_whole(decoder.get("num_key_value_heads")),
-        head_size=size,
-        head_sizes=frozenset({size // 2}) - {0},
-        vocab_size=_whole(model.get("vocab_size")),
-        max_length=min(filter(None, lengths), default=0),
-        window=_whole(window.get("window_size")),
-        window_layers=frozenset(layers) if isinstance(layers, list) else None,
-        file=str(decoder.get("filename", "")),
-        names=_names(decoder),
+        model_type=model.type,
+        layers=decoder.num_hidden_layers,
+        even=not any("conv" in key or "recurrent" in key for key in decoder.inputs),
+        heads=decoder.num_attention_heads,
+        kv_heads=decoder.num_key_value_heads,
+        head_size=decoder.head_size,
+        head_sizes=frozenset({decoder.head_size // 2}) - {0},
+        vocab_size=model.vocab_size,
+        max_length=min(filter(None, (model.context_length, config.search.max_length)), default=0),
+        window=window.window_size,
+        window_layers=None if window.layers is None else frozenset(window.layers),
+        slides_inputs=window.slide_inputs,
+        file=decoder.filename,
+        names={**decoder.inputs, **decoder.outputs},
     )
-
-
-def _names(decoder: Mapping[str, Any]) -> dict[str, str]:
-    """The names of inputs and outputs that genai_config.json gives: its own key to the name."""
-    found: dict[str, str] = {}
-    for section in ("inputs", "outputs"):
-        listed = decoder.get(section)
-        if isinstance(listed, dict):
-            found |= {str(key): name for key, name in listed.items() if isinstance(name, str)}
-    return found
-
-
-def _section(path: Path, raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object that has to be there. Raises PackageError."""
-    found = raw.get(name)
-    if not isinstance(found, dict):
-        raise PackageError(f"{path}: has no section {name!r}, so it does not describe a decoder", remedy=GET_AGAIN)
-    return found
 
 
 def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:

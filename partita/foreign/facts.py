@@ -55,6 +55,10 @@ class GraphFacts:
     """Of the main graph and the bodies in it."""
     opsets: Mapping[str, int]
     producer: str
+    defaults: tuple[PortFact, ...] = ()
+    """Inputs of floats that need not be given, because the file has values for them."""
+    empty: frozenset[str] = frozenset()
+    """Those of them whose values are none at all: a size is 0."""
     data_files: tuple[str, ...] = ()
     """Relative to the folder."""
     weight_bytes: int = 0

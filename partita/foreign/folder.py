@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from partita.errors import PackageError, UsageError
@@ -22,6 +22,7 @@ from partita.foreign.layouts import (
     onnx_files,
     refuse_other_models,
 )
+from partita.foreign.lora import adapter_files, adapter_inputs, adapter_records
 from partita.foreign.reading import read_graph
 from partita.foreign.shapes import cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
@@ -40,7 +41,9 @@ TOKENIZERS: Mapping[str, TokenizerKind] = {
     "vocab.json": "transformers",
 }
 """What reads the tokenizer, by the first of these files that is there."""
-PACKED, WHOLE = "com.microsoft.MatMulNBits", ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
+PACKED, TABLED = "com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4"
+WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
+"""Operators on packed weights: integers of some bits, 4 bits that choose from a table, integers of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,12 @@ def _manifest(
     """What a manifest would say if the folder had one."""
     contract, main = inferred.contract, graphs[-1]
     precision = precision_of(main)
-    names = dict.fromkeys(name for graph in graphs for name in (graph.file, *graph.data_files))
+    homes = dict.fromkeys(str(PurePosixPath(graph.file).parent) for graph in graphs)
+    adapters = adapter_files(folder, tuple(homes))
+    switched = {graph.file: adapter_inputs(graph, files=bool(adapters)) for graph in graphs}
+    if not any(switched.values()):
+        adapters = ()
+    names = dict.fromkeys((*(name for graph in graphs for name in (graph.file, *graph.data_files)), *adapters))
     files = tuple(FileRecord(name=name, size_bytes=(folder / name).stat().st_size, sha256="") for name in names)
     written = max((folder / name).stat().st_mtime for name in names)
     return Manifest(
@@ -168,13 +176,15 @@ def _manifest(
             files=(),
         ),
         graph=Graph(
-            **{name: getattr(contract, name) for name in type(contract).model_fields},
+            **{name: getattr(contract, name) for name in type(contract).model_fields if name != "files"},
+            files=tuple(file.model_copy(update={"adapter_inputs": switched[file.file]}) for file in contract.files),
             opsets=dict(main.opsets),
             attention=attention_of(main),
             precision=precision,
             cache_bytes=cache_bytes(contract.states),
         ),
         files=files,
+        adapters=adapter_records(folder, adapters),
         tokenizer=next((kind for name, kind in TOKENIZERS.items() if (folder / name).is_file()), "none"),
         toolchain={},
         verification=Verification(status="unverified", detail=NO_ANSWER),
@@ -183,6 +193,8 @@ def _manifest(
             variant=chosen.variant,
             candidates=tuple(each.name for each in found if each is not chosen),
             producer=main.producer,
+            adapters=adapters,
+            adapter_inputs=len({port.name for ports in switched.values() for port in ports}),
             ports=inferred.ports,
             notes=inferred.notes,
         ),
@@ -206,6 +218,8 @@ def precision_of(graph: GraphFacts) -> str:
     if PACKED in graph.operators:
         bits = [node.attributes.get("bits", 4) for node in graph.nodes if node.op_type == "MatMulNBits"]
         return "int8" if bits and bits.count(8) * 2 > len(bits) else "int4"
+    if TABLED in graph.operators:
+        return "int4"
     packed = {"int4": ("int4", "uint4"), "int8": ("int8", "uint8")}
     floats = max((count for name, count in stored.items() if "float" in name), default=0)
     for name, dtypes in packed.items():

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import PackageError
 from partita.foreign.agreement import check_agreement
+from partita.foreign.carrying import GQA
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, fits, logits_of, tokens_by_use
-from partita.foreign.shapes import Shapes, length_of
-from partita.foreign.states import Pair, pair_up
+from partita.foreign.shapes import CORRECT, Shapes, length_of
+from partita.foreign.states import Pair, contradiction_of, pair_up, window_of
 from partita.foreign.written import NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
@@ -30,6 +31,8 @@ ROLES_OF_GENAI: Mapping[str, Role] = {
     "past_sequence_length": "write_start",
     "total_sequence_length": "total_length",
 }
+CURSORS: frozenset[Role] = frozenset(("mask", "positions", "last_index", "total_length", "write_start", "valid_length"))
+"""What says which rows of a cache are valid."""
 WRITTEN = "the contract file"
 """What says what the user wrote down."""
 WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE.toml"))
@@ -75,8 +78,10 @@ class Inference:
         length = length_of(self.where, pairs, self.evidence, self.written, self.max_length, self.notes)
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
-        shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length)
+        cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
+        shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
+        self.note_window(main, pairs, length)
         check_agreement(self.where, self.evidence, main.file, pairs, states, vocab)
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
@@ -178,6 +183,10 @@ class Inference:
             raise self.not_understood(graph, left)
         pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
+            if said := contradiction_of(pair, graph):
+                source = WRITTEN if pair.source == WRITTEN else self.evidence.source
+                by = f"; {source} says otherwise" if pair.source in (WRITTEN, "configuration") else ""
+                raise self.wrong(graph, f"{said}{by}", CORRECT if pair.source == WRITTEN else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)
@@ -254,6 +263,16 @@ class Inference:
             raise self.wrong(graph, "nothing says how many tokens the vocabulary has", WRITE_CONTRACT)
         return found
 
+    def note_window(self, graph: GraphFacts, pairs: Sequence[Pair], length: int) -> None:
+        """Note a sliding window that the configuration has and no attention of the graph, where operators say which."""
+        makers = [graph.producer_of(pair.present.name) for pair in pairs]
+        told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
+        if told and 0 < self.evidence.window < length and not any(window_of(pair, graph) for pair in pairs):
+            self.notes.append(
+                f"{self.evidence.source} says a window of {self.evidence.window:,} tokens, and the graph's attention "
+                "has none: longer texts may have other tokens than the model"
+            )
+
     # --- files --------------------------------------------------------------------------------------------------------
 
     def file(
@@ -264,6 +283,8 @@ class Inference:
         inputs = tuple(_port(port, role) for port, role in ports if port is not None)
         tokens = next(port for port in inputs if port.role == "tokens")
         fixed = tokens.shape[1] if len(tokens.shape) > 1 else None
+        if self.evidence.slides_inputs:
+            self.check_windows(graph, fixed, inputs)
         return GraphFile(
             file=graph.file,
             phase=phase,
@@ -271,6 +292,23 @@ class Inference:
             nodes=graph.node_count,
             inputs=inputs,
             outputs=(_port(logits, "logits", vocab),),
+        )
+
+    def check_windows(self, graph: GraphFacts, fixed: Size, inputs: Sequence[Port]) -> None:
+        """Raise PackageError where windows of inputs are more than a way to cut a prompt: where the graph has the size
+        of a window, or a mask of fixed length, in which what is valid would have to be at the end.
+        """
+        whole = [port for port in inputs if port.role == "mask" and isinstance(port.shape[-1], int)]
+        if isinstance(fixed, int) or whole:
+            what = f"mask {whole[0].name!r}" if whole else "number of tokens"
+            raise self.wrong(
+                graph,
+                f"{self.evidence.source} asks for padded windows of inputs (slide_inputs), and the graph has a fixed "
+                f"{what}, which Partita does not feed so",
+                OTHER_FILE,
+            )
+        self.notes.append(
+            "prompts are read in chunks, which need not be of the window's size that slide_inputs asks for"
         )
 
     def appends_chunks(self, files: Sequence[GraphFile], states: Sequence[State], batch: int) -> bool:

@@ -32,10 +32,13 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
     for tensor in all_tensors(proto):
         stored[_dtype(tensor.data_type)] += math.prod(tensor.dims)
     constants = {tensor.name for tensor in proto.graph.initializer}
+    defaults = tuple(_port(port) for port in proto.graph.input if port.name in constants)
     return GraphFacts(
         file=file,
         inputs=tuple(_port(port) for port in proto.graph.input if port.name not in constants),
         outputs=tuple(_port(port) for port in proto.graph.output),
+        defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
+        empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
         nodes=tuple(_node(node) for node in proto.graph.node),
         node_count=len(model.nodes) + len(model.inner),
         opsets=dict(model.opsets),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from partita import dtypes
 from partita.contract import State
 from partita.errors import PackageError
+from partita.foreign.carrying import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.states import Pair, growing_axis, shares_buffer, window_of
@@ -22,6 +23,12 @@ UNKNOWN_LENGTH = 2048
 TOKENS_AXIS, WIDTH_AXIS = 2, 3
 """Of keys and values [B, KV heads, N, head size]."""
 SAY_AXIS = Remedy("say along which axis it grows, or its shape, in a file", options=("--contract", "FILE.toml"))
+SAY_HOW = Remedy(
+    "say in a file that it is written at the cursor (grows = false), or that it is no key or value (kind)",
+    options=("--contract", "FILE.toml"),
+)
+OTHER_CACHE = Remedy("export it with a cache that grows, or that is written at a cursor")
+CORRECT = Remedy("correct the contract file")
 
 
 def length_of(
@@ -78,6 +85,8 @@ class Shapes:
     """What the graph calls the batch."""
     batch: int
     length: int
+    cursors: frozenset[str] = frozenset()
+    """Inputs that say which rows are valid, or where new ones go."""
 
     def state(self, pair: Pair) -> State:
         """One state. Raises PackageError where its shape or the axis along which it grows cannot be told."""
@@ -92,6 +101,8 @@ class Shapes:
         if axis is not None and not 0 <= axis < len(pair.past.shape or ()):
             raise self._wrong(pair, f"it has no axis {axis}")
         grows = None if in_place else axis
+        if grows is None and not in_place and (said is None or (said.grows is None and said.in_place is None)):
+            self._check_placed(pair)
         return State(
             past=pair.past.name,
             present=pair.present.name,
@@ -103,6 +114,27 @@ class Shapes:
             grows=grows,
             in_place=in_place,
         )
+
+    def _check_placed(self, pair: Pair) -> None:
+        """Raise PackageError for keys or values of fixed length whose rows may be in other places after a step: the
+        rows that are told to be valid would be others than those that are.
+        """
+        if pair.kind not in ("key", "value"):
+            return
+        _, way = carried(self.graph, pair.present.name, self.cursors)
+        if way == "moved":
+            raise self._wrong(
+                pair,
+                f"it has a fixed length, and {pair.present.name!r} is a part of it with new rows appended, so every "
+                "step moves all rows, which Partita does not follow",
+                OTHER_CACHE,
+            )
+        if way != "at a cursor":
+            raise self._wrong(
+                pair,
+                f"it has a fixed length, and the graph does not tell where {pair.present.name!r} gets its new rows",
+                SAY_HOW,
+            )
 
     def _window(self, pair: Pair) -> int | None:
         """The sliding window that the configuration of onnxruntime-genai gives a layer."""
@@ -141,12 +173,23 @@ class Shapes:
         return tuple(sizes)
 
     def _written_shape(self, pair: Pair, shape: Sequence[int | str]) -> tuple[int, ...]:
-        """A shape that the user wrote down. Raises PackageError for a letter that stands for nothing."""
+        """A shape that the user wrote down. Raises PackageError for a letter that stands for nothing, and for one that
+        the graph contradicts.
+        """
         known = {"B": self.batch, "N": self.length}
         odd = [size for size in shape if isinstance(size, str) and size not in known]
         if odd:
             raise self._wrong(pair, f"the contract gives it a size {odd[0]!r}; sizes are numbers, B and N")
-        return tuple(known[size] if isinstance(size, str) else size for size in shape)
+        found = tuple(known[size] if isinstance(size, str) else size for size in shape)
+        shown, declared = f"[{', '.join(map(str, shape))}]", pair.past.shape
+        if any(size < 1 for size in found):
+            raise self._wrong(pair, f"the contract gives it the shape {shown}; sizes are 1 or more", CORRECT)
+        if declared is not None and len(declared) != len(found):
+            raise self._wrong(pair, f"the contract gives it the shape {shown}, which has another rank", CORRECT)
+        for axis, (size, fixed) in enumerate(zip(found, declared or found, strict=True)):
+            if isinstance(fixed, int) and size != fixed:
+                raise self._wrong(pair, f"the contract gives it the shape {shown}, and axis {axis} is {fixed}", CORRECT)
+        return found
 
     def _folded_heads(self, size: Size) -> int:
         """Rows of the batch's axis per row of the batch: some old exports have batch x heads there."""
@@ -162,6 +205,6 @@ class Shapes:
             return self.evidence.head_size // 2 if packed else self.evidence.head_size
         return self.evidence.kv_heads or None if place == 1 else None
 
-    def _wrong(self, pair: Pair, what: str) -> PackageError:
+    def _wrong(self, pair: Pair, what: str, remedy: Remedy = SAY_AXIS) -> PackageError:
         """The error for a state."""
-        return PackageError(f"{self.where}: the cache input {pair.past.declared}: {what}", remedy=SAY_AXIS)
+        return PackageError(f"{self.where}: the cache input {pair.past.declared}: {what}", remedy=remedy)

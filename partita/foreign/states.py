@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from partita.foreign.carrying import CONTRIB, GQA, attention_places, carried
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]
@@ -33,7 +34,6 @@ KINDS: Mapping[str, Kind] = {
     "recurrent": "recurrent", "ssm": "recurrent", "rnn": "recurrent", "temporal": "recurrent",
 }  # fmt: skip
 LENGTHS = re.compile(r"past|seq|len|total|ctx|context|kv_?length|cache|time|step", re.IGNORECASE)
-CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
 PAST_OF = {3: 1, 4: 2}
 """GroupQueryAttention's inputs for past keys and values, and the outputs that are their present."""
 
@@ -164,6 +164,25 @@ def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
         )
         and node.inputs.count(pair.past.name) == 1
     )
+
+
+def contradiction_of(pair: Pair, graph: GraphFacts) -> str:
+    """What the graph says of a pair that its names do not; empty where it says the same, or nothing.
+
+    The operator that keeps the cache, or the one that appends to it, shows which input an output continues, and
+    attention shows which of the two are keys.
+    """
+    continued, _ = carried(graph, pair.present.name)
+    if continued is not None and continued != pair.past.name:
+        return f"{pair.present.name!r} continues {continued!r}, not {pair.past.name!r}"
+    for node in graph.readers_of(pair.past.name):
+        places = [place for place in attention_places(node) if node.inputs[place : place + 1] == (pair.past.name,)]
+        is_key = places == [min(attention_places(node))] if places else None
+        if is_key is not None and pair.kind in ("key", "value") and is_key != (pair.kind == "key"):
+            return (
+                f"{pair.past.name!r} has the {'keys' if is_key else 'values'} of {node.op_type}, not its {pair.kind}s"
+            )
+    return ""
 
 
 def window_of(pair: Pair, graph: GraphFacts) -> int | None:

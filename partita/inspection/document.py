@@ -145,6 +145,8 @@ def _foreign(found: Inspection) -> Section | None:
         ("variant", foreign.variant or None),
         ("others", name_some(foreign.candidates) or None),
         ("written by", foreign.producer or None),
+        ("adapters", name_some(foreign.adapters) or None),
+        ("for them", plural(foreign.adapter_inputs, "optional input") if foreign.adapter_inputs else None),
     ]
     ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
     blocks: list[Block] = [_pairs("Layout", rows)]
@@ -171,7 +173,8 @@ def _cache(found: Inspection) -> Section | None:
     heads = (words("state"), Column("layers"), words("type"), words("shape"))
     parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
     parts += [f"{human_bytes(cache.fixed_bytes)} whatever the length"] if cache.fixed_bytes else []
-    told = Line(f"{human_bytes(cache.size_bytes)} in all: {listing(parts)}", "cache")
+    layout = "; layout: growing" if cache.layout == "growing" else ""
+    told = Line(f"{human_bytes(cache.size_bytes)} in all: {listing(parts)}{layout}", "cache")
     return Section("cache", "Cache", (told, table("States", heads, rows, obvious=True)))
 
 

@@ -112,6 +112,8 @@ class CacheFacts(Record):
     """Of keys and values, for one token of one row."""
     fixed_bytes: int
     """Convolution and recurrent states, whose size does not depend on how many tokens there are."""
+    layout: Literal["growing", "fixed"] = "fixed"
+    """growing: every step makes keys and values anew, longer by its tokens, as optimum's graphs do."""
 
 
 class WeightKind(Record):

@@ -19,6 +19,11 @@ def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
         told = f"choose one of {', '.join(names)}, or leave it out"
     elif merged:
         told = f"{', '.join(merged)} is merged into its weights; leave it out"
+    elif manifest.foreign is not None:
+        takes = manifest.foreign.adapter_inputs
+        told = (
+            "no *.onnx_adapter file lies in it" if takes else "its graph has no inputs that an adapter gives values for"
+        )
     else:
         told = f"it has none; export it with {spelled('with_adapters')}"
     raise UsageError(f"{spelled('adapter', name)}: {folder} has no adapter of this name; {told}")

@@ -9,11 +9,13 @@ from pathlib import Path
 from partita.contract import AdapterInput, GraphFile
 from partita.errors import PackageError
 from partita.package import Manifest, inside
-from partita.remedies import FROM_CHECKPOINT
+from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.ort.adapters import read_adapter
 from partita.runtime.ort.buffers import Buffer
 
+SHOWN = 5
+OTHER_ADAPTER = Remedy("take one that was made for this model")
 Given = Mapping[str, Buffer]
 """Values of inputs that have defaults, by name."""
 
@@ -40,24 +42,27 @@ class Adapters:
                 raise PackageError(
                     f"{self.folder}: the manifest names no file of adapter {name}", remedy=FROM_CHECKPOINT
                 )
-            self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files)
+            remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
+            self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files, remedy)
         return self.kept[name]
 
 
-def _checked(path: Path, graphs: Sequence[GraphFile]) -> Given:
+def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
     """The values of an adapter file, which fit the inputs of the graphs."""
     ports = {port.name: port for graph in graphs for port in graph.adapter_inputs}
     found: dict[str, Buffer] = {}
     ranks: dict[str, int] = {}
-    for name, (buffer, shape) in read_adapter(path).items():
+    wrong: list[str] = []
+    for name, (buffer, shape) in read_adapter(path, remedy).items():
         port = ports.get(name)
         if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
             asked = "no graph has it" if port is None else f"the graphs ask for {port.dtype} {list(port.shape)}"
-            raise PackageError(
-                f"{path}: not an adapter of this package: {name[:120]} is {buffer.dtype} {list(shape)}, {asked}",
-                remedy=FROM_CHECKPOINT,
-            )
+            wrong.append(f"{name[:120]} is {buffer.dtype} {list(shape)}, {asked}")
         found[name] = buffer
+    if wrong or not found:
+        more = f" ({len(wrong):,} in all)" if len(wrong) > SHOWN else ""
+        told = f"{'; '.join(wrong[:SHOWN])}{more}" if wrong else "it has no values"
+        raise PackageError(f"{path}: not an adapter of this package: {told}", remedy=remedy)
     return found
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
-from partita.package import inside, refuse_absent
+from partita.package import again, inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
 
@@ -71,7 +71,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
-    """Raise PackageError when a tensor's external data is not in `folder`.
+    """Raise PackageError when a tensor's external data is not in `folder`, or its file ends before it.
 
     ONNX takes a location as relative to the ONNX file; both lie flat in the package.
     """
@@ -80,6 +80,27 @@ def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> No
         if not data.is_file():
             raise PackageError(f"{path}: its weights file {location!r} is missing", remedy=FROM_CHECKPOINT)
         refuse_absent(data)
+    for location, end in _data_ends(model).items():
+        size = inside(folder, location).stat().st_size
+        if size < end:
+            raise PackageError(
+                f"{path}: its weights file {location!r} is cut off: it has {size:,} bytes, and the graph reads up to "
+                f"byte {end:,}",
+                remedy=again(folder),
+            )
+
+
+def _data_ends(model: onnx.ModelProto) -> dict[str, int]:
+    """Behind which byte of each file the last tensor ends; sizes that are no numbers count as none."""
+    ends: dict[str, int] = {}
+    for tensor in all_tensors(model):
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        if "location" in said:
+            offset, length = (
+                int(text) if text.isdecimal() else 0 for text in (said.get("offset", ""), said.get("length", ""))
+            )
+            ends[said["location"]] = max(ends.get(said["location"], 0), offset + length)
+    return ends
 
 
 def data_files(model: onnx.ModelProto) -> frozenset[str]:

@@ -37,6 +37,8 @@ class Target:
     """Packages with nodes that it does not take: exit code 3 and their table without cpu in the chain."""
     fails: tuple[str, ...] = ()
     """Packages whose session cannot be created with it in the chain, cpu or not: exit code 3."""
+    foreign: tuple[str, ...] = ()
+    """Sample folders of other exporters that `PROVIDER,cpu` runs, giving the tokens of cpu alone."""
     option: tuple[str, str] = ("", "")
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
@@ -106,6 +108,7 @@ OPENVINO = Target(
     with_cpu=("llama-gqa-fp32", "llama-gqa-fp32-static", "demo-gqa-fp32"),
     whole=PRIMITIVES,
     refused_alone=("llama-gqa-fp32",),
+    foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(

@@ -19,7 +19,7 @@ import pytest
 
 import partita
 from partita import cli
-from partita.errors import InstallationError, UnsupportedModelError, UsageError
+from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
 from partita.export.optimum import environment
 from partita.export.optimum.configs import for_4
 from partita.package import check_files, read_manifest
@@ -209,6 +209,16 @@ def test_a_refusal_of_our_own_offers_it_where_it_may_help(
         partita.export(folder, tmp_path / "out", attention="gqa", max_length=32)
     assert (message or "nothing of the kind") in str(caught.value) or message is None
     assert (caught.value.remedy is None) == (message is None)
+
+
+def test_a_graph_that_is_not_equal_offers_it_as_well(play: Play, tmp_path: Path) -> None:
+    """bart's code needs the number of cached tokens, which our graph does not have, and optimum's is right."""
+    play("copy", ("bart",))
+    (folder := tmp_path / "checkpoint").mkdir()
+    recipes.save(folder, "bart")
+    with pytest.raises(ParityError, match="does not compute what the model computes") as caught:
+        partita.export(folder, tmp_path / "out", attention="gqa", precision="fp32", max_length=32)
+    assert "optimum's exporter covers the type; use it with: exporter='optimum'" in str(caught.value)
 
 
 def test_a_config_is_told_in_the_words_of_transformers_4() -> None:

@@ -12,8 +12,9 @@ TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 def plain_tokens(path: Path, prompt: Sequence[int], count: int) -> list[int]:
-    """Greedy tokens of a model with input_ids, attention_mask, position_ids and past_key_values of optimum."""
+    """Greedy tokens of a model with past_key_values of optimum, and those of its other inputs that it has."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    asked = {port.name for port in session.get_inputs()}
     pasts = [port for port in session.get_inputs() if port.name.startswith("past_key_values")]
     cache = {
         port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), TYPES[port.type])  # [B, KV heads, T, head size]
@@ -28,6 +29,7 @@ def plain_tokens(path: Path, prompt: Sequence[int], count: int) -> list[int]:
             "position_ids": np.arange(begin, len(text))[None],
             **cache,
         }
+        feeds = {name: value for name, value in feeds.items() if name in asked}
         logits, *presents = session.run(["logits", *(_present(port.name) for port in pasts)], feeds)
         cache = {port.name: present for port, present in zip(pasts, presents, strict=True)}
         new = [int(logits[0, -1].argmax())]

@@ -12,6 +12,7 @@ import pytest
 
 import partita
 from partita.package import read_manifest
+from tests.export.breadth import recipes
 from tests.optimum.conftest import ROUNDED, TYPES, Ask, generated, known
 
 pytestmark = pytest.mark.heavy
@@ -90,6 +91,23 @@ def test_it_runs_there_with_io_binding(made: Path, ask: Ask, tmp_path: Path) -> 
     partita.export(made / "llama" / "checkpoint", folder, cache="growing", max_length=64)
     said = generated(ask, [str(folder)], made, tmp_path / "said.json", io_binding=True)
     assert said["llama/package"] == known(made, "llama")["tokens"]
+
+
+@pytest.mark.parametrize("kind", ["bart", "blenderbot", "blenderbot-small", "marian", "mbart", "pegasus"])
+def test_decoders_of_which_our_own_graph_is_not_equal(python: Path, kind: str, tmp_path: Path) -> None:
+    """The half of an encoder-decoder as a decoder: its code needs the number of cached tokens."""
+    (folder := tmp_path / "checkpoint").mkdir()
+    recipes.save(folder, kind)
+    found = partita.export(folder, tmp_path / "out", exporter="optimum", max_length=32)
+    assert read_manifest(found.path).verification.status == "verified"
+
+
+def test_where_its_graph_is_not_equal_either_that_is_an_error(python: Path, tmp_path: Path) -> None:
+    (folder := tmp_path / "checkpoint").mkdir()
+    recipes.save(folder, "bigbird_pegasus")
+    with pytest.raises(partita.ParityError, match="the graph is optimum's"):
+        partita.export(folder, tmp_path / "out", exporter="optimum", max_length=32)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_type_that_it_does_not_know_is_refused_by_name(tiny_checkpoint: Any, python: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""What Partita's own exporter refuses may be exported by optimum: its environment is asked, and the refusal says so."""
+"""What Partita's own exporter refuses, or writes otherwise than the model computes, may be exported by optimum: its
+environment is asked, and the error says so.
+"""
 
 from __future__ import annotations
 
-from partita.errors import PartitaError, UnsupportedModelError
+from partita.errors import ParityError, PartitaError, UnsupportedModelError
 from partita.export.checkpoint import Checkpoint
 from partita.export.optimum.environment import MAKE, find
 from partita.export.options import ExportOptions
@@ -12,8 +14,13 @@ USE = Remedy("optimum's exporter covers the type; use it with", options=("--expo
 MAY = Remedy("exporter optimum may cover the type, once its environment is made by", MAKE.command)
 
 
-def offered(error: UnsupportedModelError, checkpoint: Checkpoint, options: ExportOptions) -> UnsupportedModelError:
-    """The refusal of a model with optimum as its remedy, where that may help; else the refusal as it is."""
+Refusal = UnsupportedModelError | ParityError
+
+
+def offered(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) -> Refusal:
+    """The refusal of a model, or that its graph is another than it, with optimum as the remedy, where that may help;
+    else the error as it is.
+    """
     if options.exporter != "native" or error.remedy is not None or options.computing.bits is not None:
         return error
     there = find()
@@ -26,4 +33,4 @@ def offered(error: UnsupportedModelError, checkpoint: Checkpoint, options: Expor
         except PartitaError:  # the environment is damaged: what is wrong with the model is the news
             return error
         remedy = USE
-    return UnsupportedModelError(error.said, where=error.where, remedy=remedy)
+    return type(error)(error.said, where=error.where, remedy=remedy)

@@ -95,6 +95,7 @@ def _states(found: Inspection) -> Iterator[Fact]:
     if cache is None:
         return
     yield "states", "cache", human_bytes(cache.size_bytes)
+    yield "states", "layout of the cache", cache.layout
     yield "states", "bytes per token", f"{cache.bytes_per_token:,}"
     for state in cache.states:
         grows = "" if state.grows is None else f", grows along axis {state.grows}"

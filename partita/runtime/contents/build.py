@@ -191,6 +191,7 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
         size_bytes=sum(sizes),
         bytes_per_token=(sum(sizes) - fixed) // (graph.batch_size * graph.max_length),
         fixed_bytes=fixed,
+        layout="growing" if any(state.grows is not None for state in graph.states) else "fixed",
     )
 
 

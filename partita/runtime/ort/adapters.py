@@ -16,7 +16,7 @@ import onnxruntime as ort
 
 from partita import dtypes
 from partita.errors import PackageError
-from partita.remedies import FROM_CHECKPOINT
+from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer
 
 VERSION = 1
@@ -35,13 +35,13 @@ def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
     adapter.export_adapter(str(path))
 
 
-def read_adapter(path: Path) -> dict[str, tuple[Buffer, tuple[int, ...]]]:
+def read_adapter(path: Path, remedy: Remedy = FROM_CHECKPOINT) -> dict[str, tuple[Buffer, tuple[int, ...]]]:
     """The values of an adapter file with their shapes, in host memory. Raises PackageError when it is damaged."""
     try:
         adapter = ort.AdapterFormat.read_adapter(str(path))
         return {name: _buffer(value, adapter) for name, value in adapter.get_parameters().items()}
     except FAILURES as error:
-        raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=FROM_CHECKPOINT) from error
+        raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=remedy) from error
 
 
 def _buffer(value: Any, adapter: Any) -> tuple[Buffer, tuple[int, ...]]:

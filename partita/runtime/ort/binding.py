@@ -109,6 +109,8 @@ class Binding:
     def made(self) -> dict[str, Buffer]:
         """What ONNX Runtime allocated in the last run, by output; it is there for as long as somebody has it."""
         values = dict(zip(self._outputs, self._io.get_outputs(), strict=True))
+        for name in self._fresh:
+            _keep(values[name])
         made = {name: made_buffer(values[name], memory) for name, memory in self._fresh.items()}
         self.buffers.update(made)
         return made
@@ -154,3 +156,14 @@ class Binding:
     def output_addresses(self) -> dict[str, int]:
         """Where the last run left each output."""
         return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
+
+
+def _keep(value: Any) -> None:
+    """Have a value that a run made stay what it is: before ONNX Runtime 1.31 what `get_outputs` gives is the binding's
+    own, into which the next run puts another one (seen with 1.24 and 1.27).
+    """
+    from onnxruntime.capi import _pybind_state as native
+
+    own = native.OrtValueVector()
+    own.push_back(value._ortvalue)
+    value._ortvalue = own[0]

@@ -50,6 +50,12 @@ OTHER_VERSION = Remedy(
     "it is written for another version of that operator: run it with the ONNX Runtime that it was made with, or export "
     "the checkpoint again without the option that needs it"
 )
+NEWER_SET = re.compile(
+    r"Opset (?P<set>\d+) is under development.*support for domain (?P<domain>\S+) is till opset (?P<last>\d+)"
+)
+NO_OPERATOR = re.compile(r"(?P<domain>[\w.]*):(?P<operator>\w+)\(-?\d+\) is not a registered function/op")
+NEWER_RUNTIME = Remedy("run it with a newer ONNX Runtime, or export it for an older operator set")
+OTHER_RUNTIME = Remedy("run it with the ONNX Runtime that it was made for, or export it without that operator")
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")
 SMALLER = Remedy(
     "free memory, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
@@ -84,6 +90,13 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if kind == NO_KERNEL:
         node = NAMED_NODE.search(text)
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
+    if found := NEWER_SET.search(text):
+        told = f"it is written in operator set {found['set']} of {found['domain']}, and this ONNX Runtime knows up to"
+        return PackageError(f"{told} {found['last']}", where=path, remedy=NEWER_RUNTIME)
+    if found := NO_OPERATOR.search(text):
+        operator = ".".join(filter(None, (found["domain"], found["operator"])))
+        told = f"this ONNX Runtime has no operator {operator}, which the graph needs"
+        return PackageError(told, where=path, remedy=OTHER_RUNTIME)
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)

@@ -1,0 +1,121 @@
+"""Adapters beside a foreign graph, as Olive and onnxruntime-genai lay them out: tokens beside ONNX Runtime's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+import partita
+from partita import cli
+from partita.runtime.ort.adapters import write_adapter
+from tests.foreign.conftest import KNOWN, Sample, changed
+
+PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
+DOWN, UP = "base.down_proj.lora_A", "base.down_proj.lora_B"
+HIDDEN = 32
+
+
+def with_lora(folder: Path, *names: str) -> Path:
+    """The folder with two inputs with empty defaults at one product, and an adapter file of each name."""
+    model = onnx.load(folder / "model.onnx")
+    graph = model.graph
+    node = next(node for node in graph.node if node.op_type == "MatMul" and "down_proj" in node.name)
+    wide = next(list(tensor.dims)[0] for tensor in graph.initializer if tensor.name == node.input[1])
+    for name, shape in ((DOWN, [wide, "r"]), (UP, ["r", HIDDEN])):
+        sizes = [0 if isinstance(size, str) else size for size in shape]
+        graph.initializer.append(numpy_helper.from_array(np.zeros(sizes, np.float32), name))
+        graph.input.append(helper.make_tensor_value_info(name, 1, shape))
+    (out,), node.output[0] = list(node.output), "base_out"
+    place = list(graph.node).index(node)
+    added = [
+        helper.make_node("MatMul", [node.input[0], DOWN], ["narrow"]),
+        helper.make_node("MatMul", ["narrow", UP], ["delta"]),
+        helper.make_node("Add", ["base_out", "delta"], [out]),
+    ]
+    for offset, each in enumerate(added):
+        graph.node.insert(place + 1 + offset, each)
+    onnx.save(model, folder / "model.onnx")
+    for seed, name in enumerate(names):
+        random = np.random.default_rng(seed)
+        values = {
+            DOWN: random.normal(size=(wide, 2 + seed)).astype(np.float32),
+            UP: random.normal(size=(2 + seed, HIDDEN)).astype(np.float32),
+        }
+        write_adapter(folder / f"{name}.onnx_adapter", values)
+    return folder
+
+
+def adapted(folder: Path, prompt: Sequence[int], count: int, name: str) -> list[int]:
+    """Greedy tokens by ONNX Runtime's LoraAdapter and add_active_adapter, each step reading the whole text."""
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    adapter = ort.LoraAdapter()
+    adapter.Load(str(folder / f"{name}.onnx_adapter"))
+    options = ort.RunOptions()
+    options.add_active_adapter(adapter)
+    text = list(prompt)
+    for _ in range(count):
+        feeds = {"input_ids": [text], "attention_mask": [[1] * len(text)], "position_ids": [list(range(len(text)))]}
+        cache = {f"past_key_values.0.{kind}": np.zeros((1, 1, 0, 16), np.float32) for kind in ("key", "value")}
+        given = {key: np.array(value, np.int64) for key, value in feeds.items()} | cache
+        (logits,) = session.run(["logits"], given, options)
+        text.append(int(logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+def test_adapters_are_switched_by_name(sample: Sample) -> None:
+    folder = with_lora(sample("optimum"), "travel", "poems")
+    wanted = {name: adapted(folder, PROMPT, 6, name) for name in ("travel", "poems")}
+    assert len({tuple(tokens) for tokens in (*wanted.values(), TOKENS[:6])}) == 3, "an adapter changes nothing"
+    with partita.load(folder, "cpu") as model:
+        assert model.adapters == ("poems", "travel")
+        for name, tokens in (("travel", wanted["travel"]), (None, TOKENS[:6]), ("poems", wanted["poems"])):
+            answer = model.generate(PROMPT, max_new_tokens=6, stop_token_ids=(), adapter=name)
+            for _ in answer:
+                pass
+            assert list(answer.answers[0].tokens) == tokens, name
+
+
+def test_the_command_and_inspect_show_them(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = with_lora(sample("optimum"), "travel")
+    for name in ("config.json", "generation_config.json"):
+        changed(folder / name, eos_token_id=1)
+    ids = ",".join(map(str, PROMPT))
+    asked = ["generate", str(folder), ids, "--token-ids", "-n", "4", "--provider", "cpu", "--adapter"]
+    assert cli.run([*asked, "travel"]) == 0
+    out = capsys.readouterr().out
+    assert [int(word) for word in out.split()] == adapted(folder, PROMPT, 4, "travel")
+    assert cli.run([*asked, "poems"]) == 2
+    assert "choose one of travel" in capsys.readouterr().err
+    found = partita.inspect(folder)
+    assert found.foreign is not None
+    assert (found.foreign.adapters, found.foreign.adapter_inputs) == (("travel.onnx_adapter",), 2)
+    assert cli.run(["inspect", str(folder)]) == 0
+    assert "travel.onnx_adapter" in capsys.readouterr().out
+
+
+def test_a_folder_without_adapters_says_what_is_missing(sample: Sample) -> None:
+    for folder, said in (
+        (with_lora(sample("optimum")), r"no \*.onnx_adapter"),
+        (sample("merged"), "no inputs that an"),
+    ):
+        with partita.load(folder, "cpu") as model, pytest.raises(partita.UsageError, match=said):
+            model.generate(PROMPT, max_new_tokens=1, adapter="travel")
+
+
+def test_an_adapter_of_another_model_is_told_by_its_names_and_shapes(sample: Sample) -> None:
+    folder = with_lora(sample("optimum"), "travel")
+    odd = {f"layer.{number}.lora_A": np.zeros((4, 2), np.float32) for number in range(7)}
+    write_adapter(folder / "travel.onnx_adapter", {DOWN: np.zeros((5, 2), np.float32), **odd})
+    with partita.load(folder, "cpu") as model, pytest.raises(partita.PackageError) as caught:
+        model.generate(PROMPT, max_new_tokens=1, adapter="travel")
+    said = str(caught.value)
+    assert "not an adapter of this package" in said and "(8 in all)" in said and said.count("lora_A") == 5
+    (folder / "travel.onnx_adapter").write_bytes(b"no adapter")
+    with partita.load(folder, "cpu") as model, pytest.raises(partita.PackageError, match="damaged"):
+        model.generate(PROMPT, max_new_tokens=1, adapter="travel")

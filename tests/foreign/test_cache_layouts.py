@@ -1,0 +1,161 @@
+"""Caches in every layout that exporters have had: what a graph does with its rows decides how they are kept.
+
+What follows a token is the sum of all tokens up to it, modulo 64, so that every right answer is known.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.errors import PackageError
+from partita.foreign.folder import Choice, open_folder
+from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
+from tests.runtime.engine.test_cache import adding
+
+CONSTANTS = """int64[1] huge = {1000000}, int64[1] one = {1}, int64[1] zero = {0}, int64[1] least = {-8},
+ int64[1] rows = {2}, int64 depth = {64}, float[2] values = {0, 1}, int64[4] four = {1, 1, -1, 1},
+ int64[2] single = {1, 1}"""
+LOGITS = """
+  whole = Cast<to = 7>(flat)
+  next = Mod(whole, depth)
+  logits = OneHot(next, depth, values)
+}"""
+"""Of the last position, from flat [1, 1]."""
+
+
+def growing(past: str, present: str, new: str, axis: int, copies: int) -> str:
+    """A decoder whose cache grows along an axis, and has every token `copies` times; `new` makes its new rows."""
+    return f"""<ir_version: 10, opset_import: ["": 17]>
+g (int64[batch,S] input_ids, float[{past}] past_key_values_0) => (float[batch,1,64] logits, float[{present}] present_0)
+<{CONSTANTS}, float copies = {{{copies}}}>
+{{
+  numbers = Cast<to = 1>(input_ids)
+  {new}
+  present_0 = Concat<axis = {axis}>(past_key_values_0, new)
+  all = ReduceSum<keepdims = 0>(present_0)
+  each = Div(all, copies)
+  flat = Reshape(each, single){LOGITS}"""
+
+
+GROWING = {
+    "fused": growing(
+        "batch,past_length,2",
+        "batch,total_length,2",
+        "u = Unsqueeze(numbers, rows)\n  new = Concat<axis = 2>(u, u)",
+        1,
+        2,
+    ),
+    "gpt2": growing(
+        "2,batch,1,past_sequence,1",
+        "2,batch,1,all_sequence,1",
+        "u = Reshape(numbers, four)\n  v = Unsqueeze(u, zero)\n  new = Concat<axis = 0>(v, v)",
+        3,
+        2,
+    ),
+}
+SHAPES = {"fused": (1, 2048, 2), "gpt2": (2, 1, 1, 2048, 1)}
+FOLDED = (
+    """<ir_version: 10, opset_import: ["": 17]>
+g (int64[batch,S] input_ids, float[folded,1,past_length] past_key_values_0_key)
+  => (float[batch,1,64] logits, float[folded,1,total_length] present_0_key)
+<int64[1] zero = {0}, int64 depth = {64}, float[2] values = {0, 1}, int64[2] single = {1, 1}, float heads = {2}>
+{
+  numbers = Cast<to = 1>(input_ids)
+  u = Unsqueeze(numbers, zero)
+  new = Concat<axis = 0>(u, u)
+  present_0_key = Concat<axis = 2>(past_key_values_0_key, new)
+  all = ReduceSum<keepdims = 0>(present_0_key)
+  each = Div(all, heads)
+  flat = Reshape(each, single)"""
+    + LOGITS
+)
+
+
+@pytest.mark.parametrize("chunk", [100, 3])
+@pytest.mark.parametrize("layout", list(GROWING))
+def test_keys_and_values_in_one_tensor(layout: str, chunk: int, tmp_path: Path) -> None:
+    folder = folder_of(GROWING[layout], tmp_path / layout)
+    (state,) = open_folder(folder).graph.states
+    assert (state.shape, state.in_place) == (SHAPES[layout], False)
+    assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+def test_heads_in_the_axis_of_the_batch(tmp_path: Path) -> None:
+    """Old exports of bloom have batch x heads there; how many heads is in the configuration."""
+    model = parser.parse_model(FOLDED)
+    for port in (model.graph.input[1], model.graph.output[1]):
+        port.type.tensor_type.shape.dim[0].dim_param = "batch_size * num_heads"
+    folder = tmp_path / "folded"
+    folder.mkdir()
+    onnx.save(model, folder / "model.onnx")
+    config = {"architectures": ["BloomForCausalLM"], "n_head": 2, "n_layer": 1, "vocab_size": 64, "seq_length": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    (state,) = open_folder(folder).graph.states
+    assert (state.shape, state.grows) == ((2, 1, 32), 2)
+    assert tokens(folder, [PROMPT], Choice(), 3) == [adding(PROMPT, 6)]
+
+
+def fixed(present: str, cursor: str = "position_ids") -> str:
+    """A decoder whose cache has 32 rows, of which the mask says which are valid."""
+    return f"""<ir_version: 10, opset_import: ["": 17]>
+g (int64[1,S] input_ids, int64[1,32] attention_mask, int64[1,S] position_ids, float[1,1,32,1] past_key_0)
+  => (float[1,1,64] logits, float[1,1,32,1] present_key_0)
+<{CONSTANTS}, int64[1] most = {{-32}}>
+{{
+  numbers = Cast<to = 1>(input_ids)
+  new = Reshape(numbers, four)
+  place = Reshape({cursor}, four)
+  {present}
+  valid = Cast<to = 1>(attention_mask)
+  column = Reshape(valid, four)
+  seen = Mul(present_key_0, column)
+  all = ReduceSum<keepdims = 0>(seen)
+  flat = Reshape(all, single){LOGITS}"""
+
+
+SCATTERED = "present_key_0 = ScatterElements<axis = 2>(past_key_0, place, new)"
+MOVED = "all_rows = Concat<axis = 2>(past_key_0, new)\n  present_key_0 = Slice(all_rows, most, huge, rows, one)"
+
+
+@pytest.mark.parametrize(
+    "present",
+    [
+        SCATTERED,
+        "turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n  own = Transpose<perm = [0, 2, 1, 3]>(new)\n"
+        "  there = Transpose<perm = [0, 2, 1, 3]>(place)\n  written = ScatterElements<axis = 1>(turned, there, own)\n"
+        "  present_key_0 = Transpose<perm = [0, 2, 1, 3]>(written)",
+    ],
+    ids=["scattered", "turned"],
+)
+def test_rows_written_at_a_cursor(present: str, tmp_path: Path) -> None:
+    folder = folder_of(fixed(present), tmp_path / "fixed")
+    manifest = open_folder(folder)
+    (state,) = manifest.graph.states
+    assert (state.shape, state.grows, manifest.graph.max_length) == ((1, 1, 32, 1), None, 32)
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+def test_rows_that_move_are_refused(tmp_path: Path) -> None:
+    """The mask says that the first rows are valid, and the graph has them at the end: every token would be wrong."""
+    folder = folder_of(fixed(MOVED), tmp_path / "moved")
+    with pytest.raises(PackageError, match=r"past_key_0 float32\[1,1,32,1\].*every step moves all rows"):
+        open_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "text", [fixed("present_key_0 = Add(past_key_0, new)"), fixed(SCATTERED, "input_ids")], ids=["added", "no cursor"]
+)
+def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Path) -> None:
+    folder = folder_of(text, tmp_path / "odd")
+    with pytest.raises(PackageError, match="does not tell where 'present_key_0' gets its new rows.*--contract"):
+        open_folder(folder)
+    contract = tmp_path / "contract.toml"
+    contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')
+    (state,) = open_folder(folder, Choice(contract=contract)).graph.states
+    assert (state.grows, state.shape) == (None, (1, 1, 32, 1))

@@ -1,0 +1,122 @@
+"""Forms of weights that repositories of onnx-community have, and graphs with GroupQueryAttention laid out as theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+
+import partita
+from partita.foreign.folder import open_folder
+from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
+from tests.foreign.plain import plain_tokens
+from tests.foreign.test_bad_input import altered
+from tests.foreign.test_generate import generated
+
+PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
+COUNT = 6
+CONFIGS = ("config.json", "generation_config.json")
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the rarer forms, made by ONNX Runtime's own tools."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.matmul_bnb4_quantizer import MatMulBnb4Quantizer
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    folder = tmp_path_factory.mktemp("variants-")
+    (inner := folder / "onnx").mkdir()
+    plain = SAMPLES / "optimum" / "model.onnx"
+    for name in CONFIGS:
+        shutil.copy(SAMPLES / "optimum" / name, folder)
+    packer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
+    packer.process()
+    onnx.save(convert_float_to_float16(packer.model.model), inner / "model_q4f16.onnx")
+    table = MatMulBnb4Quantizer(onnx.load(plain), MatMulBnb4Quantizer.NF4, 32)
+    table.process()
+    onnx.save(table.model.model, inner / "model_bnb4.onnx")
+    quantize_dynamic(plain, inner / "model_uint8.onnx", weight_type=QuantType.QUInt8)
+    return folder
+
+
+@pytest.mark.parametrize(("variant", "precision"), [("q4f16", "int4"), ("uint8", "int8"), ("bnb4", "int4")])
+def test_rarer_forms_give_the_tokens_of_a_plain_loop(variant: str, precision: str, variants: Path) -> None:
+    wanted = plain_tokens(variants / "onnx" / f"model_{variant}.onnx", PROMPT, COUNT)
+    assert generated(variants, variant=variant, count=COUNT) == wanted
+    with partita.load(variants, "cpu", variant=variant) as model:
+        assert model.manifest.graph.precision == precision
+
+
+def test_attention_of_onnx_runtime_in_the_layout_of_the_hub(tmp_path: Path) -> None:
+    """As repositories have them today: the graph under onnx/, its weights beside it, config.json above."""
+    (tmp_path / "onnx").mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copy(SAMPLES / "genai-fp32-cpu" / name, tmp_path / "onnx")
+    for name in CONFIGS:
+        shutil.copy(SAMPLES / "optimum" / name, tmp_path)
+    manifest = open_folder(tmp_path)
+    assert manifest.foreign is not None and manifest.foreign.layout == "transformers.js"
+    assert manifest.graph.attention == "gqa" and all(state.in_place for state in manifest.graph.states)
+    assert generated(tmp_path) == TOKENS
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_whether_a_cache_is_one_buffer_is_up_to_the_graph(shared: bool, sample: Sample) -> None:
+    """past_present_share_buffer says what onnxruntime-genai does, not what the graph could."""
+    folder = sample("genai-fp32-cpu")
+    changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
+    assert all(state.in_place for state in open_folder(folder).graph.states)
+    assert generated(folder) == TOKENS
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_cache_of_onnxruntime_genai_that_grows(shared: bool, sample: Sample) -> None:
+    folder = sample("optimum")
+    shutil.copy(SAMPLES / "genai-fp32-cpu" / "genai_config.json", folder)
+    changed(folder / "genai_config.json", search__past_present_share_buffer=shared)
+    manifest = open_folder(folder)
+    assert manifest.foreign is not None and manifest.foreign.layout == "onnxruntime-genai"
+    assert [(state.grows, state.in_place) for state in manifest.graph.states] == [(2, False)] * 2
+    assert generated(folder) == TOKENS
+
+
+def test_a_window_in_the_graph(sample: Sample) -> None:
+    def narrow(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
+                del node.attribute[:]
+                node.attribute.extend([*kept, onnx.helper.make_attribute("local_window_size", 4)])
+
+        for port in model.graph.input:
+            if port.name.startswith("past"):
+                port.type.tensor_type.shape.dim[3].dim_value = 16
+
+    folder = altered(sample("genai-fp32-cpu"), narrow)
+    assert {state.window for state in open_folder(folder).graph.states} == {4}
+    wanted = plain_tokens(folder / "model.onnx", PROMPT, len(TOKENS))
+    assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
+
+
+def test_a_window_that_the_graph_has_not_is_noted(sample: Sample) -> None:
+    """As onnxruntime-genai 0.18 builds mistral: the window is in its configuration, and in no attention."""
+    folder = sample("genai-fp32-cpu")
+    window = {"window_size": 8, "slide_key_value_cache": False, "slide_inputs": False, "layers": [], "cache_slack": 0}
+    changed(folder / "genai_config.json", model__decoder__sliding_window=window)
+    foreign = open_folder(folder).foreign
+    assert foreign is not None and any("window of 8 tokens" in note for note in foreign.notes)
+    changed(folder / "genai_config.json", model__decoder__sliding_window={**window, "window_size": 64})
+    foreign = open_folder(folder).foreign
+    assert foreign is not None and not foreign.notes
+
+
+def test_a_graph_for_webgpu_is_placed_and_labelled() -> None:
+    manifest = open_folder(SAMPLES / "genai-int4-webgpu")
+    assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
+    known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
+    assert generated(SAMPLES / "genai-int4-webgpu", count=COUNT) == known["tokens"][:COUNT]
