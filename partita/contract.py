@@ -79,8 +79,8 @@ class AdapterInput(Record):
 
     name: str
     shape: tuple[Dimension, ...]
-    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed. With a symbolic axis before
-    these, there is one for each row of a run, or one for all of them.
+    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed. With a symbolic axis in
+    front there is one for each row of a run, or one for all of them.
     """
     dtype: str
 
