@@ -62,7 +62,7 @@ def stacked(rows: Sequence[Given]) -> Given:
         buffer.host.fill(0)
         for row, value in enumerate(values):
             if value is not None:
-                buffer.host[(row, *(slice(0, size) for size in value.shape))] = value
+                buffer.host[row][tuple(slice(0, size) for size in value.shape)] = value
     return made
 
 

@@ -66,7 +66,7 @@ def test_two_variants_of_one_folder(variants: Path, capsys: pytest.CaptureFixtur
     assert run(["inspect", str(variants), "--variant", "model.onnx", *asked]) == 0
     assert "Sub" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"against_variant='fp16' is about against, which is not given"):
-        partita.inspect(variants, against_variant="fp16")
+        partita.inspect(variants, against_variant="fp16")  # type: ignore[call-overload]
 
 
 def test_adapters_are_shown(

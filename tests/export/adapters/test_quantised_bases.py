@@ -46,6 +46,13 @@ def base_of(name: str, floats: Path, folder: Path) -> Path:
     return formats.save_quantised(floats, folder / name, *BASES[name])
 
 
+def taken(package: Path) -> str:
+    """What became of the stored integers."""
+    quantised = read_manifest(package).source.quantised
+    assert quantised is not None
+    return quantised.taken
+
+
 def of_peft(base: Path, adapter: Path) -> Any:
     """The model of the stored weights with the adapter that peft puts beside them, which merges nothing."""
     require("peft")
@@ -59,7 +66,7 @@ def of_peft(base: Path, adapter: Path) -> Any:
 @pytest.mark.parametrize("name", ["gptq", "gptq_act_order", "nf4", "gguf"])
 def test_merged_it_is_what_peft_computes(name: str, dora: bool, floats: Path, tmp_path: Path) -> None:
     base = base_of(name, floats, tmp_path)
-    adapter = save_adapter(tmp_path / "adapter", floats, LINEAR, **({"use_dora": True} if dora else {}))
+    adapter = save_adapter(tmp_path / "adapter", floats, LINEAR, use_dora=dora)
     found = logits(merged_model(base, adapter))
     np.testing.assert_allclose(found, logits(of_peft(base, adapter)), atol=3e-4, rtol=3e-4)
     assert np.abs(found - logits(load(open_checkpoint(str(base))))).max() > 0.1
@@ -79,7 +86,7 @@ def test_the_package_of_a_merged_one(name: str, options: Any, floats: Path, expo
     adapter = save_adapter(tmp_path / "adapter", floats, ("q_proj", "down_proj"))
     package = exported(base, adapter=adapter, **options)
     manifest, answer = read_manifest(package), load_file(package / KNOWN_ANSWER)
-    assert manifest.verification.status == "verified" and manifest.source.quantised.taken == "dequantised"
+    assert manifest.verification.status == "verified" and taken(package) == "dequantised"
     wanted = logits(of_peft(base, adapter), answer["prompt"])
     np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=3e-4, rtol=3e-4)
     assert tokens_of(package, None) == greedy(of_peft(base, adapter))
@@ -94,7 +101,7 @@ def test_switched_beside_the_integers_that_are_stored(
     adapter = save_adapter(tmp_path / "adapter", floats, LINEAR)
     package = exported(base, precision="auto", with_adapters=(("tuned", adapter),))
     manifest, answer = read_manifest(package), load_file(package / answer_file("tuned"))
-    assert manifest.verification.status == "verified" and manifest.source.quantised.taken == "as stored"
+    assert manifest.verification.status == "verified" and taken(package) == "as stored"
     assert manifest.graph.precision == "int4"
     wanted = logits(of_peft(base, adapter), answer["prompt"])
     np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=3e-4, rtol=3e-4)
@@ -120,7 +127,7 @@ def test_merged_and_rounded_a_second_time(floats: Path, exported: Exported, tmp_
     base, adapter = base_of("gptq", floats, tmp_path), save_adapter(tmp_path / "adapter", floats, ("q_proj",))
     package = exported(base, adapter=adapter, precision="int4", requantise=True)
     manifest = read_manifest(package)
-    assert manifest.verification.status == "verified" and manifest.source.quantised.taken == "requantised"
+    assert manifest.verification.status == "verified" and taken(package) == "requantised"
     with partita.load(package, providers="cpu") as model:
         assert model.generate([PROMPT], max_new_tokens=2).run().tokens
 
