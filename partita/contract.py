@@ -79,7 +79,9 @@ class AdapterInput(Record):
 
     name: str
     shape: tuple[Dimension, ...]
-    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed."""
+    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed. With a symbolic axis in
+    front there is one for each row of a run, or one for all of them.
+    """
     dtype: str
 
 
@@ -118,6 +120,12 @@ class Contract(Record):
     """
     rereads: bool = False
     """The graph has no cache: every step reads the whole text from its beginning."""
+
+    @property
+    def adapters_by_row(self) -> bool:
+        """Whether rows of a batch may have adapters of their own: every input of one has an axis for them."""
+        inputs = [port for file in self.files for port in file.adapter_inputs]
+        return bool(inputs) and all(len(port.shape) == 3 for port in inputs)
 
     @model_validator(mode="after")
     def _runs_every_phase(self) -> Contract:

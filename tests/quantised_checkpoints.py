@@ -157,3 +157,19 @@ def mxfp4(stack: torch.Tensor) -> dict[str, torch.Tensor]:
     nearest = (scaled.abs().unsqueeze(-1) - table).abs().argmin(-1) + 8 * (scaled < 0)
     data = (nearest[..., 0::2] | (nearest[..., 1::2] << 4)).to(torch.uint8)
     return {"_blocks": data, "_scales": (exponents + 127).to(torch.uint8)}
+
+
+def nf4(weight: torch.Tensor, block: int = 64) -> dict[str, torch.Tensor]:
+    """bitsandbytes nf4: each number the nearest of a table, with the largest magnitude of its block."""
+    quantiles = torch.special.ndtri(torch.cat([torch.linspace(0.02, 0.5, 8), torch.linspace(0.5, 0.97, 9)[1:]]))
+    table = quantiles / quantiles.abs().max()
+    blocks = weight.reshape(-1, block)
+    largest = blocks.abs().amax(1)
+    places = ((blocks / largest[:, None]).unsqueeze(-1) - table).abs().argmin(-1).reshape(-1)
+    said = {"shape": list(weight.shape), "blocksize": block, "dtype": "float32", "quant_type": "nf4"}
+    return {
+        ".weight": (places[0::2] << 4 | places[1::2]).to(torch.uint8).unsqueeze(1),
+        ".weight.absmax": largest,
+        ".weight.quant_map": table,
+        ".weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8),
+    }

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"remedies"},
     "strangers": {"remedies", "errors"},
     "process": set(),
+    "capped": set(),
     "demo": set(),
     "signals": set(),
     "orphans": set(),
@@ -35,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dtypes": set(),
     "paths": set(),
     "package_records": {"contract"},
-    "package": {"contract", "package_records", "dtypes", "strangers", "remedies", "spelling", "errors"},
+    "package": {"capped", "contract", "package_records", "dtypes", "strangers", "remedies", "spelling", "errors"},
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},
     "partition_reports": {
@@ -57,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "support": {"dtypes", "partition_reports", "observations", "remedies", "spelling", "errors"},
     "providers": {"paths", "observations", "extras", "remedies", "spelling", "errors"},
     "foreign": {
+        "capped",
         "contract",
         "package",
         "package_records",
@@ -68,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "runtime": {
+        "capped",
         "paths",
         "dtypes",
         "package",
@@ -90,6 +93,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "contract",
     },
     "export": {
+        "capped",
         "dtypes",
         "observations",
         "contract",

@@ -62,6 +62,7 @@ READ = {
     "export quality_text",
     "inspect package",
     "inspect against",
+    "inspect against_contract",
     "inspect contract",
     "bench contract",
     "generate contract",

@@ -17,6 +17,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
+from partita.capped import check_size
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export import config_values, rope_settings, stored_formats
 from partita.export.gguf import opening
@@ -116,6 +117,7 @@ def open_checkpoint(given: str) -> Checkpoint:
             return _open_gguf(given, file)
         config, found = _read_config(folder)
         _refuse_by_config(folder, config)
+        _check_companions(folder)
         rope_settings.check_known(folder, config)
         tensors, files = find_tensors(folder)
         found = found or by_tensors(tensors)
@@ -126,6 +128,16 @@ def open_checkpoint(given: str) -> Checkpoint:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
     name = Path(given).name if Path(given).is_dir() else given
     return Checkpoint(folder, name, config, _architecture(config), tensors, files, quantised)
+
+
+def _check_companions(folder: Path) -> None:
+    """Refuse a tokenizer, a template or whatever else goes with the model when its size is absurd."""
+    for name in COMPANIONS:
+        if (folder / name).is_file():
+            try:
+                check_size(folder / name)
+            except ValueError as error:
+                raise CheckpointError(f"{folder / name}: damaged, {error}") from error
 
 
 def _open_gguf(given: str, file: Path) -> Checkpoint:

@@ -300,7 +300,7 @@ def _rewrite(graphs: Graphs) -> None:
         graphs.traced[index] = without_unread(replace(item, model=model))
         if draft.adapters.switched:
             fixed = item.spec.sequence_length is not None
-            graphs.branches |= add_branches(model, draft.adapters.switched, fixed=fixed)
+            graphs.branches |= add_branches(model, draft.adapters.switched, item.spec.batch, fixed=fixed)
         name_nodes(model)
         contexts.append(context)
     graphs.packing.gathered = gathered(item.model for item in graphs.traced)

@@ -14,6 +14,7 @@ from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint import Checkpoint
 from partita.export.options import AUTO, ExportOptions, check_options
 from partita.export.stored_formats import Quantised
+from partita.export.weight_files import few
 from partita.package import QuantisedSource
 from partita.spelling import spelled
 
@@ -77,6 +78,24 @@ def _checked(options: ExportOptions, precision: str) -> ExportOptions:
 def takes_stored(options: ExportOptions, checkpoint: Checkpoint) -> bool:
     """Whether integers are taken as they are stored."""
     return checkpoint.quantised is not None and options.computing.bits is not None and not options.requantise
+
+
+def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError where an adapter is merged into weights whose integers are taken as they are stored:
+    what comes out is no integers any more.
+    """
+    if checkpoint.unmerged is None or checkpoint.quantised is None or not takes_stored(options, checkpoint):
+        return
+    changed = [
+        name for name in checkpoint.quantised.weights if checkpoint.tensors[name] is not checkpoint.unmerged[name]
+    ]
+    if changed:
+        raise UnsupportedModelError(
+            f"{spelled('adapter', str(options.adapter))}: it is merged into weights that {checkpoint.where} stores as "
+            f"integers ({checkpoint.quantised.method}), and is none of them: {few(changed)}; put it beside them "
+            f"with {spelled('with_adapters')}, name {spelled('precision', 'bf16')}, fp16 or fp32, which keep the "
+            f"numbers, or add {spelled('requantise', True)}, which rounds the weights a second time"
+        )
 
 
 def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource | None:

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from partita import dtypes
+from partita.capped import check_size
 from partita.errors import CheckpointError
 from partita.export.element_types import CHECKPOINT, of_torch
 
@@ -31,6 +32,8 @@ LAYOUTS = (
 """A single file, and the index of several, in the order in which they are looked for."""
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """How the file begins that a clone without Git LFS has in place of a large one."""
+ZIP = b"PK\x03\x04"
+"""How a file begins that torch has written since 1.6."""
 SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
 
@@ -76,6 +79,10 @@ def few(items: Sequence[str], separator: str = ", ") -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError when there is none."""
     refuse_pointer(path)
+    try:
+        check_size(path)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged, {error}") from error
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # not JSON or not UTF-8; a number of thousands of digits; [[[[[...
@@ -204,7 +211,37 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     They are mapped into memory. A file from before torch 1.6 is no zip archive and cannot be: it is read whole, once.
     """
     about = path.stat()
-    return _load_whole(path, about.st_mtime_ns) if not zipfile.is_zipfile(path) else _load(path, mapped=True)
+    with path.open("rb") as stream:
+        is_archive = stream.read(len(ZIP)) == ZIP
+    if not is_archive:
+        return _load_whole(path, about.st_mtime_ns)
+    _check_records(path, about.st_size)
+    return _load(path, mapped=True)
+
+
+def _check_records(path: Path, size_bytes: int) -> None:
+    """Refuse an archive whose records are not there byte for byte, before torch reads what is in their place: it maps
+    the file, and believes that a record lies in it as long as it says.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: damaged or cut off at {size_bytes:,} bytes ({first_line(error)}); download the checkpoint again"
+        ) from error
+    packed = [entry.filename for entry in records if entry.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise CheckpointError(
+            f"{path}: its records are compressed, as torch never writes them: {few(packed)}; save it anew with torch, "
+            "or use safetensors files"
+        )
+    stored = sum(entry.file_size for entry in records)
+    if stored > size_bytes or any(entry.file_size != entry.compress_size for entry in records):
+        raise CheckpointError(
+            f"{path}: damaged, its records have {stored:,} bytes by what it says, and the file {size_bytes:,}; "
+            "use safetensors files"
+        )
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from partita.capped import read_capped
 from partita.errors import PackageError
 from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
@@ -15,7 +16,6 @@ from partita.package import GET_AGAIN, refuse_absent
 from partita.remedies import Remedy
 
 CONFIG = "config.json"
-LARGEST_BYTES = 64 << 20
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -67,9 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises PackageError when it is damaged or too large to be a configuration."""
     refuse_absent(path)
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise ValueError(f"{path.stat().st_size:,} bytes")
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_capped(path))
     except (ValueError, RecursionError, OSError) as error:
         raise PackageError(f"{path}: damaged, it is no JSON ({error})", remedy=GET_AGAIN) from error
     if not isinstance(raw, dict):

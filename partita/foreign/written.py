@@ -22,6 +22,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from partita.capped import read_capped
 from partita.contract import Record, Role
 from partita.errors import UsageError
 from partita.foreign.states import Kind, layer_in
@@ -86,7 +87,7 @@ def read_written(path: Path) -> Written:
         raise UsageError(f"{spelled('contract', str(path))}: no such file")
     refuse_absent(path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_capped(path))
         return Written.model_validate(raw)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{spelled('contract', str(path))}: it is no TOML: {error}") from error

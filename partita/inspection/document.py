@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from partita.inspection.records import ContractFacts, GraphFacts, Inspection, ModulePrecision, PortFacts
-from partita.inspection.texts import domain_name, how_kept, shape_text, verdict
+from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
 from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Pairs, Section, table, words
@@ -27,6 +27,7 @@ def document(found: Inspection) -> Document:
         _weights(found),
         _modules(found.modules),
         _provenance(found),
+        _adapters(found),
         _files(found),
         _companions(found),
     )
@@ -254,6 +255,17 @@ def _provenance(found: Inspection) -> Section | None:
         listed = [(file.name, human_bytes(file.size_bytes), file.sha256 or "-") for file in made.source_files]
         blocks += (table("Files of the checkpoint", heads, listed, obvious=True, rest=_more),)
     return Section("provenance", "Provenance", blocks) if blocks else None
+
+
+def _adapters(found: Inspection) -> Section | None:
+    """Adapters in the weights and beside them."""
+    if not found.adapters:
+        return None
+    rows = [(adapter.name, adapter_text(adapter)) for adapter in found.adapters]
+    by_row = found.contract is not None and found.contract.adapters_by_row
+    if any(not adapter.merged for adapter in found.adapters):
+        rows.append(("rows of a batch", "each may have its own" if by_row else "have one together"))
+    return Section("adapters", "Adapters", (_pairs("Adapters", rows),))
 
 
 def _files(found: Inspection) -> Section | None:

@@ -97,6 +97,8 @@ class ContractFacts(Record):
     vocab_size: int
     appends_chunks: bool
     takes_fewer_rows: bool = False
+    adapters_by_row: bool = False
+    """Rows of a batch may have adapters of their own."""
     rereads_at: int | None
     source: str
     """manifest, or how it was inferred."""
@@ -173,7 +175,9 @@ class FileFacts(Record):
     size_bytes: int | None
     """On disk; null when it is missing."""
     sha256: str | None
-    """As the manifest has it; null where there is none. `partita verify` compares it with the file."""
+    """As the manifest has it, or the name of the file that a hub snapshot links to; null where neither says and hashes
+    were not asked for. `partita verify` compares that of a manifest with the file.
+    """
 
 
 class Provenance(Record):
@@ -218,6 +222,27 @@ class LicenceFacts(Record):
     link: str | None = None
 
 
+class AdapterFacts(Record):
+    """An adapter in the weights, or beside them."""
+
+    name: str
+    merged: bool
+    """It is part of the weights; else a run can switch it on."""
+    kind: str | None
+    """lora or dora."""
+    ranks: tuple[int, ...]
+    modules: int | None
+    """Modules of which it changes the weight."""
+    whole: tuple[str, ...] = ()
+    """Parameters that it replaces."""
+    base_model: str | None
+    """The model that it was trained on, as it says itself."""
+    file: str | None
+    """That has its values; null where it is merged."""
+    source_files: tuple[FileFacts, ...]
+    """The files that it was read from, as the manifest has them."""
+
+
 class Inspection(Record):
     """What a package, a foreign folder or an ONNX file holds."""
 
@@ -237,6 +262,7 @@ class Inspection(Record):
     cache: CacheFacts | None
     weights: WeightFacts
     modules: tuple[ModulePrecision, ...]
+    adapters: tuple[AdapterFacts, ...] = ()
     files: tuple[FileFacts, ...]
     provenance: Provenance
     tokenizer: TokenizerFacts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.inspection.records import Inspection, ModulePrecision, Size
+from partita.inspection.records import AdapterFacts, Inspection, ModulePrecision, Size
 from partita.observations.text_format import human_bytes, listing, plural
 
 MAIN = "ai.onnx"
@@ -50,3 +50,14 @@ def verdict(found: Inspection) -> str:
     size = human_bytes(found.weights.size_bytes)
     named = f" of {', '.join(about)}" if about else ""
     return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}"
+
+
+def adapter_text(adapter: AdapterFacts) -> str:
+    """What an adapter is and where: `LoRA of rank 4 and 8 for 14 modules, trained on NAME; beside the weights`."""
+    kind = {"lora": "LoRA", "dora": "DoRA"}.get(adapter.kind or "", adapter.kind or "adapter")
+    ranks = f" of rank {listing(map(str, adapter.ranks))}" if adapter.ranks else ""
+    modules = "" if adapter.modules is None else f" for {plural(adapter.modules, 'module')}"
+    whole = f", {plural(len(adapter.whole), 'parameter')} replaced" if adapter.whole else ""
+    trained = f", trained on {adapter.base_model}" if adapter.base_model else ""
+    where = "merged into the weights" if adapter.merged else f"beside the weights: --adapter {adapter.name}"
+    return f"{kind}{ranks}{modules}{whole}{trained}; {where}"

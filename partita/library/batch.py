@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from partita.errors import GenerationError
 from partita.library.engine import RowRequest
 from partita.library.sampling import Sampling
 from partita.library.speculating import Guessers
@@ -17,6 +18,7 @@ from partita.runtime.engine.request import Request
 from partita.runtime.logprobs import Watched
 from partita.runtime.runner import Runner
 from partita.runtime.sampling import Sampler
+from partita.spelling import spelled
 
 
 class Batch:
@@ -25,6 +27,7 @@ class Batch:
     def __init__(self, runner: Runner, prefill_chunk: int, adapter: str | None = None, *, is_open: bool) -> None:
         """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
         self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
+        self._runner, self._adapters = runner, [adapter] * runner.contract.batch_size
         self._engine = Engine(runner.executor, prefill_chunk, (runner,), shares=is_open)
         self._recorder = runner.recorder
         self._watched: dict[int, Watched] = {}
@@ -41,12 +44,28 @@ class Batch:
         self.speculation, self._guessers = asked, guessers
         self._engine.governor = None if guessers is None else guessers.governor
 
-    def join(self, request: Request, logprobs: int | None = None) -> int:
-        """Give a request a free row; its index. `logprobs`: as `RowRequest` has it. Raises GenerationError."""
+    def join(self, request: Request, logprobs: int | None = None, adapter: str | None = None) -> int:
+        """Give a request a free row; its index. `logprobs` and `adapter`: as `RowRequest` has them.
+
+        Raises GenerationError, also for an adapter beside others where all rows have one; UsageError for a name that
+        the package has not.
+        """
+        name = self.adapter if adapter is None else adapter
+        others = {had for row, had in zip(self._engine.rows, self._adapters, strict=True) if row is not None}
+        apart = self._runner.contract.adapters_by_row
+        if not apart and others - {name}:
+            raise GenerationError(
+                f"{spelled('adapter', name)}: the rows of this package have one adapter together, and others are at "
+                f"work with another; export with {spelled('batch_size')} above 1 and without {spelled('static_shapes')}"
+            )
+        self._runner.check_adapter(name)
         watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
         self._rested = self._rested or not self._busy
         guesser = None if self._guessers is None else self._guessers.guesser()
-        row = self._engine.join(replace(request, sampler=watched or request.sampler, guesser=guesser))
+        sampler = watched or request.sampler
+        row = self._engine.join(replace(request, sampler=sampler, guesser=guesser, adapter=name))
+        self._adapters = [name if apart is False or index == row else had for index, had in enumerate(self._adapters)]
+        self._runner.use_adapters(self._adapters)
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched

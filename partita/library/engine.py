@@ -43,6 +43,8 @@ class RowRequest:
     """How likely each new token was is told in `Step.logprobs`, with so many of the likeliest; None: it is not."""
     shares: int = 0
     """Tokens of the prompt that others which are to come begin with, too, as far as is known."""
+    adapter: str | None = None
+    """Name of an adapter of the package for this row; None: that of the generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class Begun:
     """A row can begin while others are at work; else rows begin together, with prompts of equal length."""
     rows_rest: bool
     """A row that has finished keeps what it has in the cache while others are at work."""
+    adapters_by_row: bool = False
+    """Rows may have adapters of their own; else those with another one take turns with them."""
     alone_beyond: int | None = None
     """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would
     have others alone. None: rows make no difference to each other.

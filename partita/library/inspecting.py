@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import overload
 
-from partita.errors import PackageError
+from partita.errors import PackageError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.edge import public
 from partita.package import Manifest, refuse_absent, unreadable
+from partita.spelling import spelled
 from partita.strangers import recognise
 
 ONNX_SUFFIX = ".onnx"
@@ -24,6 +25,7 @@ def inspect(
     variant: str | None = None,
     contract: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
+    hashes: bool = False,
 ) -> Inspection: ...
 
 
@@ -35,6 +37,9 @@ def inspect(
     variant: str | None = None,
     contract: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
+    hashes: bool = False,
+    against_variant: str | None = None,
+    against_contract: str | os.PathLike[str] | None = None,
 ) -> InspectionDiff: ...
 
 
@@ -46,24 +51,39 @@ def inspect(
     variant: str | None = None,
     contract: str | os.PathLike[str] | None = None,
     max_length: int | None = None,
+    hashes: bool = False,
+    against_variant: str | None = None,
+    against_contract: str | os.PathLike[str] | None = None,
 ) -> Inspection | InspectionDiff:
     """What a package, a folder of ONNX files or an ONNX file holds: graphs, contract, states, precision, provenance.
 
     With `against` what is different in that one. What is wrong with one, a damaged manifest or a missing file, is in
-    its `findings`. `variant`, `contract` and `max_length` are about a folder that Partita did not write, as for `load`.
-    Neither onnxruntime nor torch is imported, and no weights are read.
+    its `findings`. `variant`, `contract` and `max_length` are about a folder that Partita did not write, as for `load`;
+    `against_variant` and `against_contract` about the other one. `hashes`: files whose SHA-256 nobody says are read for
+    it. Neither onnxruntime nor torch is imported, and no weights are read otherwise.
 
     Raises ArgumentError, and PackageError when there is nothing of the kind.
     """
-    found = read(Path(package), Choice(variant, None if contract is None else Path(contract), max_length))
+    other = Choice(against_variant, None if against_contract is None else Path(against_contract))
+    check_other(against, other)
+    found = read(
+        Path(package), Choice(variant, None if contract is None else Path(contract), max_length), hashes=hashes
+    )
     if against is None:
         return found
     from partita.inspection.diff.compare import compare
 
-    return compare(found, read(Path(against)))
+    return compare(found, read(Path(against), other, hashes=hashes))
 
 
-def read(path: Path, choice: Choice = AS_IT_IS) -> Inspection:
+def check_other(against: str | os.PathLike[str] | None, other: Choice) -> None:
+    """Raise UsageError for what is said of another folder where there is none."""
+    for name, value in (("against_variant", other.variant), ("against_contract", other.contract)):
+        if against is None and value is not None:
+            raise UsageError(f"{spelled(name, str(value))} is about {spelled('against')}, which is not given")
+
+
+def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Inspection:
     """The same for a path. Raises PackageError when it is no package, no ONNX file, and no folder with one."""
     from partita.runtime.contents.build import graphs_in
     from partita.runtime.contents.build import inspect as look
@@ -71,14 +91,14 @@ def read(path: Path, choice: Choice = AS_IT_IS) -> Inspection:
     try:
         if path.is_file() and path.suffix == ONNX_SUFFIX:
             refuse_absent(path)
-            found = look(path, None, ())
+            found = look(path, None, (), hashes=hashes)
             if not found.graphs:
                 raise PackageError(found.findings[0].what)
             return found
         manifest, wrong = _manifest(path, choice)
         if wrong and not graphs_in(path):
             raise wrong[0]
-        return look(path, manifest, wrong)
+        return look(path, manifest, wrong, hashes=hashes)
     except PermissionError as error:
         raise unreadable(path) from error
 

@@ -105,7 +105,7 @@ class LocalEngine:
             batch.speculate(request.speculation, guessers)
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
-                batch.join(replace(entry, prefix=prefix), row.logprobs)
+                batch.join(replace(entry, prefix=prefix), row.logprobs, row.adapter)
             return begun
 
     def open(
@@ -126,7 +126,8 @@ class LocalEngine:
     def join(self, number: int, request: RowRequest) -> int:
         """Give a request a free row of the generation; its index. Raises GenerationError, UsageError."""
         with self._lock:
-            return self._current(number).join(loop_request(request, fails_alone=True), request.logprobs)
+            asked = loop_request(request, fails_alone=True)
+            return self._current(number).join(asked, request.logprobs, request.adapter)
 
     def leave(self, number: int, row: int) -> None:
         """Free a row, finished or not."""
@@ -271,6 +272,7 @@ class LocalEngine:
             max_length=contract.max_length,
             vocab_size=contract.vocab_size,
             rows_apart=self.runner.cache.begins_rows_apart,
+            adapters_by_row=contract.adapters_by_row,
             rows_rest=contract.batch_size == 1 or (self.runner.cache.padding_is_safe and alone is None),
             alone_beyond=alone,
         )

@@ -30,6 +30,8 @@ class Work:
     """Tokens to stop at."""
     logprobs: int | None = None
     """How likely each new token was is told, with so many of the likeliest; None: it is not."""
+    adapter: str | None = None
+    """Name of an adapter of the package; None: that of the scheduler."""
     stays: bool = False
     """It keeps its row and its cache when it ends, for a next turn, until it is released. Where a row at rest would
     lose what it has to those at work, a next turn reads everything anew.

@@ -230,7 +230,11 @@ class Scheduler:
         with self._changed:
             first = self._queue[0] if self._queue else None
         beside = [ticket for ticket in self._rows if ticket is not None]
-        if limit is None or first is None or not beside:
+        if first is None or not beside:
+            return True
+        if not self._fits_adapters(first):
+            return False
+        if limit is None:
             return True
         return all(len(t.history) + (t.sampling.max_new_tokens or 0) <= limit for t in (first, *beside))
 
@@ -265,10 +269,15 @@ class Scheduler:
         """Take the first who waits out of the queue; the first with a prompt of `length` tokens, where that matters."""
         with self._changed:
             for ticket in self._queue:
-                if length in (None, len(ticket.history)):
+                if length in (None, len(ticket.history)) and self._fits_adapters(ticket):
                     self._queue.remove(ticket)
                     return ticket
         return None
+
+    def _fits_adapters(self, ticket: Ticket) -> bool:
+        """Whether rows may have adapters of their own, or those at work have that of a request."""
+        beside = (other for other in self._rows if other is not None)
+        return self._limits.adapters_by_row or all(self._adapter(other) == self._adapter(ticket) for other in beside)
 
     def _begin(self, ticket: Ticket) -> None:
         """Give a request a row; an error there is its own."""
@@ -277,7 +286,7 @@ class Scheduler:
             if self._begun is None:
                 self._begun = self._engine.open(*self._how)
             asked = RowRequest(ticket.history, ticket.sampling, work.stop_ids, work.logprobs)
-            request = replace(asked, shares=self._shared(ticket.history))
+            request = replace(asked, shares=self._shared(ticket), adapter=work.adapter)
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
             if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
@@ -287,11 +296,18 @@ class Scheduler:
         self._rows[row] = ticket
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
 
-    def _shared(self, prompt: tuple[int, ...]) -> int:
+    def _shared(self, ticket: Ticket) -> int:
         """Tokens that those who wait begin with, too: what is read of them is kept for them."""
         with self._changed:
-            waiting = [ticket.history for ticket in islice(self._queue, LOOKED_AT)]
-        return most_shared([len(commonprefix([prompt, other])) for other in waiting])
+            waiting = [
+                other for other in islice(self._queue, LOOKED_AT) if self._adapter(other) == self._adapter(ticket)
+            ]
+            begin = [other.history for other in waiting]
+        return most_shared([len(commonprefix([ticket.history, other])) for other in begin])
+
+    def _adapter(self, ticket: Ticket) -> str | None:
+        """The adapter that a request is answered with."""
+        return self._how[1] if ticket.work.adapter is None else ticket.work.adapter
 
     def _take(self, ticket: Ticket, step: Step) -> Piece | None:
         """What a step added to a request; None when that is nothing."""

@@ -12,12 +12,14 @@ from partita.package import Manifest, inside
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.ort.adapters import read_adapter
-from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.buffers import Buffer, host_buffer
 
 SHOWN = 5
 OTHER_ADAPTER = Remedy("take one that was made for this model")
 Given = Mapping[str, Buffer]
 """Values of inputs that have defaults, by name."""
+NOTHING: Given = {}
+"""Of no adapter."""
 
 
 @dataclass(slots=True)
@@ -35,7 +37,7 @@ class Adapters:
         """
         check_adapter(self.folder, self.manifest, name)
         if name is None:
-            return {}
+            return NOTHING
         if name not in self.kept:
             record = next(record for record in self.manifest.switchable if record.name == name)
             if record.file is None:
@@ -45,6 +47,26 @@ class Adapters:
             remedy = FROM_CHECKPOINT if self.manifest.foreign is None else OTHER_ADAPTER
             self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files, remedy)
         return self.kept[name]
+
+
+def stacked(rows: Sequence[Given]) -> Given:
+    """One value for each input whose first axis has those of all rows, padded with zeros to the largest rank.
+
+    Only of inputs that have an axis for rows, where `rows` have 1 each.
+    """
+    if all(each is rows[0] for each in rows):
+        return rows[0]
+    made: dict[str, Buffer] = {}
+    for name in sorted({name for each in rows for name in each}):
+        values = [each[name].value.numpy()[0] if name in each else None for each in rows]
+        present = [value for value in values if value is not None]
+        sizes = [max(value.shape[axis] for value in present) for axis in range(present[0].ndim)]
+        buffer = made[name] = host_buffer((len(rows), *sizes), next(each[name].dtype for each in rows if name in each))
+        buffer.host.fill(0)
+        for row, value in enumerate(values):
+            if value is not None:
+                buffer.host[row][tuple(slice(0, size) for size in value.shape)] = value
+    return made
 
 
 def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.capped import read_capped
 from partita.errors import GenerationError, PackageError
 from partita.remedies import FROM_CHECKPOINT
 
@@ -82,7 +83,7 @@ def template_of_processor(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        template = json.loads(read_capped(path))["chat_template"]
         if not isinstance(template, str):
             raise TypeError("chat_template is not a text")
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from partita.capped import read_capped
+
 STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
 """Keys of config.json, by transformers' conventions."""
 
@@ -15,7 +17,7 @@ STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
 def _placeholders(folder: Path) -> dict[int, str]:
     """Token id -> what it stands for, by config.json; empty where that has no such token, or cannot be read."""
     try:
-        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config: Any = json.loads(read_capped(folder / "config.json"))
     except (OSError, ValueError):
         return {}
     found: dict[int, str] = {}

@@ -63,7 +63,20 @@ class Runner:
         Raises UsageError for a name that is not there, PackageError for a damaged file.
         """
         if self.adapters is not None:
-            self.executor.switch(self.adapters.named(name))
+            self.executor.switch([self.adapters.named(name)])
+
+    def check_adapter(self, name: str | None) -> None:
+        """Raise what `use_adapter` would."""
+        if self.adapters is not None:
+            self.adapters.named(name)
+
+    def use_adapters(self, names: Sequence[str | None]) -> None:
+        """Have each row of the batch [B] read with an adapter of its own from the next step on, or with none.
+
+        What a row has in the cache was computed with the one that it had. Raises as `use_adapter`.
+        """
+        if self.adapters is not None:
+            self.executor.switch([self.adapters.named(name) for name in names])
 
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
         """A generation begins: what is kept is of it alone."""

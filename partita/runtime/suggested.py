@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partita.capped import read_capped
 from partita.errors import PackageError
 from partita.remedies import FROM_CHECKPOINT
 from partita.spelling import spelled
@@ -74,7 +75,7 @@ def suggestion(folder: Path) -> Suggestion:
     """
     path = folder / FILE
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = json.loads(read_capped(path))
     except FileNotFoundError:
         return Suggestion()
     except ValueError as error:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from partita.capped import check_size, read_capped
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
@@ -236,6 +237,10 @@ def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             refuse_absent(folder / name)
+            try:
+                check_size(folder / name)
+            except ValueError as error:
+                raise PackageError(f"damaged, {error}", where=folder / name, remedy=TOKEN_IDS) from error
     try:
         return reader(folder)
     except Exception as error:  # `tokenizers` raises plain Exception
@@ -257,7 +262,7 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
         if not path.is_file():
             continue
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
+            said = json.loads(read_capped(path))
             ids = said.get("eos_token_id", said.get("model", {}).get("eos_token_id"))
             if ids is not None:
                 listed = ids if isinstance(ids, list) else [ids]

@@ -38,7 +38,17 @@ def inspect(
     ] = None,
     variant: VariantOption = None,
     contract: ContractOption = None,
+    against_variant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As --variant, of the folder after --against.")
+    ] = None,
+    against_contract: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.toml", parser=read_path, help="As --contract, of the folder after --against."),
+    ] = None,
     max_length: LengthOption = None,
+    hashes: Annotated[
+        bool, typer.Option("--hashes", help="Read files whose SHA-256 no manifest and no hub snapshot says.")
+    ] = False,
     view: Annotated[str | None, view_option("partita.inspection.views")] = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -47,4 +57,11 @@ def inspect(
     from partita.commands import inspect as verb
     from partita.commands.showing import asked
 
-    verb.run(package, against, asked(view, out, as_json=as_json), folder_choice(variant, contract, max_length))
+    verb.run(
+        package,
+        against,
+        asked(view, out, as_json=as_json),
+        folder_choice(variant, contract, max_length),
+        folder_choice(against_variant, against_contract, None),
+        hashes=hashes,
+    )

@@ -6,7 +6,8 @@
 A [K, r] and B [r, N] are graph inputs and initializers at once. Without an adapter they are the initializers, of rank
 0, and nothing is added; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
 joined weights, as of query, key and value, has one path: B has the rows of each module where its outputs are, and zeros
-elsewhere.
+elsewhere. In a graph for several rows the inputs have an axis before these two, for MatMul goes over both alike: one
+adapter for all rows [1, K, r], or one for each [B, K, r], padded with zeros to one rank.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from partita.spelling import spelled
 
 ADAPTED = ("float32", "float16")
 """Types of activations beside which there can be a path; numpy and ONNX Runtime's adapter files have both."""
+ROWS = "adapter_rows"
+"""The axis of rows: 1, or as many as there are in a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Branch:
     dtype: str
     rank: int | None
     """r, where every size is fixed."""
+    by_row: bool
+    """Rows of a run may have adapters of their own: the inputs have an axis for them."""
     modules: Mapping[str, torch.Tensor]
     """Module -> the place in the output of each row of its weight, int64."""
 
@@ -86,9 +91,10 @@ class Branch:
     def inputs(self) -> tuple[AdapterInput, AdapterInput]:
         """Both inputs, as the contract has them."""
         rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
+        rows: tuple[int | str, ...] = (ROWS,) if self.by_row else ()
         return (
-            AdapterInput(name=self.down, shape=(self.width, rank), dtype=self.dtype),
-            AdapterInput(name=self.up, shape=(rank, self.rows), dtype=self.dtype),
+            AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype),
+            AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype),
         )
 
 
@@ -105,11 +111,11 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
     return Switched(name, adapter, sites(checkpoint, model, adapter))
 
 
-def add_branches(model: ir.Model, wanted: Sequence[Switched], *, fixed: bool) -> dict[str, Branch]:
+def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
     """Put a path beside every product that one of `wanted` changes, in place; by the name of its first input.
 
-    `fixed`: all sizes are fixed numbers, so that the default is of zeros in the largest rank. Raises
-    UnsupportedModelError for a module whose weight no plain product of the graph reads.
+    `batch`: rows of the graph. `fixed`: all sizes are fixed numbers, so that the default is of zeros in the largest
+    rank, for all rows. Raises UnsupportedModelError for a module whose weight no plain product of the graph reads.
     """
     made: dict[str, Branch] = {}
     for node in list(model.graph):
@@ -118,7 +124,7 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], *, fixed: bool) ->
             continue
         modules = _modules(plain, wanted)
         if modules:
-            branch = _branch(node, plain, modules, wanted, fixed=fixed)
+            branch = _branch(node, plain, modules, wanted, fixed=fixed, apart=batch > 1 and not fixed)
             made[branch.down] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
@@ -164,9 +170,15 @@ def _rows(plain: Plain, site: Site) -> torch.Tensor | None:
 
 
 def _branch(
-    node: ir.Node, plain: Plain, modules: Mapping[str, torch.Tensor], wanted: Sequence[Switched], *, fixed: bool
+    node: ir.Node,
+    plain: Plain,
+    modules: Mapping[str, torch.Tensor],
+    wanted: Sequence[Switched],
+    *,
+    fixed: bool,
+    apart: bool,
 ) -> Branch:
-    """The path beside a product."""
+    """The path beside a product. `apart`: for rows with adapters of their own, where what it is given has rows."""
     hidden = node.inputs[0]
     assert hidden is not None and hidden.dtype is not None
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
@@ -177,7 +189,8 @@ def _branch(
         )
     name = plain.name.removesuffix(".weight")
     rank = max(each.rank(modules) for each in wanted) if fixed else None
-    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, modules)
+    by_row = apart and hidden.shape is not None and len(hidden.shape) == 3
+    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, by_row, modules)
 
 
 def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
@@ -208,7 +221,8 @@ def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
     if known is not None:
         return known
     kind = ir.DataType(dtypes.named(port.dtype).number)
-    zeros = np.zeros([size if isinstance(size, int) else 0 for size in port.shape], np.dtype(port.dtype))
+    sizes = [size if isinstance(size, int) else int(size == ROWS) for size in port.shape]
+    zeros = np.zeros(sizes, np.dtype(port.dtype))
     value = ir.Value(
         name=port.name,
         shape=ir.Shape(port.shape),
@@ -240,7 +254,7 @@ def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDAr
                 up[start:stop, places] = matrices.up.read(files).T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
-                found[name] = value.numpy().astype(np.dtype(branch.dtype))
+                found[name] = (value[None] if branch.by_row else value).numpy().astype(np.dtype(branch.dtype))
                 if not np.isfinite(found[name]).all():
                     raise CheckpointError(
                         f"{each.adapter.folder}: a number of {name} does not fit {branch.dtype}; use "

@@ -32,7 +32,7 @@ from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.prefill import make_beside
 from partita.export.quantisation.summary import summary
 from partita.export.running import CPU
-from partita.export.stored_precision import takes_stored
+from partita.export.stored_precision import check_merged, takes_stored
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
@@ -120,6 +120,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         if adapter is not None:
             checkpoint, notes = merged(checkpoint, fake.module, adapter)
             work.notes += notes
+            check_merged(options, checkpoint)
         work.notes += untie(fake, checkpoint)
     adapters = _adapters(checkpoint, fake, adapter, beside_weights)
     plan = beside = None

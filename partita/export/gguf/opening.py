@@ -10,11 +10,13 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
 
 from partita.errors import PartitaError, UnsupportedModelError
@@ -41,12 +43,39 @@ NOTHING = (None, "", "none", 0, 0.0, False)
 """Values by which a setting says nothing."""
 
 
+PREFIX = "partita-gguf-"
+"""Of temporary folders."""
+LOCK = ".lock"
+"""The file in such a folder that is locked for as long as somebody needs it; the system gives the lock of a process
+back that was killed.
+"""
+
+
 class Scratch:
-    """A temporary folder that goes when the object does, or the process."""
+    """A temporary folder that goes when the object does, or the process; that of a killed one goes with the next."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="partita-gguf-"))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        _clear_left()
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        lock = FileLock(self.folder / LOCK, timeout=0, thread_local=False)
+        lock.acquire()
+        weakref.finalize(self, _clear, self.folder, lock)
+
+
+def _clear_left() -> None:
+    """Remove folders whose lock nobody has."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):  # locked, gone by now, or another user's
+            if folder.is_symlink() or not (folder / LOCK).is_file():
+                continue  # it is just being made
+            lock = FileLock(folder / LOCK, timeout=0)
+            lock.acquire()
+            _clear(folder, lock)
+
+
+def _clear(folder: Path, lock: FileLock) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.release()
 
 
 @dataclass(frozen=True, slots=True)

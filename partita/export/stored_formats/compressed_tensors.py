@@ -127,7 +127,10 @@ def _read(sources: Sources) -> Read:
         if weight.dtype in ("I8", "torch.int8"):
             weights.append(_of_module(sources, stem, weight, scales, 8, weight.shape))
         else:
-            weights.append(scaled(sources, weight, scales, blocks))
+            if _is_by(sources.settings, "channel", "tensor") and len(scales.shape) > 1 and scales.shape[-1] != 1:
+                raise sources.wrong(scales.name, f"is {list(scales.shape)}, and the settings say a scale for each row")
+            said_so = _is_by(sources.settings, "block") and any(_block_structures(sources.settings))
+            weights.append(scaled(sources, weight, scales, blocks, said_so=said_so))
             sources.optional(f"{stem}.weight_zero_point")
     notes = take_activation_scales(sources)
     if not notes and any(_groups_with(sources.settings, "input_activations")):
@@ -190,8 +193,9 @@ def of_integers(
     fits = len(scales.shape) < 2 and scales.shape in ((), (1,), (rows,))
     if len(scales.shape) == 2:
         fits = scales.shape[0] in (1, rows) and groups > 0 and width % groups == 0
-    said = next(iter(_group_sizes(sources.settings)), None)
-    if not fits or (groups > 1 and said is not None and width // groups not in _group_sizes(sources.settings)):
+    sizes = _group_sizes(sources.settings)
+    said = next((size for size in sizes if size is not None), None)
+    if not fits or (sizes and (width if groups == 1 else width // groups) not in [size or width for size in sizes]):
         asked = "" if said is None else f" in groups of {said}"
         raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not fit {list(shape)}{asked}")
     if zeros is not None:
@@ -213,10 +217,16 @@ def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str,
             yield found
 
 
-def _group_sizes(settings: Mapping[str, Any]) -> list[int]:
-    """Sizes of groups that the settings name; more than one where modules differ."""
+def _group_sizes(settings: Mapping[str, Any]) -> list[int | None]:
+    """Sizes of groups that the settings name, None for whole rows; more than one where modules differ."""
     sizes = (each.get("group_size") for each in _groups_with(settings, "weights"))
-    return [size for size in sizes if isinstance(size, int) and size > 0]
+    return [size if isinstance(size, int) and size > 0 else None for size in sizes]
+
+
+def _is_by(settings: Mapping[str, Any], *strategies: str) -> bool:
+    """Whether the settings say of all weights that they have scales in one of these ways."""
+    said = [each.get("strategy") for each in _groups_with(settings, "weights")]
+    return bool(said) and all(each in strategies for each in said)
 
 
 def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:

@@ -59,8 +59,11 @@ def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: O
     return found
 
 
-def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int]) -> tuple[int, ...]:
-    """How many numbers along each axis share a scale. `wanted`: what the settings say of the last axes.
+def blocks_of(
+    sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int], *, said_so: bool = False
+) -> tuple[int, ...]:
+    """How many numbers along each axis share a scale. `wanted`: what the settings say of the last axes, or what is
+    usual; `said_so`: the settings do, so that nothing else is, but for one scale of a whole tensor.
 
     Raises CheckpointError when the scales fit the weight in no way.
     """
@@ -68,7 +71,9 @@ def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: 
     said = (*[1] * (len(shape) - len(wanted)), *wanted) if len(wanted) <= len(shape) else tuple(wanted[-len(shape) :])
     found = []
     for size, count, block in zip(shape, grid, said, strict=False):
-        if count < 1:
+        if count < 1 or (len(scales.shape) == 1 and count not in (1, size)):
+            break
+        if said_so and max(grid) > 1 and count != -(-size // block):
             break
         if count == 1:
             found.append(max(1, size))
@@ -88,14 +93,20 @@ def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: 
 
 
 def scaled(
-    sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int], name: str | None = None
+    sources: Sources,
+    weight: TensorInfo,
+    scales: TensorInfo,
+    wanted: Sequence[int],
+    name: str | None = None,
+    *,
+    said_so: bool = False,
 ) -> ScaledWeight:
     """The weight of a tensor of narrow floats and its scales, called `name` where that is not the tensor's.
 
     Raises CheckpointError when they do not fit.
     """
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
-    blocks = blocks_of(sources, weight, scales, wanted)
+    blocks = blocks_of(sources, weight, scales, wanted, said_so=said_so)
     return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
@@ -110,13 +121,13 @@ def _read(sources: Sources) -> Read:
     wanted = sources.settings.get("weight_block_size") or (BLOCK, BLOCK)
     if not isinstance(wanted, list | tuple) or not all(isinstance(n, int) and n > 0 for n in wanted):
         raise sources.refused(f"with blocks of {str(wanted)[:40]!r}", "correct weight_block_size in config.json")
-    weights = []
+    weights, said_so = [], sources.settings.get("weight_block_size") is not None
     for name in sources.stems("", FLOAT8):
         if any(name.endswith(end) for end in (*ENDS, *OF_ACTIVATIONS)):
             continue
         weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
         if weight is not None and scales is not None:
-            weights.append(scaled(sources, weight, scales, wanted))
+            weights.append(scaled(sources, weight, scales, wanted, said_so=said_so))
     notes = take_activation_scales(sources)
     if not notes and sources.settings.get("activation_scheme") == "dynamic":
         notes = (ACTIVATIONS.format(sources.method),)

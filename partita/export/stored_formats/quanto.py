@@ -28,6 +28,8 @@ def _read(sources: Sources) -> Read:
         data, scales = sources.take(f"{stem}._data"), sources.take(f"{stem}._scale", FLOAT)
         if data is None or scales is None:
             continue
+        if scales.shape not in ((), (1,), (1, 1), (*data.shape[:1], 1)):
+            raise sources.wrong(scales.name, f"is {list(scales.shape)}, and {data.name} is {list(data.shape)}")
         if data.dtype in ("I8", "torch.int8"):
             weights.append(of_integers(sources, stem, data.shape, 8, data, scales, None))
         else:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from partita.inspection.diff.records import Difference, InspectedSide, InspectionDiff, Subject
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
-from partita.inspection.texts import domain_name, how_kept, shape_text, verdict
+from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
 from partita.observations.text_format import human_bytes, listing, plural
 
 Fact = tuple[Subject, str, str | None]
@@ -125,6 +125,10 @@ def _companions(found: Inspection) -> Iterator[Fact]:
         yield "provenance", name, version
     for file in made.source_files:
         yield "provenance", f"checkpoint file {file.name}", _file(file)
+    for adapter in found.adapters:
+        yield "adapters", adapter.name, adapter_text(adapter)
+        for file in adapter.source_files:
+            yield "adapters", f"{adapter.name}: {file.name}", _file(file)
     for file in found.files:
         yield "files", file.name, _file(file)
     tokenizer, licence = found.tokenizer, found.licence

@@ -21,6 +21,7 @@ Subject = Literal[
     "weights",
     "modules",
     "provenance",
+    "adapters",
     "files",
     "tokenizer and licence",
     "findings",

@@ -27,7 +27,7 @@ IDS = ("id", "custom_id", "key")
 SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens")
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 """What other programs call it."""
-OTHERS = ("stop", "stop_token_ids", "logprobs", "system")
+OTHERS = ("stop", "stop_token_ids", "logprobs", "system", "adapter")
 READ = frozenset({*PROMPTS, *IDS, *SAMPLED, *ALIASES, *OTHERS})
 """Every field that means something."""
 MOST_LOGPROBS = 64
@@ -116,6 +116,7 @@ def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size:
         stop=_stops(data, defaults),
         stop_ids=_stop_ids(data, defaults, vocab_size),
         logprobs=logprobs,
+        adapter=_adapter(data),
     )
 
 
@@ -192,6 +193,13 @@ def _stops(data: Mapping[str, Any], defaults: RowDefaults) -> tuple[str, ...]:
     if not isinstance(listed, Sequence) or not all(isinstance(text, str) for text in listed):
         raise UsageError(f"stop is {str(value)[:40]!r}; it must be a text or a list of them")
     return tuple(listed)
+
+
+def _adapter(data: Mapping[str, Any]) -> str | None:
+    name = data.get("adapter")
+    if name is not None and not isinstance(name, str):
+        raise UsageError(f"adapter is {str(name)[:40]!r}; it must be the name of one")
+    return name
 
 
 def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """Everything that a folder or an ONNX file holds, put together; what is wrong with it becomes a finding.
 
-Nothing is run, no weight is read, and no hash is computed: those of the manifest are shown as it has them.
+Nothing is run, no weight is read, and no hash is computed that was not asked for: those of the manifest are shown as it
+has them, and a snapshot of the hub links to files that are called by theirs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import partita
 from partita import dtypes
 from partita.errors import PackageError
 from partita.inspection.records import (
+    AdapterFacts,
     CacheFacts,
     ContractFacts,
     FileFacts,
@@ -24,7 +27,7 @@ from partita.inspection.records import (
     WeightKind,
 )
 from partita.observations.records import remedy_records
-from partita.package import MANIFEST, FileRecord, Manifest, inside
+from partita.package import MANIFEST, FileRecord, Manifest, inside, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.licence import licence_of
 from partita.runtime.contents.modules import module_precisions
@@ -46,9 +49,11 @@ def graphs_in(folder: Path) -> tuple[str, ...]:
     )
 
 
-def inspect(path: Path, manifest: Manifest | None, wrong: Sequence[PackageError]) -> Inspection:
+def inspect(
+    path: Path, manifest: Manifest | None, wrong: Sequence[PackageError], *, hashes: bool = False
+) -> Inspection:
     """What `path` holds, a folder or an ONNX file. `manifest`: that of a package, or as it was inferred from a foreign
-    folder; None where there is none. `wrong`: what is known to be wrong already.
+    folder; None where there is none. `wrong`: what is known to be wrong already. `hashes`: files without one are read.
 
     Raises OSError when the folder cannot be read.
     """
@@ -76,13 +81,14 @@ def inspect(path: Path, manifest: Manifest | None, wrong: Sequence[PackageError]
         ),
         model=_model(folder, manifest),
         graphs=tuple(each.facts for each in read),
-        other_graphs=tuple(_file(folder, name, None) for name in there if name not in names),
+        other_graphs=tuple(_file(folder, name, None, hashes=hashes) for name in there if name not in names),
         contract=_contract(manifest),
         foreign=None if manifest is None else manifest.foreign,
         cache=_cache(manifest),
         weights=_weights(read),
         modules=module_precisions(weight for each in read for weight in each.weights),
-        files=_files(folder, on_disk, is_file=is_file),
+        adapters=_adapters(manifest),
+        files=_files(path, folder, on_disk, hashes=hashes),
         provenance=_provenance(folder, manifest),
         tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
         licence=licence_of(folder),
@@ -221,10 +227,30 @@ def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
     )
 
 
-def _files(folder: Path, manifest: Manifest | None, *, is_file: bool) -> tuple[FileFacts, ...]:
-    """Files of a package as its manifest lists them; of another folder those that lie in it."""
-    if is_file:
-        return ()
+def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
+    """The adapters of a package."""
+    return tuple(
+        AdapterFacts(
+            name=record.name,
+            merged=record.merged,
+            kind=record.kind,
+            ranks=record.ranks,
+            modules=record.modules,
+            whole=record.whole,
+            base_model=record.base_model or None,
+            file=record.file,
+            source_files=tuple(FileFacts.taken_from(file) for file in record.source),
+        )
+        for record in (() if manifest is None else manifest.adapters)
+    )
+
+
+def _files(path: Path, folder: Path, manifest: Manifest | None, *, hashes: bool) -> tuple[FileFacts, ...]:
+    """Files of a package as its manifest lists them; of another folder those that lie in it. An ONNX file by itself is
+    listed for its hash alone.
+    """
+    if path.is_file():
+        return (_file(folder, path.name, None, hashes=True),) if hashes else ()
     if manifest is not None:
         return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
     names = sorted(
@@ -234,13 +260,24 @@ def _files(folder: Path, manifest: Manifest | None, *, is_file: bool) -> tuple[F
         for path in (folder / place).iterdir()
         if path.is_file()
     )
-    return tuple(_file(folder, name, None) for name in names)
+    return tuple(_file(folder, name, None, hashes=hashes) for name in names)
 
 
-def _file(folder: Path, name: str, sha256: str | None) -> FileFacts:
+def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) -> FileFacts:
     """One file; without a size where it is missing."""
     path = folder / name
-    return FileFacts(name=name, size_bytes=path.stat().st_size if path.is_file() else None, sha256=sha256)
+    if not path.is_file():
+        return FileFacts(name=name, size_bytes=None, sha256=sha256)
+    sha256 = sha256 or _linked_sha256(path) or (sha256_of(path) if hashes else None)
+    return FileFacts(name=name, size_bytes=path.stat().st_size, sha256=sha256)
+
+
+def _linked_sha256(path: Path) -> str | None:
+    """The SHA-256 that a snapshot of the hub calls a large file by, snapshots/REVISION/name -> blobs/SHA-256; None for
+    anything else.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    return target.name if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name) else None
 
 
 def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from partita.capped import read_capped
 from partita.inspection.records import TokenizerFacts
 
 FILES = (
@@ -21,7 +22,6 @@ FILES = (
     "chat_template.jinja",
     "added_tokens.json",
 )
-LARGEST_BYTES = 256 << 20
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -74,9 +74,7 @@ def _token(value: Any) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty when there is no such file, or it holds something else."""
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            return {}
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_capped(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

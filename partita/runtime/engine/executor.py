@@ -19,6 +19,7 @@ from partita import dtypes
 from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.adapters import NOTHING, Given, stacked
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache, Stores, by_contract
@@ -221,19 +222,32 @@ class Executor:
         """By the graph, and S of those that confirm guesses, which change from step to step; 1 where the graph of
         single tokens reads several all the same, else 0.
         """
-        self._adapter: Mapping[str, Buffer] = {}
+        self._adapters: list[Given] = [NOTHING] * contract.batch_size
+        """[B]"""
+        self._stacked: dict[Span, Given] = {}
 
-    def switch(self, given: Mapping[str, Buffer]) -> None:
-        """Have every run from now on read what an adapter has for inputs with defaults, and those where it has none.
+    def switch(self, given: Sequence[Given]) -> None:
+        """Have every run from now on read what an adapter has for inputs with defaults, and those where it has none:
+        one for all rows, or one for each [B], which only graphs take whose inputs have an axis for rows.
 
-        Not to be called between the steps of a generation: what is in the cache was computed with another one.
+        What a row has in the cache was computed with the one that it had.
         """
-        if given is self._adapter or not (given or self._adapter):
-            return
-        for graph in self._bound.values():
-            graph.binding.release()
-        self._bound.clear()  # what is bound once stays bound
-        self._adapter = given
+        adapters = [*given] if len(given) > 1 else [given[0]] * self.contract.batch_size
+        changed = [new is not old for new, old in zip(adapters, self._adapters, strict=True)]
+        for place, graph in [*self._bound.items()]:
+            if any(changed[slice(*graph.span or (None,))]):  # what is bound once stays bound
+                graph.binding.release()
+                del self._bound[place]
+        self._adapters = adapters
+        self._stacked = {
+            span: kept for span, kept in self._stacked.items() if not any(changed[slice(*span or (None,))])
+        }
+
+    def _given_to(self, span: Span) -> Given:
+        """What the rows of a run are given."""
+        if span not in self._stacked:
+            self._stacked[span] = stacked(self._adapters[slice(*span or (None,))])
+        return self._stacked[span]
 
     def _reads_past(self, prefill: GraphFile) -> bool:
         """Whether the graph for prompts is given what is cached; optimum writes some that are not."""
@@ -277,7 +291,7 @@ class Executor:
                 phase=name,
                 new_tokens=new_tokens,
                 rows=rows,
-                given=self._adapter,
+                given=self._given_to(span),
                 span=span,
             )
         return kept

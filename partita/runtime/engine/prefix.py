@@ -30,6 +30,8 @@ class Prefix:
 
     tokens: Tokens
     states: RowStates
+    adapter: str | None = None
+    """Name of that which the row had: states of another are not those of the same tokens."""
 
     @property
     def size_bytes(self) -> int:
@@ -57,7 +59,7 @@ def cut(prefix: Prefix, tokens: int, cache: Cache) -> Prefix:
         return prefix
     shapes = cache.row_shapes(tokens)
     states = {name: values[tuple(map(slice, shapes[name][0]))] for name, values in prefix.states.items()}
-    return Prefix(prefix.tokens[:tokens], states)
+    return Prefix(prefix.tokens[:tokens], states, prefix.adapter)
 
 
 def saved_prefix(cache: Cache, row: int, tokens: Tokens, *, usable: bool) -> Prefix:

@@ -67,7 +67,7 @@ class Prefixes:
         self._cache, self._graphs, self._usable = cache, graphs, usable
         self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
         self._kept: list[Prefix] = []
-        self._seen: deque[Tokens] = deque(maxlen=SEEN_PROMPTS)
+        self._seen: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
         self._plans: dict[int, _Plan] = {}
         self.copied_tokens = 0
         """Tokens that were copied into rows instead of read, so far."""
@@ -91,15 +91,15 @@ class Prefixes:
         row = rows[index]
         assert row is not None
         plan = self._plans[index] = _Plan(row)
-        prompt = row.history[: row.known].copy()
-        common = [common_tokens(prompt, other) for other in self._seen]
+        prompt, adapter = row.history[: row.known].copy(), row.request.adapter
+        common = [common_tokens(prompt, other) for with_adapter, other in self._seen if with_adapter == adapter]
         seen = max(common, default=0) if self._cache.keeps_every_token else most_shared(common)
-        self._seen.append(prompt)
+        self._seen.append((adapter, prompt))
         if row.request.listener is not None or self._cache.dirty or not self._cache.loads_rows:
             return
         if not self._pays(rows, index):
             return
-        kept, length = self._longest_kept(prompt)
+        kept, length = self._longest_kept(prompt, adapter)
         plan.waits_for = self._source(index, rows, prompt, length + LEAST_TOKENS)
         if plan.waits_for is not None:
             self._ask_to_keep(plan.waits_for)
@@ -143,7 +143,8 @@ class Prefixes:
             if count is not None and filled >= count:
                 intact = index not in self._cache.spoiled
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
-                    self._keep(Prefix(plan.row.history[:count].copy(), self._cache.save_row(index, count)))
+                    states = self._cache.save_row(index, count)
+                    self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
                 plan.keep_at = None
 
     def told(self) -> int:
@@ -171,10 +172,12 @@ class Prefixes:
             return True
         return self._read_seconds is not None and tokens * self._read_seconds > self._copy_seconds
 
-    def _longest_kept(self, prompt: Tokens) -> tuple[Prefix | None, int]:
-        """What has most tokens of a prompt of all that is kept, and how many."""
+    def _longest_kept(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
+        """What has most tokens of a prompt of all that is kept of rows with this adapter, and how many."""
         found: tuple[Prefix | None, int] = None, 0
         for prefix in self._kept:
+            if prefix.adapter != adapter:
+                continue
             common = self._limited(common_tokens(prompt, prefix.tokens), prompt)
             if common > found[1] and (common == len(prefix.tokens) or self._cache.keeps_every_token):
                 found = prefix, common
@@ -187,6 +190,8 @@ class Prefixes:
         best: tuple[int, Row, int] | None = None
         for place, row in enumerate(rows):
             if row is None or row.error is not None or place == index or self._waits(place):
+                continue
+            if row.request.adapter != self._plans[index].row.request.adapter:
                 continue
             common = self._limited(common_tokens(prompt, row.history[: row.known]), prompt)
             filled = self._cache.filled[place]
@@ -212,12 +217,14 @@ class Prefixes:
         assert plan.waits_for is not None
         place, row, count = plan.waits_for
         wanted, filled = plan.row.history[:count], self._cache.filled[place]
-        kept = next((entry for entry in self._kept if np.array_equal(entry.tokens, wanted)), None)
+        adapter = plan.row.request.adapter
+        there = (entry for entry in self._kept if entry.adapter == adapter and np.array_equal(entry.tokens, wanted))
+        kept = next(there, None)
         same = rows[place] is row and np.array_equal(row.history[:count], wanted)
         if kept is None and same and filled < count and row.finish is None:
             return
         if kept is None and same and self._cache.saves(count, filled) and place not in self._cache.spoiled:
-            kept = Prefix(wanted.copy(), self._cache.save_row(place, count))
+            kept = Prefix(wanted.copy(), self._cache.save_row(place, count), adapter)
             self._keep(kept)
         plan.waits_for = None
         if kept is not None:
@@ -251,5 +258,7 @@ class Prefixes:
 
 def _covers(prefix: Prefix, other: Prefix, cache: Cache) -> bool:
     """Whether whatever could be copied of another can be copied of this one."""
+    if prefix.adapter != other.adapter:
+        return False
     common = common_tokens(prefix.tokens, other.tokens)
     return common == len(other.tokens) and (common == len(prefix.tokens) or cache.keeps_every_token)

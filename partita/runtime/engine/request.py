@@ -45,6 +45,8 @@ class Request:
     """Tokens of the prompt that others begin with, too, as far as is known; see `engine.prefixes`."""
     prefix: Prefix | None = None
     """What the prompt begins with, and the states after it: only what follows is read."""
+    adapter: str | None = None
+    """Name of the adapter that its row has: what others have with another one is not the same."""
     continues_at: int | None = None
     """Tokens of the prompt from here on are fed as those that follow one are; None: all are read as a prompt."""
 

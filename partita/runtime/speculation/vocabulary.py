@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from partita.capped import read_capped
+
 FAST = "tokenizer.json"
 OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
 """Files of tokenizers without a `tokenizer.json`, of which one has to be there in both."""
@@ -45,7 +47,7 @@ def _by_file(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
 def _tokens(folder: Path) -> Mapping[int, str] | None:
     """Text of every token by id; None without a `tokenizer.json` that has them."""
     try:
-        content: Any = json.loads((folder / FAST).read_text(encoding="utf-8"))
+        content: Any = json.loads(read_capped(folder / FAST))
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
             found = {index: str(entry[0]) for index, entry in enumerate(vocabulary)}

@@ -9,12 +9,17 @@ from tests.conftest import require
 
 AFFINE = ("Q4_0", "Q8_0", "Q5_0", "Q3_K", "Q6_K", "IQ4_NL", "MXFP4")
 OTHERS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K", "IQ4_XS", "F16", "BF16", "F32")
+RARE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
+"""Read as floats, of which nobody but llama.cpp writes files."""
 HALVES = {
     **dict.fromkeys(("Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 """Bytes at which a float16 lies that must be finite, as a file of a model has it."""
 
@@ -53,7 +58,7 @@ def test_integers_and_scales_make_the_numbers_of_the_library(name):
     assert np.array_equal(made.reshape(wanted.shape), wanted)
 
 
-@pytest.mark.parametrize("name", [*AFFINE, *OTHERS])
+@pytest.mark.parametrize("name", [*AFFINE, *OTHERS, *RARE])
 def test_any_region_is_that_of_the_whole(name, tmp_path):
     require("gguf")
     import gguf

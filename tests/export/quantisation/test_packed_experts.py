@@ -55,7 +55,9 @@ def test_experts_are_packed(
 ) -> None:
     package = exported(tiny_checkpoint(model_type, **EXPERTS), precision=precision, attention=attention)
     manifest = checked(package)
-    assert manifest.packed is not None and manifest.packed.not_packed == ()
+    assert manifest.packed is not None
+    left = [told for told in manifest.packed.not_packed if "conv1d.weight" not in told]  # no product: nothing packs it
+    assert left == [] and (model_type == "nemotron_h" or manifest.packed.not_packed == ())
     share = sum(kind.parameters for kind in manifest.packed.kinds) / manifest.source.parameters
     assert share > 0.95
     products = nodes(package, "MatMulNBits")

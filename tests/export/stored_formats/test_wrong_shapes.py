@@ -1,0 +1,115 @@
+"""A tensor of another size than the others ask for is an error that names it, whatever the format.
+
+The tensors are those that the formats' libraries stored; each of them is made longer or shorter in turn.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from partita.errors import CheckpointError
+from partita.export.quantised import by_config
+from partita.export.stored_formats import Quantised, read
+from partita.export.weight_files import OpenFiles, find_tensors
+from tests import quantised_checkpoints as formats
+from tests.export.stored_formats.test_libraries import CASES, LIBRARIES
+
+INFERRED = {("torchao_float8", "X._weight_scale"): "the size of its groups is nowhere but in the shape"}
+IGNORED = ("X.unpack_view_dtype",)
+"""Texts of HQQ as bytes, of which nothing is read."""
+
+
+def tensors_of(name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    with safe_open(str(LIBRARIES / f"{name}.safetensors"), framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys() if key != "expected"}  # noqa: SIM118 - no dict
+        return json.loads(file.metadata()["settings"]), tensors
+
+
+def opened(folder: Path, settings: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Quantised:
+    """A checkpoint of one weight."""
+    save_file({key: value.clone().contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
+    found = by_config(folder, {"quantization_config": settings})
+    assert found is not None
+    return read(folder, found, find_tensors(folder)[0])
+
+
+def changes(value: torch.Tensor) -> list[torch.Tensor]:
+    """The tensor longer and shorter by one on every axis."""
+    made = []
+    for axis, size in enumerate(value.shape):
+        made.append(torch.cat([value, value.narrow(axis, 0, 1)], axis))
+        if size > 1:
+            made.append(value.narrow(axis, 0, size - 1))
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_of_another_size(name: str, tmp_path: Path) -> None:
+    settings, tensors = tensors_of(name)
+    (right,) = opened(tmp_path, settings, tensors).weights.values()
+    seen = 0
+    for key, value in tensors.items():
+        if key in IGNORED or (name, key) in INFERRED:
+            continue
+        for other in changes(value):
+            try:
+                (weight,) = opened(tmp_path, settings, {**tensors, key: other}).weights.values()
+            except CheckpointError as error:
+                seen += 1
+                assert "X" in str(error) and "\n" not in str(error)
+            else:  # a row more or less may be right by itself; it is no weight of this model
+                assert weight.shape != right.shape and value.numel() >= 32 * 16, (key, list(other.shape))
+    assert seen or name == "fp8_tensor"  # whose scale is one number
+
+
+def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
+    for name in ("gptq_4", "awq", "compressed_w4a16", "compressed_int8"):
+        settings, tensors = tensors_of(name)
+        if "config_groups" in settings:
+            (group,) = settings["config_groups"].values()
+            group["weights"] |= {"group_size": 16, "strategy": "group"}
+        else:
+            settings["group_size"] = 16
+        with pytest.raises(CheckpointError, match=r"quantised tensor X\.(weight_scale|scales|qzeros) is"):
+            opened(tmp_path, settings, tensors)
+
+
+def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
+    """gptq_v2 stores zero points as they are, the first form one less."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(32, 64, generator=generator)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    values = []
+    for form, second in (("gptq", False), ("gptq_v2", True)):
+        packed = {f"X{key}": value for key, value in formats.gptq(second=second)(weight).items()}
+        (found,) = opened(tmp_path, {**settings, "checkpoint_format": form}, packed).weights.values()
+        with OpenFiles(tmp_path) as files:
+            values.append(found.values(((0, 32), (0, 64)), files))
+        values.append(packed["X.qzeros"])
+    assert torch.equal(values[0], values[2]) and not torch.equal(values[1], values[3])
+    assert float((values[0] - weight).abs().max()) < 0.5
+
+
+def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
+    """compressed-tensors with g_idx: each input has the scale of its own group."""
+    settings, tensors = tensors_of("compressed_w4a16")
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    groups = (torch.arange(64) // (64 // tensors["X.weight_scale"].shape[1])).to(torch.int32)[order]
+    (plain,) = opened(tmp_path, settings, tensors).weights.values()
+    region = ((0, 32), (0, 64))
+    with OpenFiles(tmp_path) as files:
+        integers = plain.parts(region, files).integers  # type: ignore[attr-defined]
+    (found,) = opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups}).weights.values()
+    wanted = (integers.float() - 8) * tensors["X.weight_scale"].float()[:, groups.long()]
+    with OpenFiles(tmp_path) as files:
+        assert torch.equal(found.values(region, files), wanted)
+        assert torch.equal(found.values(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
+    with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], and X\.weight_packed has 64 inputs"):
+        opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})

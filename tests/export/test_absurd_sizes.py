@@ -1,0 +1,92 @@
+"""Files that are larger than they look, or than anything of their kind: refused by name, before they are read."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from partita import capped
+from partita.errors import CheckpointError, PackageError
+from partita.export.adapters.config import read_config
+from partita.export.checkpoint import open_checkpoint
+from partita.export.weight_files import OpenFiles, list_tensors
+from partita.foreign.evidence import read_evidence
+from partita.runtime.text import load_text, stop_token_ids
+from tests.conftest import TinyCheckpoint
+
+Change = Callable[[zipfile.ZipInfo], int]
+
+
+def packed_again(source: Path, target: Path, how: Change) -> Path:
+    """An archive of torch with its records compressed as `how` says."""
+    with zipfile.ZipFile(source) as read, zipfile.ZipFile(target, "w") as written:
+        for entry in read.infolist():
+            written.writestr(entry.filename, read.read(entry), how(entry), 1)
+    return target
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
+def test_a_compressed_record_is_no_weight(name: str, tmp_path: Path) -> None:
+    torch.save({"a": torch.arange(1 << 12, dtype=torch.float32), "b": torch.randn(1 << 14)}, tmp_path / "plain")
+    packed_again(
+        tmp_path / "plain",
+        tmp_path / name,
+        lambda entry: 8 if entry.filename.endswith("data/0") else zipfile.ZIP_STORED,
+    )
+    with pytest.raises(CheckpointError, match=rf"{name}: its records are compressed.*data/0; save it anew with torch"):
+        list_tensors(tmp_path, name)
+    (info, _) = list_tensors(tmp_path, packed_again(tmp_path / "plain", tmp_path / "b.bin", lambda entry: 0).name)
+    with OpenFiles(tmp_path) as files:
+        assert files.read(info, ((5, 7),)).tolist() == [5.0, 6.0]
+
+
+def test_a_bomb_is_refused_before_anything_is_allocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain")
+    bomb = packed_again(tmp_path / "plain", tmp_path / "bomb.bin", lambda entry: zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(torch, "load", lambda *args, **more: pytest.fail("torch is given the file"))
+    with pytest.raises(CheckpointError, match="its records are compressed"):
+        list_tensors(tmp_path, bomb.name)
+    # Records that say they are stored, and are longer than the file.
+    raw = bytearray((tmp_path / "plain").read_bytes())
+    at = raw.rindex(b"data/0") - raw[: raw.rindex(b"data/0")][::-1].index(b"KP"[::1]) - 2
+    size = (1 << 22).to_bytes(4, "little")
+    assert raw[at : at + 4] == b"PK\x01\x02" and raw[at + 20 : at + 28] == size * 2
+    raw[at + 20 : at + 28] = (1 << 31).to_bytes(4, "little") * 2
+    (tmp_path / "long.bin").write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"long\.bin: damaged, its records have 2,147,\d+,\d+ bytes by what"):
+        list_tensors(tmp_path, "long.bin")
+    (tmp_path / "cut.bin").write_bytes(raw[: len(raw) // 2])
+    with pytest.raises(CheckpointError, match=r"cut\.bin: damaged or cut off at"):
+        list_tensors(tmp_path, "cut.bin")
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors.index.json"]
+)
+def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyCheckpoint, own_copy: Any) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    path = folder / name
+    with path.open("ab") as stream:
+        stream.truncate(capped.LARGEST_BYTES + 1)
+    with pytest.raises(CheckpointError, match=rf"{name}: damaged, 134,217,729 bytes, and a text file of a model has"):
+        open_checkpoint(str(folder))
+
+
+def test_a_text_of_absurd_size_elsewhere(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "genai_config.json", "tokenizer.json", "generation_config.json"):
+        with (tmp_path / name).open("wb") as stream:
+            stream.truncate(capped.LARGEST_BYTES + 1)
+    said = "134,217,729 bytes, and a text file of a model has 134,217,728 at most"
+    with pytest.raises(CheckpointError, match=f"adapter_config.json: .*{said}"):
+        read_config(tmp_path)
+    with pytest.raises(PackageError, match=f"genai_config.json: .*{said}"):
+        read_evidence(tmp_path)
+    with pytest.raises(PackageError, match=said):
+        load_text(tmp_path)
+    with pytest.raises(PackageError, match=said):
+        stop_token_ids(tmp_path)

@@ -1,0 +1,103 @@
+"""`inspect` shows adapters, hashes of folders that have no manifest, and two variants of one folder."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+import partita
+from partita.cli import run
+from partita.errors import UsageError
+from partita.package import AdapterRecord, FileRecord, read_manifest, write_manifest
+from tests.conftest import Exported, TinyCheckpoint
+from tests.foreign.conftest import SAMPLES
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def variants(tmp_path: Path) -> Path:
+    """A folder with two models of one size, which are not the same."""
+    inner = tmp_path / "hub" / "onnx"
+    inner.mkdir(parents=True)
+    shutil.copy(SAMPLES / "optimum" / "config.json", inner.parent)
+    shutil.copy(SAMPLES / "optimum" / "model.onnx", inner)
+    model = onnx.load(inner / "model.onnx")
+    weight = next(each for each in model.graph.initializer if len(each.raw_data) > 1000)
+    weight.raw_data = bytes(len(weight.raw_data))
+    node = next(each for each in model.graph.node if each.op_type == "Add")
+    node.op_type = "Sub"
+    onnx.save(model, inner / "model_fp16.onnx")
+    return inner.parent
+
+
+def test_hashes_tell_files_of_one_size_apart(variants: Path) -> None:
+    plain = partita.inspect(variants, variant="model.onnx")
+    assert all(file.sha256 is None for file in plain.files)
+    read = {file.name: file.sha256 for file in partita.inspect(variants, variant="model.onnx", hashes=True).files}
+    assert read == {name: sha256(variants / name) for name in read} and "onnx/model_fp16.onnx" in read
+    alone = partita.inspect(variants / "onnx" / "model.onnx", hashes=True)
+    assert [file.sha256 for file in alone.files] == [sha256(variants / "onnx" / "model.onnx")]
+
+
+def test_a_snapshot_of_the_hub_says_its_hashes(variants: Path, tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0a1b"
+    blobs.mkdir()
+    (snapshot / "onnx").mkdir(parents=True)
+    for name, called in (("onnx/model.onnx", "ab" * 32), ("config.json", "cd" * 20)):  # SHA-256, and git's SHA-1
+        shutil.copy(variants / name, blobs / called)
+        (snapshot / name).symlink_to(blobs / called)
+    found = {file.name: file.sha256 for file in partita.inspect(snapshot).files}
+    assert found == {"onnx/model.onnx": "ab" * 32, "config.json": None}
+
+
+def test_two_variants_of_one_folder(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    difference = partita.inspect(variants, against=variants, variant="model.onnx", against_variant="fp16")
+    told = {(each.subject, each.name) for each in difference.differences}
+    assert ("operators", "Sub") in told and ("operators", "Add") in told
+    asked = ["--against", str(variants), "--against-variant", "fp16", "--hashes"]
+    assert run(["inspect", str(variants), "--variant", "model.onnx", *asked]) == 0
+    assert "Sub" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=r"against_variant='fp16' is about against, which is not given"):
+        partita.inspect(variants, against_variant="fp16")  # type: ignore[call-overload]
+
+
+def test_adapters_are_shown(
+    tiny_checkpoint: TinyCheckpoint,
+    exported: Exported,
+    own_copy: Callable[[Path], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plain = exported(tiny_checkpoint("llama"))
+    package = own_copy(plain)
+    manifest = read_manifest(package)
+    source = (FileRecord(name="adapter_model.safetensors", size_bytes=10, sha256="ab" * 32),)
+    records = (
+        AdapterRecord(name="small", merged=False, kind="lora", ranks=(4, 8), modules=14, source=source, file="a"),
+        AdapterRecord(
+            name="tuned", merged=True, kind="dora", ranks=(2,), modules=3, base_model="one/two", source=source
+        ),
+    )
+    write_manifest(package, manifest.model_copy(update={"adapters": records}))
+    found = partita.inspect(package)
+    assert [(each.name, each.merged, each.ranks, each.file) for each in found.adapters] == [
+        ("small", False, (4, 8), "a"),
+        ("tuned", True, (2,), None),
+    ]
+    assert found.adapters[0].source_files[0].sha256 == "ab" * 32
+    assert run(["inspect", str(package)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "LoRA of rank 4 and 8 for 14 modules; beside the weights: --adapter small" in shown
+    assert "DoRA of rank 2 for 3 modules, trained on one/two; merged into the weights" in shown
+    assert "rows of a batch have one together" in shown
+    different = {
+        each.name for each in partita.inspect(plain, against=package).differences if each.subject == "adapters"
+    }
+    assert {"small", "tuned"} <= different
