@@ -149,13 +149,14 @@ def portable(row: InputRow) -> InputRow:
     """A row as it goes to a worker: without the fields that mean nothing here, whatever they hold; an error where one
     that is read has no form in JSON, as bytes and infinity have none.
     """
-    data = {name: value for name, value in row.data.items() if name in READ}
-    for name, value in data.items():
+    data, error = {}, row.error
+    for name in sorted(READ & row.data.keys()):
         try:
-            json.dumps(value, allow_nan=False)
+            json.dumps(row.data[name], allow_nan=False)
+            data[name] = row.data[name]
         except (TypeError, ValueError):
-            return InputRow(row.index, {}, f"{name} is {str(value)[:40]!r}, which is no value of JSON")
-    return InputRow(row.index, data, row.error)
+            error = error or f"{name} is {str(row.data[name])[:40]!r}, which is no value of JSON"
+    return InputRow(row.index, data, error)
 
 
 def _beside(ray: Any, deal: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from partita.errors import ResourceError, UsageError
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.rows import RowAnswer
+from partita.library.batches.writing import write_answers
 from tests.conftest import REPOSITORY
 
 RUN = {"input file": {"sha256": "a"}, "options": {"temperature": 0.0, "stop": ("x",)}}
@@ -128,3 +129,28 @@ def test_a_full_disk_keeps_the_answers_so_far_and_the_next_run_goes_on(tmp_path:
 def test_a_journal_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
     with pytest.raises(ResourceError, match="cannot be written"):
         Journal(tmp_path / "nowhere" / "out.jsonl.partial", RUN, 1)
+
+
+def test_a_journal_goes_while_it_is_locked(tmp_path: Path, monkeypatch):
+    path, seen = tmp_path / "journal", []
+    with Journal(path, {}, 0) as journal:
+        close = journal.close
+        monkeypatch.setattr(journal, "close", lambda: (seen.append(path.exists()), close()))
+        journal.remove()
+    assert seen[0] is False and not path.exists()
+
+
+def test_what_a_killed_command_left_beside_the_output_goes(tmp_path: Path):
+    out = tmp_path / "out.jsonl"
+
+    def killed():
+        yield b"{}\n"
+        kept.extend(path.name for path in tmp_path.iterdir())
+        yield b"{}\n"
+
+    kept: list[str] = []
+    write_answers(out, killed())
+    (tmp_path / kept[0]).write_bytes(b"half")
+    out.unlink()
+    write_answers(out, iter([b"{}\n"]))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"] and out.read_bytes() == b"{}\n"

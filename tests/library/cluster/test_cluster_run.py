@@ -179,8 +179,8 @@ def test_what_has_no_form_in_json_is_a_rows_error_where_it_is_read_and_nothing_e
     kept = portable(InputRow(1, {"tokens": [1], "image": b"\x89PNG", "note": float("inf")}))
     assert kept.data == {"tokens": [1]} and kept.error is None
     for value in (b"x", float("inf")):
-        refused = portable(InputRow(2, {"tokens": [1], "temperature": value}))
-        assert refused.error is not None and "temperature is" in refused.error
+        refused = portable(InputRow(2, {"tokens": [1], "temperature": value, "id": "x"}))
+        assert refused.error is not None and "temperature is" in refused.error and refused.key == "x"
 
 
 def test_guesses_are_asked_of_the_workers_too(tmp_path, monkeypatch):
