@@ -1,8 +1,9 @@
 """Requests that take turns in the rows of one batch: who comes first is served first, and a row that is free is given
 to the next one at once.
 
-One thread steps it; any thread may submit and cancel. What goes wrong in a row alone ends its request; what goes wrong
-in a run ends every request that is in the batch, and those that wait begin in a new one.
+One thread steps it; any thread may submit and cancel. What goes wrong in a row alone, or in making text of its tokens,
+ends its request; what goes wrong in a run ends every request that is in the batch, and those that wait begin in a new
+one. A listener that fails loses its own request: the others have got their tokens by then.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Scheduler:
         """Give free rows to those who wait, and make one step of all rows. False when there was nothing to do.
 
         An error of the run ends the requests in the batch, and is not raised. Ctrl-C in the middle of it ends them with
-        `interrupted`, and is: `Ticket.cancel` costs the others nothing.
+        `interrupted`, and is: `Ticket.cancel` costs the others nothing. What a listener raises is raised, too, once
+        all of them have heard.
         """
         did = self._end_cancelled() + self._admit()
         if not self.running or self._begun is None:
@@ -136,12 +138,13 @@ class Scheduler:
         except BaseException:
             self._lose(None)
             raise
-        pieces = [(ticket, self._take(ticket, step)) for ticket in self._rows if ticket is not None]
-        if self._on_step is not None:
-            self._on_step(step)
-        for ticket, piece in pieces:
-            if piece is not None:
-                _tell(ticket, piece)
+        try:
+            self._pass_on(step)
+        except Exception:
+            raise
+        except BaseException:  # tokens of some rows are lost
+            self._lose(None)
+            raise
         return True
 
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
@@ -197,9 +200,10 @@ class Scheduler:
             left = [*(ticket for ticket in self._rows if ticket is not None), *self._queue]
             self._queue.clear()
         for ticket in left:
-            if ticket.state != "over":
-                _tell(ticket, self._over(ticket, "interrupted"))
+            pieces = [(ticket, self._over(ticket, "interrupted"))] if ticket.state != "over" else []
             self._free(ticket)
+            with suppress(Exception):  # nobody is to be told of what is wrong with who listens, at the end
+                _tell(pieces)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -246,8 +250,7 @@ class Scheduler:
                 self._queue.remove(ticket)
         gone += [ticket for ticket in self._rows if ticket is not None and ticket.cancelled]
         gone = [ticket for ticket in gone if ticket.state != "over"]
-        for ticket in gone:
-            _tell(ticket, self._over(ticket, "interrupted"))
+        _tell([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
         return len(gone)
 
     def _admit(self) -> int:
@@ -291,7 +294,7 @@ class Scheduler:
         except PartitaError as error:
             if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
                 self._lose(error)
-            _tell(ticket, self._over(ticket, "error", error))
+            _tell([(ticket, self._over(ticket, "error", error))])
             return
         self._rows[row] = ticket
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
@@ -308,6 +311,32 @@ class Scheduler:
     def _adapter(self, ticket: Ticket) -> str | None:
         """The adapter that a request is answered with."""
         return self._how[1] if ticket.work.adapter is None else ticket.work.adapter
+
+    def _pass_on(self, step: Step) -> None:
+        """Have every request take what a step gave its row, and tell all of them."""
+        pieces, wrong = list[tuple[Ticket, Piece]](), None
+        for ticket in [ticket for ticket in self._rows if ticket is not None]:
+            try:
+                piece = self._take(ticket, step)
+            except Exception as error:  # noqa: BLE001 - its own: the others go on
+                wrong = wrong or (None if isinstance(error, PartitaError) else error)
+                piece = self._fail(ticket, error)
+            if piece is not None:
+                pieces.append((ticket, piece))
+        if self._on_step is not None:
+            self._on_step(step)
+        _tell(pieces)
+        if wrong is not None:
+            raise wrong
+
+    def _fail(self, ticket: Ticket, error: Exception) -> Piece:
+        """End a request whose tokens make no text; nothing more is asked of what makes it."""
+        said = f"its tokens make no text: {type(error).__name__}: {error}"
+        ticket.said.finish = "error"
+        ticket.state, ticket.ended = "over", time.perf_counter()
+        ticket.error = error if isinstance(error, PartitaError) else GenerationError(said)
+        self._free(ticket)
+        return Piece("", (), (), "error")
 
     def _take(self, ticket: Ticket, step: Step) -> Piece | None:
         """What a step added to a request; None when that is nothing."""
@@ -369,9 +398,8 @@ class Scheduler:
         self._rows = [None] * len(self._rows)
         for ticket in lost:
             ticket.row = None
-        for ticket in lost:
-            if ticket.state == "running":
-                _tell(ticket, self._over(ticket, "interrupted" if error is None else "error", error))
+        reason = "interrupted" if error is None else "error"
+        _tell([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
 
     def _at_rest(self, ticket: Ticket) -> tuple[int, ...]:
         """The history of a request that stays and is over. Raises GenerationError for another."""
@@ -380,6 +408,18 @@ class Scheduler:
         return ticket.history
 
 
-def _tell(ticket: Ticket, piece: Piece) -> None:
-    if ticket.listener is not None:
-        ticket.listener(ticket, piece)
+def _tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
+    """Have listeners hear their pieces. One that fails is to hear no more; what the first one raised is raised again
+    when all have heard.
+    """
+    wrong: Exception | None = None
+    for ticket, piece in pieces:
+        if ticket.listener is None:
+            continue
+        try:
+            ticket.listener(ticket, piece)
+        except Exception as error:  # noqa: BLE001 - raised below
+            wrong = wrong or error
+            ticket.cancel()
+    if wrong is not None:
+        raise wrong

@@ -8,11 +8,14 @@ import numpy as np
 
 from partita.runtime.sampling import Ids, Logits, Sampler
 
+IMPOSSIBLE = -9999.0
+"""What a token of probability 0 has, as in OpenAI's API: JSON has no infinity."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """A token and its natural log-probability, by the model's own distribution: before temperature, penalty and
-    filters.
+    filters; no less than `IMPOSSIBLE`.
     """
 
     token: int
@@ -54,11 +57,11 @@ def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:
     best = float(scores.max())
     total = best + float(np.log(np.exp(scores - best).sum()))
     count = min(top, len(scores))
+    own = max(float(scores[token]) - total, IMPOSSIBLE)
     if not count:
-        return TokenLogprobs(token, float(scores[token]) - total)
+        return TokenLogprobs(token, own)
     least = np.partition(scores, len(scores) - count)[len(scores) - count]
     places = np.flatnonzero(scores >= least)
     order = places[np.argsort(-scores[places], kind="stable")][:count]
-    return TokenLogprobs(
-        token, float(scores[token]) - total, tuple((int(place), float(scores[place]) - total) for place in order)
-    )
+    likeliest = tuple((int(place), max(float(scores[place]) - total, IMPOSSIBLE)) for place in order)
+    return TokenLogprobs(token, own, likeliest)

@@ -17,8 +17,6 @@ from partita.library.scheduler import Piece
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import INCOMPLETE, Text
 
-IMPOSSIBLE = -9999.0
-"""What OpenAI's API has for a token of probability 0: JSON has no infinity."""
 FINISHES = {"stop": "stop", "length": "length", "cache_full": "length"}
 DONE = b"data: [DONE]\n\n"
 
@@ -125,7 +123,7 @@ class ChatFormat:
         known = INCOMPLETE not in text
         return {
             "token": text,
-            "logprob": max(logprob, IMPOSSIBLE),
+            "logprob": logprob,
             "bytes": list(text.encode("utf-8")) if known else None,
         }
 
@@ -160,13 +158,12 @@ class CompletionFormat:
         texts = [self.tokens.written(entry.token) for entry in kept]
         offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
         top = [
-            {self.tokens.written(token): max(value, IMPOSSIBLE) for token, value in entry.top}
-            | {text: max(entry.logprob, IMPOSSIBLE)}
+            {self.tokens.written(token): value for token, value in entry.top} | {text: entry.logprob}
             for text, entry in zip(texts, kept, strict=True)
         ]
         return {
             "tokens": texts,
-            "token_logprobs": [max(entry.logprob, IMPOSSIBLE) for entry in kept],
+            "token_logprobs": [entry.logprob for entry in kept],
             "top_logprobs": top,
             "text_offset": offsets,
         }
@@ -175,9 +172,13 @@ class CompletionFormat:
 class Answer:
     """One answer on its way: its head, and the objects that are made of its choices."""
 
-    def __init__(self, form: Format, model: str, fingerprint: str, echoes: Sequence[str], *, usage: bool) -> None:
-        """`echoes`: text that each choice begins with. `usage`: told at the end of a stream."""
-        self.form, self._echoes, self._usage = form, echoes, usage
+    def __init__(
+        self, form: Format, model: str, fingerprint: str, echoes: Sequence[str], *, usage: bool, each: int = 1
+    ) -> None:
+        """`echoes`: text that each choice begins with. `usage`: told at the end of a stream. `each`: choices of every
+        prompt.
+        """
+        self.form, self._echoes, self._usage, self._each = form, echoes, usage, each
         self.identity = f"{form.prefix}{secrets.token_hex(12)}"
         self._head = {"id": self.identity, "created": int(time.time()), "model": model}
         self._fingerprint = fingerprint
@@ -197,7 +198,7 @@ class Answer:
             "object": self.form.whole,
             "system_fingerprint": self._fingerprint,
             "choices": listed,
-            "usage": usage(choices),
+            "usage": usage(choices, self._each),
         }
 
     def openings(self) -> list[bytes]:
@@ -228,7 +229,7 @@ class Answer:
 
     def closing(self, choices: Sequence[Choice]) -> bytes:
         """What the stream ends with."""
-        return (self._event([], usage(choices)) if self._usage else b"") + DONE
+        return (self._event([], usage(choices, self._each)) if self._usage else b"") + DONE
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
         record = {
@@ -241,9 +242,11 @@ class Answer:
         return event(record)
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
-    """Tokens that were read and made; a prompt with several choices was read for each of them."""
-    prompt, new = sum(choice.prompt_tokens for choice in choices), sum(choice.tokens for choice in choices)
+def usage(choices: Sequence[Choice], each: int) -> dict[str, Any]:
+    """Tokens of prompts and of answers; a prompt with several choices counts once, as in OpenAI's API. `each`: choices
+    of every prompt, which are beside each other.
+    """
+    prompt, new = sum(choice.prompt_tokens for choice in choices[::each]), sum(choice.tokens for choice in choices)
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 

@@ -63,21 +63,18 @@ class Endpoints:
         served = self._model(asked.model)
         exchange = Exchange(served, self.limits, began)
         exchange.check(max(1, len(asked.prompts)) * asked.n)
-        loop = asyncio.get_running_loop()
-        wanted = await loop.run_in_executor(served.encoder, partial(_works, asked, served))
         self._exchanges.add(exchange)
         ended = partial(self._ended, exchange, began)
-        answer = Answer(
-            _format(asked, served), served.name, served.fingerprint, _echoes(asked, served), usage=asked.include_usage
-        )
         streams = False
         try:
             try:
-                exchange.begin(wanted, request.receive)
+                await exchange.begin(partial(_works, asked, served), request.receive)
             except ApiError as error:
                 if error.code == "queue_full":
                     self.metrics.refused.labels(served.name).inc()
                 raise
+            form, echoes = _format(asked, served), _echoes(asked, served)
+            answer = Answer(form, served.name, served.fingerprint, echoes, usage=asked.include_usage, each=asked.n)
             first = await exchange.next()
             if asked.stream:
                 streams = True
@@ -142,7 +139,7 @@ class Endpoints:
             )
         view = load_view(wanted)
         loop = asyncio.get_running_loop()
-        text = await loop.run_in_executor(None, lambda: view.to_text(served.report()))
+        text = await loop.run_in_executor(served.reporter, partial(served.shown, wanted, view.to_text))
         return Response(text, media_type=REPORT_TYPES.get(view.suffix, "text/plain"))
 
 

@@ -49,12 +49,15 @@ class Exchange:
         self.tickets: list[Ticket] = []
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Said | Exception] = asyncio.Queue()
+        self._answers = 0
+        """That were asked for."""
         self._left = 0
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
 
     def check(self, answers: int) -> None:
-        """Raise ApiError for more answers than there is room for at any time."""
+        """Note how many answers are asked for. Raises ApiError for more than there is room for at any time."""
+        self._answers = answers
         if answers > self._room():
             raise invalid(
                 f"The request asks for {answers:,} answers, and this server takes {self._room():,} at once.", "n"
@@ -63,14 +66,24 @@ class Exchange:
     def _room(self) -> int:
         return self.served.slots + self._limits.queue
 
-    def begin(self, works: list[Work], receive: Receive) -> None:
-        """Have every prompt wait for its turn. Raises ApiError where there is no room for them all."""
-        room = self._room()
-        if self.served.open + len(works) > room:
+    async def begin(self, read: Callable[[], list[Work]], receive: Receive) -> None:
+        """Have the prompts read in the thread for that, and have each wait for its turn. Time runs meanwhile, and the
+        client is watched.
+
+        Raises what `read` does, ApiError where there is no room for them all and when time is up, GoneError.
+        """
+        if self.served.open + self.served.unread + self._answers > self._room():
             raise overloaded(
                 f"The queue of {self.served.name} is full ({self._limits.queue:,} waiting); try again later.",
                 "queue_full",
             )
+        self._timer = self._loop.call_later(max(0.0, self.deadline - time.monotonic()), self._late)
+        self._watch = self._loop.create_task(self._until_gone(receive))
+        self.served.unread += self._answers
+        try:
+            works = await self._read(read)
+        finally:
+            self.served.unread -= self._answers
         for index, work in enumerate(works):
             try:
                 self.tickets.append(self.served.submit(work, self._hearing(index)))
@@ -78,8 +91,19 @@ class Exchange:
                 raise of_error(error) from error
             self.choices.append(Choice(len(work.prompt)))
         self._left = len(works)
-        self._timer = self._loop.call_later(max(0.0, self.deadline - time.monotonic()), self._late)
-        self._watch = self._loop.create_task(self._until_gone(receive))
+
+    async def _read(self, read: Callable[[], list[Work]]) -> list[Work]:
+        """The prompts, unless something ends the request before: what nobody waits for is not read any more."""
+        reading = self._loop.run_in_executor(self.served.encoder, read)
+        ending = self._loop.create_task(self._events.get())
+        try:
+            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                self._checked(ending.result())
+            return await reading
+        finally:
+            ending.cancel()
+            reading.cancel()
 
     def _hearing(self, index: int) -> Callable[[Ticket, Piece], None]:
         def hear(ticket: Ticket, piece: Piece) -> None:

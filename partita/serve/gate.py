@@ -15,6 +15,8 @@ from partita.serve.responses import ABORT, error_response
 
 OPEN_TO_ALL = ("/health",)
 """What a load balancer asks, without a key and however much is going on."""
+UNCOUNTED = ("/metrics",)
+"""What is wanted most when too much is going on; a key is asked for all the same."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", "/report")
 """What figures are told by; other paths are `other`: a stranger could think of any number."""
 
@@ -78,7 +80,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if self._open > self._limits.requests:
+        if self._open > self._limits.requests and scope["path"] not in UNCOUNTED:
             return overloaded("The server has too many open requests; try again later.", "too_many_requests")
         return None
 

@@ -74,6 +74,8 @@ class Metrics:
             "copy_bytes_per_token", "Bytes of these copies; those whose size is not known are left out.", phase
         )
         self.in_place = gauge("cache_in_place", "1 when every state of the cache stays in its buffer, 0 when not.")
+        self._placed: dict[str, frozenset[tuple[Gauge, tuple[str, ...]]]] = {}
+        """The placement that is told, by model."""
 
     def watch(
         self, model: str, slots: int, running: Callable[[], int], waiting: Callable[[], int], up: Callable[[], bool]
@@ -89,15 +91,22 @@ class Metrics:
             histogram.labels(model)
 
     def place(self, model: str, report: Report) -> None:
-        """Take note of where the nodes of a model run, by its report."""
+        """Take note of where the nodes of a model run, by its report, in place of what was known before."""
+        found: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for phase in used_phases(report):
+            where = model, phase.name
             for share in phase.providers:
-                self.nodes.labels(model, phase.name, short_provider(share.provider)).set(share.nodes)
-            self.off_provider.labels(model, phase.name).set(len(strays(report, phase)))
-            self.copies.labels(model, phase.name).set(len(phase.copies))
-            self.copy_bytes.labels(model, phase.name).set(sum(copy.bytes_per_run or 0 for copy in phase.copies))
+                found[self.nodes, (*where, short_provider(share.provider))] = share.nodes
+            found[self.off_provider, where] = len(strays(report, phase))
+            found[self.copies, where] = len(phase.copies)
+            found[self.copy_bytes, where] = sum(copy.bytes_per_run or 0 for copy in phase.copies)
         if report.summary is not None and report.summary.cache_in_place is not None:
-            self.in_place.labels(model).set(report.summary.cache_in_place)
+            found[self.in_place, (model,)] = report.summary.cache_in_place
+        for gauge, labels in self._placed.get(model, frozenset()) - found.keys():
+            gauge.remove(*labels)
+        for (gauge, labels), value in found.items():
+            gauge.labels(*labels).set(value)
+        self._placed[model] = frozenset(found)
 
     def written(self, accept: str) -> tuple[bytes, str]:
         """All figures in the format that a scraper accepts, and its content type."""

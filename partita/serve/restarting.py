@@ -20,6 +20,10 @@ class Restarting:
     def __init__(self, load: Callable[[], Engine], told: Callable[[str], object]) -> None:
         """Load the package. Raises what `load` raises. `told` hears of each time that it is loaded again."""
         self._load, self._told = load, told
+        self.check: Callable[[Engine, Begun], object] | None = None
+        """Looks at a package that was loaded again, with a generation that nobody else is in, and refuses it by raising
+        a PartitaError.
+        """
         self._engine = load()
         self._failed: PartitaError | None = None
         self._failed_at = 0.0
@@ -52,6 +56,9 @@ class Restarting:
         try:
             self._engine = self._load()
             begun = self._engine.open(prefill_chunk, adapter, speculation)
+            if self.check is not None:
+                self.check(self._engine, begun)
+                begun = self._engine.open(prefill_chunk, adapter, speculation)
         except PartitaError as error:
             self._failed, self._failed_at = error, time.monotonic()
             self._told(f"not loaded: {error}")

@@ -12,7 +12,7 @@ from typing import cast
 
 from partita.check.limits import Limits
 from partita.errors import PartitaError, ProviderError
-from partita.library.engine import Engine, ReportRequest
+from partita.library.engine import Begun, Engine, ReportRequest, RowRequest
 from partita.library.run_report import limits_error
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Piece, Scheduler, Ticket, Work
@@ -58,6 +58,12 @@ class Served:
         )
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Reads prompts: transformers' tokenizers are not made for two threads at once."""
+        self.unread = 0
+        """Answers whose prompts are not read yet. The event loop's alone."""
+        self.reporter = ThreadPoolExecutor(1, f"report-{name}")
+        """Shows reports, one at a time: requests wait while one is made, and the page of a large one takes its time."""
+        self._shown: tuple[Report | None, dict[str, str]] = None, {}
+        """A report, and what was shown of it, by view."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
         self._stopping = False
         self._report: Report | None = None
@@ -94,15 +100,39 @@ class Served:
         if over is not None:
             raise over
         self._metrics.place(self.name, self._report)
+        self._engine.check = partial(self._look_again, limits)
         scheduler = self._scheduler
         self._metrics.watch(
             self.name, self.slots, lambda: scheduler.running, lambda: scheduler.waiting, lambda: self.up
         )
         self._thread.start()
 
-    def _warm(self) -> None:
+    @property
+    def _first(self) -> Work:
+        """The request at the start."""
         most = min(WARM_TOKENS, self.reading.max_length - 1)
-        ticket = self._scheduler.submit(Work((0,), Sampling(temperature=0.0, max_new_tokens=most)))
+        return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
+
+    def _look_again(self, limits: Limits, engine: Engine, begun: Begun) -> None:
+        """The package was loaded again, and may run elsewhere now: the same as at the start, before it answers anybody.
+
+        Raises ProviderError when the placement does not keep to `limits`, and whatever the run raises.
+        """
+        work = self._first
+        engine.join(begun.number, RowRequest(work.prompt, work.sampling))
+        while (step := engine.step(begun.number)) is not None and not any(step.finish):
+            pass
+        request = ReportRequest(finish_reason="length", limits=limits, notes=("made when it was loaded again",))
+        report = engine.report(request)
+        self._metrics.place(self.name, report)
+        over = limits_error(report)
+        if over is not None:
+            raise over
+        with self._reporting:
+            self._report, self._report_at = report, time.monotonic()
+
+    def _warm(self) -> None:
+        ticket = self._scheduler.submit(self._first)
         while ticket.state != "over":
             self._scheduler.step()
         if ticket.error is not None:
@@ -122,10 +152,21 @@ class Served:
                 self._report_at = time.monotonic()
             return self._report
 
+    def shown(self, view: str, to_text: Callable[[Report], str]) -> str:
+        """A view of the report, which is set in type once. Only for the thread of `reporter`."""
+        report = self.report()
+        if self._shown[0] is not report:
+            self._shown = report, {}
+        texts = self._shown[1]
+        if view not in texts:
+            texts[view] = to_text(report)
+        return texts[view]
+
     def stop(self) -> None:
         """End what is left, and free the package."""
         self._stopping = True
-        self.encoder.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.encoder, self.reporter):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             self._thread.join()
         self._scheduler.close()

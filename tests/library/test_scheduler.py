@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Piece, Scheduler, Ticket, Work
 from partita.package import read_manifest
+from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.text import load_text
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
@@ -333,3 +335,72 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     least = 0 if rereads_at is None else rereads_at
     seen = [[[max(token, least) for token in one.answer.tokens] for one in each] for each in (alone, together)]
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
+
+
+class Odd:
+    """Text of tokens, of which that after one prompt has none from its third token on."""
+
+    def __init__(self, prompt: tuple[int, ...], error: Exception, left: int = 10**6) -> None:
+        self.prompt, self.error, self.left = prompt, error, left
+
+    def stream(self, before: Any, stop: Any) -> Odd:
+        return Odd(self.prompt, self.error, 2) if before == self.prompt else self
+
+    stopped = False
+
+    def push(self, token: int) -> str:
+        self.left -= 1
+        if self.left < 0:
+            raise self.error
+        return f"{token} "
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("error", [GenerationError("no such token"), ValueError("a bug")])
+def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
+    """The other row gets its tokens of the very step."""
+    other = known_tokens(PROMPTS[2], 6, KEYS)
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), Odd(PROMPTS[1], error))  # type: ignore[arg-type]
+    heard: dict[int, list[str]] = {}
+    tickets = [
+        scheduler.submit(work(prompt), lambda ticket, piece: heard.setdefault(ticket.number, []).append(piece.text))
+        for prompt in PROMPTS[1:3]
+    ]
+    raised = 0
+    while scheduler.waiting or scheduler.running:
+        try:
+            scheduler.step()
+        except ValueError:
+            raised += 1
+    assert raised == isinstance(error, ValueError), "a bug is told, once all have heard"
+    assert "".join(heard[tickets[1].number]).split() == [str(token) for token in other]
+    assert tickets[0].answer.finish_reason == "error" and isinstance(tickets[0].error, GenerationError)
+    again = scheduler.submit(work(PROMPTS[2]))
+    run(scheduler)
+    assert list(again.answer.tokens) == other, "its row is free"
+
+
+def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    heard: list[int] = []
+
+    def fails(ticket: Ticket, piece: Piece) -> None:
+        if piece.finish_reason is None:
+            raise ValueError("no room")
+
+    failing = scheduler.submit(work(PROMPTS[1], 30), fails)
+    other = scheduler.submit(work(PROMPTS[2]), lambda ticket, piece: heard.extend(piece.tokens))
+    with pytest.raises(ValueError, match="no room"):
+        run(scheduler)
+    run(scheduler)
+    assert heard == list(other.answer.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
+    assert failing.answer.finish_reason == "interrupted" and scheduler.running == 0
+
+
+def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
+    logits = np.array([1.0, -np.inf, 0.5, -np.inf], np.float32)
+    told = token_logprobs(logits, 1, 4)
+    assert told.logprob == IMPOSSIBLE == min(value for _, value in told.top) and len(told.top) == 4
+    assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))

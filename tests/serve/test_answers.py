@@ -229,3 +229,21 @@ def test_several_packages_are_several_models(package, own_copy):
         paths = [both.get(f"/report?model={name}").json()["request"]["path"] for name in ("one", "two")]
         assert paths[0] == str(package) != paths[1]
         assert [both.figure("partita_generated_tokens_total", model=name) for name in ("one", "two")] == [6, 6]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_with_several_choices_is_counted_once(server, stream):
+    body = {"model": "tiny", "prompt": ["return the", "value"], "max_tokens": 3, "ignore_eos": True}
+
+    def used(**more: Any) -> dict[str, int]:
+        if not stream:
+            told: dict[str, int] = server.post("/v1/completions", {**body, **more}).json()["usage"]
+            return told
+        asked = {**body, **more, "stream": True, "stream_options": {"include_usage": True}}
+        events = server.post("/v1/completions", asked).text.split("\n\n")
+        found: dict[str, int] = json.loads(events[-3].removeprefix("data: "))["usage"]
+        return found
+
+    one, four = used(), used(n=4)
+    assert four["prompt_tokens"] == one["prompt_tokens"] > 0 and four["completion_tokens"] == 2 * 4 * 3
+    assert four["total_tokens"] == four["prompt_tokens"] + 24

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import partita
+from partita.errors import ProviderError
+from partita.library.chain import read_chain_options
+from partita.library.local import LocalEngine
+from partita.package import read_manifest
 from partita.partition_reports.records import Report
-from tests.serve.serving import Running
+from tests.serve.serving import CPU, Running, running
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
 
@@ -76,3 +85,56 @@ def test_health(server: Running) -> None:
     answer = server.get("/health")
     assert answer.status_code == 200
     assert answer.json() == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
+
+
+def test_a_view_of_a_report_is_set_in_type_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = server.models["tiny"]
+    made: list[str] = []
+
+    def once(name: str) -> str:
+        return served.reporter.submit(served.shown, name, lambda report: made.append(name) or name).result()
+
+    monkeypatch.setattr(served, "_shown", (None, {}))
+    monkeypatch.setattr(served, "_report_at", time.monotonic() + 60)
+    assert [once("a"), once("a"), once("b"), once("a")] == ["a", "a", "b", "a"] and made == ["a", "b"]
+    monkeypatch.setattr(served, "_report_at", time.monotonic() - 60)  # another one is made
+    assert once("a") == "a" and made == ["a", "b", "a"]
+
+
+def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path) -> None:
+    """It may run elsewhere now: its figures are those of the new sessions, and limits hold for them, too."""
+    with running({"tiny": package}) as server:
+        served = server.models["tiny"]
+        engine, before = served._engine, served._report
+        loads: list[Any] = []
+
+        def lost(*given: object) -> Any:
+            raise ProviderError("the child process crashed")
+
+        def again() -> Any:
+            loads.append(engine._engine)
+            engine._engine.close()
+            return LocalEngine(package, read_manifest(package), read_chain_options(CPU), threads=1)
+
+        engine._load = again  # type: ignore[assignment]
+        told = server.figure("partita_nodes_off_provider", model="tiny", phase="decode")
+        server.models["tiny"]._metrics.nodes.labels("tiny", "decode", "GPU").set(7)  # as of sessions that are gone
+        served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
+
+        def lose() -> None:
+            served._scheduler._begun = None
+            engine._engine.open = lost  # type: ignore[method-assign]
+
+        lose()
+        assert server.post("/v1/completions", BODY).status_code == 200 and len(loads) == 1
+        assert served._report is not before and "made when it was loaded again" in str(served._report)
+        assert server.figure("partita_nodes_off_provider", model="tiny", phase="decode") == told
+        assert 'provider="GPU"' not in server.get("/metrics").text
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("partita.serve.served.limits_error", lambda report: ProviderError("5 nodes are elsewhere"))
+            lose()
+            answer = server.post("/v1/completions", BODY)
+            assert answer.status_code == 500 and "5 nodes are elsewhere" in answer.text
+            assert server.get("/health").status_code == 503
+        engine._failed_at = -1e9  # it is tried again
+        assert server.post("/v1/completions", BODY).status_code == 200 and server.get("/health").status_code == 200

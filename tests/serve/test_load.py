@@ -7,8 +7,9 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -242,3 +243,69 @@ def test_memory_is_flat(server):
     assert process.memory_info().rss - size < 8 << 20
     assert threading.active_count() <= threads + 2 and len(process.net_connections()) <= connections + 40
     assert server.told == []
+
+
+@contextmanager
+def reading_slowly(server: Running) -> Iterator[tuple[threading.Event, list[str]]]:
+    """Prompts are read once the event is set; the list is of those whose reading has begun."""
+    reading = server.models["tiny"].reading
+    goes_on, begun = threading.Event(), list[str]()
+    encode = reading.text.encode
+
+    def slow(text: str) -> Any:
+        begun.append(text)
+        assert goes_on.wait(SECONDS)
+        return encode(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(reading.text), "encode", lambda self, text: slow(text))
+        try:
+            yield goes_on, begun
+        finally:
+            goes_on.set()
+
+
+def test_a_prompt_whose_client_has_gone_before_it_was_read_is_not_read(server):
+    with reading_slowly(server) as (goes_on, begun), ThreadPoolExecutor(1) as pool:
+        first = pool.submit(server.post, COMPLETION, {**LONG, "prompt": "first", "max_tokens": 2})
+        until(lambda: begun == ["first"])
+        leaving = [raw(server.address) for _ in range(3)]
+        for connection in leaving:
+            connection.sendall(request_bytes(COMPLETION, {**LONG, "prompt": "gone"}))
+        until(lambda: server.models["tiny"].unread == 4)
+        for connection in leaving:
+            connection.close()
+        until(lambda: server.models["tiny"].unread == 1)
+        goes_on.set()
+        assert first.result().status_code == 200
+        assert server.post(COMPLETION, {**LONG, "prompt": "last", "max_tokens": 2}).status_code == 200
+        assert begun == ["first", "last"] and server.models["tiny"].unread == 0
+
+
+def test_time_and_the_queue_count_while_prompts_are_read(package):
+    limits = ServerLimits(seconds=0.5, queue=1)
+    with (
+        running({"tiny": package}, limits) as hasty,
+        reading_slowly(hasty) as (_, begun),
+        ThreadPoolExecutor(6) as pool,
+    ):
+        answers = list(pool.map(lambda _: hasty.post(COMPLETION, {**LONG, "prompt": "a"}), range(6)))
+        codes = sorted(answer.json()["error"]["code"] for answer in answers)
+        assert codes == ["queue_full", *["request_timeout"] * 5], "4 rows and 1 that waits"
+        assert begun == ["a"] and hasty.models["tiny"].unread == 0
+
+
+def test_the_figures_are_there_when_most_is_going_on(package):
+    limits = ServerLimits(requests=1)
+    with (
+        running({"tiny": package}, limits, keys=("secret",)) as single,
+        single.slowly(),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        key = {"authorization": "Bearer secret"}
+        long = pool.submit(single.post, COMPLETION, LONG, headers=key)
+        until(lambda: single.models["tiny"].open == 1)
+        assert single.get("/report", headers=key).status_code == 503
+        assert "partita_slots_running" in single.get("/metrics", headers=key).text
+        assert single.get("/metrics").status_code == 401
+        assert long.result().status_code == 200

@@ -53,8 +53,8 @@ class Step:
     """Tokens that rows have copied from what others read instead of reading them, since the step before."""
 
 
-KEPT_STEPS = 4096
-"""Of a generation that requests join and leave: it may go on for weeks."""
+KEPT_STEPS = 512
+"""Of a generation that requests join and leave: it may go on for weeks, and at 8 rows a step takes more than a KiB."""
 
 
 class Recorder:
