@@ -77,7 +77,8 @@ def bits_of(dtype: int) -> int:
     import onnx
 
     types = onnx.TensorProto
-    return {types.UINT8: 8, types.INT8: 8, types.UINT4: 4, types.INT4: 4}.get(dtype, 0)
+    known: dict[int, int] = {types.UINT8: 8, types.INT8: 8, types.UINT4: 4, types.INT4: 4}
+    return known.get(dtype, 0)
 
 
 def _weights(node: Any, stored: Mapping[str, Weight], makers: Mapping[str, Any]) -> Iterator[Weight]:

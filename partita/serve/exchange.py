@@ -94,8 +94,8 @@ class Exchange:
 
     async def _read(self, read: Callable[[], list[Work]]) -> list[Work]:
         """The prompts, unless something ends the request before: what nobody waits for is not read any more."""
-        reading = self._loop.run_in_executor(self.served.encoder, read)
-        ending = self._loop.create_task(self._events.get())
+        reading: asyncio.Future[Any] = self._loop.run_in_executor(self.served.encoder, read)
+        ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():

@@ -27,8 +27,9 @@ def with_lora(folder: Path, *names: str) -> Path:
     graph = model.graph
     node = next(node for node in graph.node if node.op_type == "MatMul" and "down_proj" in node.name)
     wide = next(list(tensor.dims)[0] for tensor in graph.initializer if tensor.name == node.input[1])
-    for name, shape in ((DOWN, [wide, "r"]), (UP, ["r", HIDDEN])):
-        sizes = [0 if isinstance(size, str) else size for size in shape]
+    shapes: dict[str, list[str | int | None]] = {DOWN: [wide, "r"], UP: ["r", HIDDEN]}
+    for name, shape in shapes.items():
+        sizes = [size if isinstance(size, int) else 0 for size in shape]
         graph.initializer.append(numpy_helper.from_array(np.zeros(sizes, np.float32), name))
         graph.input.append(helper.make_tensor_value_info(name, 1, shape))
     (out,), node.output[0] = list(node.output), "base_out"

@@ -92,7 +92,11 @@ def test_a_view_of_a_report_is_set_in_type_once(server: Running, monkeypatch: py
     made: list[str] = []
 
     def once(name: str) -> str:
-        return served.reporter.submit(served.shown, name, lambda report: made.append(name) or name).result()
+        def make(_: Any) -> str:
+            made.append(name)
+            return name
+
+        return served.reporter.submit(served.shown, name, make).result()
 
     monkeypatch.setattr(served, "_shown", (None, {}))
     monkeypatch.setattr(served, "_report_at", time.monotonic() + 60)
@@ -116,14 +120,14 @@ def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path) -> No
             engine._engine.close()
             return LocalEngine(package, read_manifest(package), read_chain_options(CPU), threads=1)
 
-        engine._load = again  # type: ignore[assignment]
+        engine._load = again
         told = server.figure("partita_nodes_off_provider", model="tiny", phase="decode")
         server.models["tiny"]._metrics.nodes.labels("tiny", "decode", "GPU").set(7)  # as of sessions that are gone
         served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
 
         def lose() -> None:
             served._scheduler._begun = None
-            engine._engine.open = lost  # type: ignore[method-assign]
+            engine._engine.open = lost  # type: ignore[method-assign, assignment]
 
         lose()
         assert server.post("/v1/completions", BODY).status_code == 200 and len(loads) == 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from partita.errors import PartitaError
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Governor, Heard, Judged
 from partita.runtime.engine.planner import StepPlan
@@ -51,7 +52,7 @@ def make_guesses(
         return _NONE
     for row, count in zip(rows, room, strict=True):
         if row is not None and count:
-            row.guess(count if most is None else min(count, most))
+            _ask(row, count if most is None else min(count, most))
     return _chosen(rows, governor, plan)
 
 
@@ -60,7 +61,17 @@ def get_ready(rows: Sequence[Row | None], plan: StepPlan) -> None:
     for index, _ in plan.ends if plan.reads else ():
         row = rows[index]
         if row is not None and row.request.guesser is not None and row.finish is None:
-            row.request.guesser(row.history[: row.known], 0)
+            _ask(row, 0)
+
+
+def _ask(row: Row, most: int) -> None:
+    """Have a row's guesser guess, or get ready. One that fails is asked no more: an answer does without."""
+    try:
+        row.guess(most)
+    except PartitaError as error:
+        row.keep_guesses(0)
+        row.request = replace(row.request, guesser=None)
+        row.gave_up = str(error)
 
 
 def heard(

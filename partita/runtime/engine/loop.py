@@ -25,7 +25,7 @@ from partita.runtime.engine.prefix import Prefix, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
-from partita.runtime.engine.scheduler import Policy, prompts_first
+from partita.runtime.engine.scheduler import Policy, prompts_first, rows_at_work_first
 from partita.runtime.sampling import Sampler
 from partita.spelling import spelled
 
@@ -54,6 +54,8 @@ class Engine:
     policy: Policy = prompts_first
     shares: bool = False
     """What prompts begin with alike is read once, and copied."""
+    patience: int | None = None
+    """So many tokens of prompts are read at most before the rows at work have a step; None: they wait for all."""
     governor: Governor | None = None
     """Says how many guesses are fed; None: all of them."""
     rows: list[Row | None] = field(init=False)
@@ -66,6 +68,8 @@ class Engine:
     """When the last step ended."""
     longest_rope: int = field(default=0, init=False)
     """The largest `rope_length` so far."""
+    read: int = field(default=0, init=False)
+    """Tokens of prompts, padding included, since the last step of the rows at work."""
     prefixes: Prefixes | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -241,6 +245,8 @@ class Engine:
         )
         self.mark = now
         self.made += 1
+        first, end = plan.span or (0, len(self.rows))
+        self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
         if self.governor is not None and not plan.reads and not outcome.observed:
@@ -259,7 +265,9 @@ class Engine:
         views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
         if self.prefixes is not None:
             views = self.prefixes.views(self.rows, views)
-        return plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
+        waited = self.patience is not None and self.read >= self.patience
+        policy = rows_at_work_first if waited else self.policy
+        return plan_step(policy(views, graphs), graphs, self.prefill_chunk)
 
     def begin_again(self, index: int, row: Row | None) -> RowView:
         """A row of a graph without a cache for the planner: nothing of it is anywhere, so all of it is to be fed."""

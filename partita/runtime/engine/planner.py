@@ -117,7 +117,9 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
 
 def _plan(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int) -> StepPlan:
     """A step of all these rows, of which one has a pending token at least. `ready`: tokens that each may be fed."""
-    if max(ready) == 1 and not any(row.reads for row in rows):
+    if max(ready) == 1 and not any(
+        row.reads and (count or not graphs.padding_is_safe) for row, count in zip(rows, ready, strict=True)
+    ):
         return _decode_step(rows, ready, graphs)
     graph, size, take, reads = _taken(rows, ready, graphs, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])

@@ -72,6 +72,8 @@ class Row:
     """Tokens of `history` after the known ones that are guesses, to be confirmed by the next step."""
     evidence: tuple[int, ...] = ()
     """That of each guess."""
+    gave_up: str | None = None
+    """Why nobody guesses here any more; None while somebody may."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -107,7 +109,7 @@ class Row:
         return max(0, min(len(self.history) - self.known, self.request.max_new_tokens - self.new_tokens) - 1)
 
     def guess(self, most: int) -> None:
-        """Ask for guesses, and write them behind the known tokens."""
+        """Ask for guesses, and write them behind the known tokens; none where `most` is 0, which is to get ready."""
         assert self.request.guesser is not None
         guesses = list(self.request.guesser(self.history[: self.known], most))[:most]
         self.history[self.known : self.known + len(guesses)] = [guess.token for guess in guesses]

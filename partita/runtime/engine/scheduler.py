@@ -23,6 +23,16 @@ def prompts_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
     return [row if row.reads else row._replace(most=0) for row in rows]
 
 
+def rows_at_work_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
+    """The step between chunks of prompts: rows that only go on have it, and prompts wait. Where `prompts_first` has no
+    row wait, none does here.
+    """
+    goes_on = any(not row.reads and row.pending for row in rows)
+    if not graphs.padding_is_safe or not goes_on or prompts_first(rows, graphs) == list(rows):
+        return prompts_first(rows, graphs)
+    return [row._replace(most=0) if row.reads else row for row in rows]
+
+
 def one_row_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
     """Like `prompts_first`, and prompts are read one after the other, where a step may be of a row alone."""
     first = next((index for index, row in enumerate(rows) if row.reads and row.pending), None)

@@ -132,10 +132,15 @@ def test_a_journal_that_cannot_be_written_is_an_error_in_a_line(tmp_path):
 
 
 def test_a_journal_goes_while_it_is_locked(tmp_path: Path, monkeypatch):
-    path, seen = tmp_path / "journal", []
+    path, seen = tmp_path / "journal", list[bool]()
     with Journal(path, {}, 0) as journal:
         close = journal.close
-        monkeypatch.setattr(journal, "close", lambda: (seen.append(path.exists()), close()))
+
+        def closing() -> None:
+            seen.append(path.exists())
+            close()
+
+        monkeypatch.setattr(journal, "close", closing)
         journal.remove()
     assert seen[0] is False and not path.exists()
 

@@ -353,3 +353,37 @@ def test_guesses_leave_a_distribution_as_it_is(opened):
     guessed = counts(lambda history, most: [Guess(likeliest[1])] * min(most, 1))
     assert set(guessed) == set(plain)
     assert all(abs(guessed[pair] - plain[pair]) < 0.12 for pair in plain)
+
+
+def test_a_guesser_that_fails_costs_no_answer(opened):
+    """As a draft whose run fails: its guesses were never needed."""
+
+    class Fails(Guesses):
+        def __call__(self, history: np.ndarray, most: int) -> list[Guess]:
+            if most and len(history) > 25:
+                raise GenerationError("no memory for the draft")
+            return super().__call__(history, most)
+
+    engine = Engine(opened(batch=1, states=KEYS).executor)
+    wanted = known_tokens(PROMPTS[0], 17, KEYS)
+    row = engine.join(Request(PROMPTS[0], greedy, 17, guesser=Fails([*PROMPTS[0], *wanted], most=2)))
+    assert finish(engine)[row] == wanted
+    assert engine.row(row).gave_up == "no memory for the draft" and engine.row(row).request.guesser is None
+
+
+@pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
+def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
+    """With patience; without, they wait for the whole of a prompt."""
+    for patience, longest in ((8, 1), (None, 3)):
+        engine = Engine(
+            opened(batch=2, states=KEYS, appends=not fewer, fewer=fewer).executor, prefill_chunk=8, patience=patience
+        )
+        first = engine.join(Request(PROMPTS[2], greedy, 20))
+        heard = [step for _ in range(3) if (step := engine.step()) is not None]
+        second = engine.join(Request(PROMPTS[0], greedy, 6))  # three chunks
+        while (step := engine.step()) is not None:
+            heard.append(step)
+        phases = "".join(step.phase[0] for step in heard).strip("d")
+        assert max(map(len, phases[1:].replace("d", " ").split())) == longest, phases
+        told = {row: [token for step in heard for token in step.tokens[row]] for row in (first, second)}
+        assert told == {first: known_tokens(PROMPTS[2], 20, KEYS), second: known_tokens(PROMPTS[0], 6, KEYS)}
