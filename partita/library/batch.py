@@ -27,14 +27,10 @@ class Batch:
     def __init__(self, runner: Runner, prefill_chunk: int, adapter: str | None = None, *, is_open: bool) -> None:
         """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
         self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
-<<<<<<< HEAD
         self._runner, self._adapters = runner, [adapter] * runner.contract.batch_size
-        self._engine = Engine(runner.executor, prefill_chunk, (runner,), shares=is_open)
-=======
         # Who hears an open generation hears it as it comes: a row does not stand still for as long as others read.
         patience = prefill_chunk if is_open else None
         self._engine = Engine(runner.executor, prefill_chunk, (runner,), shares=is_open, patience=patience)
->>>>>>> h17b
         self._recorder = runner.recorder
         self._watched: dict[int, Watched] = {}
         """By row."""
