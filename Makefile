@@ -43,6 +43,10 @@ optimum     := optimum-onnx onnxruntime onnx torch transformers accelerate
 LLAMA_FLAGS  ?= -fno-tree-dse -fno-dse
 LLAMA_JOBS   ?= 2
 
+# Two processes of tests share the cores: threads of torch that wait for each other then wait for a time slice, and an
+# export took twice the processor time (33 s in place of 19, of the embedded checkpoint in int4).
+TEST_THREADS ?= OMP_NUM_THREADS=1
+
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -119,11 +123,11 @@ demo: install ## export the embedded checkpoint, generate from it, and show the 
 test: install ## run the whole test suite, and the contract tests of every environment in ENVIRONMENTS
 	@mkdir -p build
 	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
-	@$(BIN)/python -m pytest tests --share --environments="$(ENVIRONMENTS)" --venvs=$(VENVS) $(PYTEST_ARGS); \
+	@$(TEST_THREADS) $(BIN)/python -m pytest tests --share --environments="$(ENVIRONMENTS)" --venvs=$(VENVS) $(PYTEST_ARGS); \
 	  code=$$?; echo $$code > build/pytest-exit-code; exit $$code
 
 test-heavy: install ## run the cases of which `make test` has samples: an hour on two cores
-	PARTITA_HEAVY=1 $(BIN)/python -m pytest tests -m heavy $(PYTEST_ARGS)
+	PARTITA_HEAVY=1 $(TEST_THREADS) $(BIN)/python -m pytest tests -m heavy $(PYTEST_ARGS)
 
 test-optimum: install env-optimum ## run the tests with real exports of optimum, and with its ORTModelForCausalLM; minutes
 	PARTITA_HEAVY=1 PARTITA_OPTIMUM_PYTHON=$(abspath $(VENVS))/optimum/bin/python $(BIN)/python -m pytest tests/optimum $(PYTEST_ARGS)

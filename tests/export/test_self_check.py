@@ -45,7 +45,7 @@ def test_later_tokens_that_change_earlier_logits_are_found(
     checkpoint = open_checkpoint(str(decoder))
     answer = compute(checkpoint, 288, 64)
 
-    def encoder(checkpoint: object) -> object:
+    def encoder(*_: object) -> object:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(str(decoder), is_decoder=False, attn_implementation="eager")
