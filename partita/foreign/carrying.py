@@ -14,7 +14,7 @@ from typing import Literal
 
 from partita.foreign.facts import GraphFacts, NodeFact
 
-Way = Literal["behind", "at a cursor", "moved", "unknown"]
+Way = Literal["behind", "cursor", "moved", "unknown"]
 CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
 HANDED_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 """Operators that leave every row of what they read in its place among the others."""
@@ -60,7 +60,7 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
             place = next((place for place, output in places.items() if output == made), None)
             if place is None or len(node.inputs) <= place or node.inputs[place] not in pasts:
                 return None, "unknown"
-            here: Way = "at a cursor" if node.op_type in AT_LENGTH else "behind"
+            here: Way = "cursor" if node.op_type in AT_LENGTH else "behind"
             return node.inputs[place], "moved" if way == "moved" else here
         if node.op_type in HANDED_ON:
             tensor = node.inputs[0]
@@ -68,12 +68,12 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
             data, where = PLACED[node.op_type]
             if len(node.inputs) <= where or not _follows(producers, node.inputs[where], cursors):
                 return None, "unknown"
-            tensor, way = node.inputs[data], way or "at a cursor"
+            tensor, way = node.inputs[data], way or "cursor"
         elif node.op_type == "Where":
             kept = [name for name in node.inputs[1:3] if _leads_to(producers, name, pasts)]
             if len(kept) != 1 or not _follows(producers, node.inputs[0], cursors):
                 return None, "unknown"
-            tensor, way = kept[0], way or "at a cursor"
+            tensor, way = kept[0], way or "cursor"
         elif node.op_type == "Concat":
             kept = [name for name in node.inputs if _leads_to(producers, name, pasts)]
             if len(kept) != 1:

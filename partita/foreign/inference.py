@@ -184,9 +184,10 @@ class Inference:
         pairs = sorted([*pairs, *found], key=lambda pair: (pair.layer, pair.past.name))
         for pair in pairs:
             if said := contradiction_of(pair, graph):
-                source = WRITTEN if pair.source == WRITTEN else self.evidence.source
-                by = f"; {source} says otherwise" if pair.source in (WRITTEN, "configuration") else ""
-                raise self.wrong(graph, f"{said}{by}", CORRECT if pair.source == WRITTEN else WRITE_CONTRACT)
+                by_hand = self.written.state(pair.past.name) is not None
+                source = WRITTEN if by_hand else self.evidence.source
+                by = f"; {source} says otherwise" if by_hand or pair.source == "configuration" else ""
+                raise self.wrong(graph, f"{said}{by}", CORRECT if by_hand else WRITE_CONTRACT)
             meaning = f"{pair.kind} of layer {pair.layer}"
             for port in (pair.past, pair.present):
                 self.sources[port.name] = PortSource(name=port.name, meaning=meaning, source=pair.source)

@@ -129,7 +129,7 @@ class Shapes:
                 "step moves all rows, which Partita does not follow",
                 OTHER_CACHE,
             )
-        if way != "at a cursor":
+        if way != "cursor":
             raise self._wrong(
                 pair,
                 f"it has a fixed length, and the graph does not tell where {pair.present.name!r} gets its new rows",

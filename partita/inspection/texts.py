@@ -59,5 +59,5 @@ def adapter_text(adapter: AdapterFacts) -> str:
     modules = "" if adapter.modules is None else f" for {plural(adapter.modules, 'module')}"
     whole = f", {plural(len(adapter.whole), 'parameter')} replaced" if adapter.whole else ""
     trained = f", trained on {adapter.base_model}" if adapter.base_model else ""
-    where = "merged into the weights" if adapter.merged else f"beside the weights: --adapter {adapter.name}"
+    where = "merged into the weights" if adapter.merged else f"beside the weights, by the name {adapter.name}"
     return f"{kind}{ranks}{modules}{whole}{trained}; {where}"

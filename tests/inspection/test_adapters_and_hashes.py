@@ -94,7 +94,7 @@ def test_adapters_are_shown(
     assert found.adapters[0].source_files[0].sha256 == "ab" * 32
     assert run(["inspect", str(package)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "LoRA of rank 4 and 8 for 14 modules; beside the weights: --adapter small" in shown
+    assert "LoRA of rank 4 and 8 for 14 modules; beside the weights, by the name small" in shown
     assert "DoRA of rank 2 for 3 modules, trained on one/two; merged into the weights" in shown
     assert "rows of a batch have one together" in shown
     different = {
