@@ -15,13 +15,13 @@ class RollingStates(InPlace):
 
     Padding is never fed, because it would push out what the window holds. Source: ONNX Runtime's ContribOperators.md,
     GroupQueryAttention, `sliding_window_cache`: after T tokens the last L are in rows 0 .. L - 1, with min(T, window)
-    <= L <= min(T, capacity), and the capacity is the window here.
+    <= L <= min(T, capacity). The capacity of our own packages is the window.
     """
 
     @property
     def room(self) -> int:
-        """Tokens that the shortest of the buffers holds."""
-        return min((state.shape[TOKENS_AXIS] for state in self.states), default=0)
+        """Tokens of which none is dropped yet, in any of the states."""
+        return min((_room(state) for state in self.states), default=0)
 
     @property
     def padding_is_safe(self) -> bool:
@@ -40,8 +40,8 @@ class RollingStates(InPlace):
         return tokens == 0 or not self.states or filled <= self.room
 
     def entries(self, state: State, tokens: int) -> tuple[slice, ...]:
-        """The entries of these tokens, of which the last alone are there: [KV, T, D] of [KV, window, D]."""
-        return slice(None), slice(tokens)
+        """The entries of these tokens: [KV, T, D] of [KV, rows, D]; all rows once some of them may be dropped."""
+        return slice(None), slice(tokens if tokens <= _room(state) else None)
 
     def saves(self, tokens: int, filled: int) -> bool:
         """After its last token; after others as long as nothing was dropped."""
@@ -49,3 +49,8 @@ class RollingStates(InPlace):
             return True
         known = tokens == filled or (tokens <= filled and filled <= self.room)
         return known and all(buffer.readable for buffer in self.buffers)
+
+
+def _room(state: State) -> int:
+    """Tokens that a state has in any case, if there are so many."""
+    return min(state.window or 0, state.shape[TOKENS_AXIS])
