@@ -49,9 +49,9 @@ class Port(Record):
 class State(Record):
     """A tensor that lives from step to step; `past` is read and `present` is written, as a rule in the same buffer.
 
-    Keys and values are written at the cursor, and what lies beyond it is never read, unless they roll. A `conv` or `recurrent` state sums
-    up every token that its row was fed, padding included: it is zero before a row's first token, and a row must be fed
-    none but its own tokens from then on.
+    Keys and values are written at the cursor, and what lies beyond it is never read, unless they roll. A `conv` or
+    `recurrent` state sums up every token that its row was fed, padding included: it is zero before a row's first token,
+    and a row must be fed none but its own tokens from then on.
     """
 
     past: str

@@ -95,8 +95,8 @@ class ExportOptions:
     requantise: bool = False
     """Weights of a quantised checkpoint are rounded a second time. False: they are taken as they are stored."""
     cache: str = FIXED
-    """A name of CACHES: past and present in one buffer of fixed size, of layers with a window that size, or with as many
-    rows as there are tokens.
+    """A name of CACHES: past and present in one buffer of fixed size, the same with that of the window in layers that
+    have one, or with as many rows as there are tokens.
     """
 
     @property

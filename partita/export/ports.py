@@ -92,8 +92,8 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
     windows = sorted({layer.window for layer in layers if layer.window is not None})
     if not any(layer.rolls for layer in layers):
         why = (
-            f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a way "
-            "that no operator has"
+            f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a "
+            "way that no operator has"
             if windows
             else f"it has no layer with a window of less than {spelled('max_length', spec.max_length)}"
         )

@@ -1,4 +1,4 @@
-"""`--cache window`: layers with a window cache that alone, as GroupQueryAttention does. Here the target is asked about it.
+"""`--cache window`: layers with a window cache that alone, as GroupQueryAttention does. Here the target is asked.
 
 The operator drops what has left the window and counts positions as if it had not, so neither the rest of the graph nor
 the runtime's cursors change. A text longer than the window cannot be taken back a token, which is why a whole cache is

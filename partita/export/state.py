@@ -40,7 +40,7 @@ class LayerState:
 
     @property
     def rolls(self) -> bool:
-        """Whether it could cache its window alone: nothing but its own attention, which has one, reads what it caches."""
+        """Whether it could cache its window alone: it has one, and nothing but its own attention reads it."""
         return self.window is not None and self.fused and not self.shared
 
 

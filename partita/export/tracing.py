@@ -34,7 +34,15 @@ from partita.export.node_names import ROOT, name_nodes
 from partita.export.operators import DOMAINS
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
-from partita.export.ports import TORCH_POSITIONS, check_grows, check_rolls, cursor_shape, past_shape, ports_of, state_table
+from partita.export.ports import (
+    TORCH_POSITIONS,
+    check_grows,
+    check_rolls,
+    cursor_shape,
+    past_shape,
+    ports_of,
+    state_table,
+)
 from partita.export.recurrence import read_states, replaced
 from partita.export.rope import rope_by_length
 from partita.export.spec import TraceSpec

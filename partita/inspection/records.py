@@ -113,7 +113,7 @@ class CacheFacts(Record):
     bytes_per_token: int
     """Of keys and values, for one token of one row, in the layers that keep every token."""
     fixed_bytes: int
-    """States whose size does not depend on how many tokens there are: recurrent ones, and windows that are kept alone."""
+    """States whose size does not depend on how many tokens there are: recurrent ones, and windows kept alone."""
     layout: Literal["growing", "window", "fixed"] = "fixed"
     """growing: every step makes keys and values anew, longer by its tokens, as optimum's graphs do. window: layers with
     a sliding window keep that alone.

@@ -178,8 +178,8 @@ def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) 
     unknown = [provider.name for provider in chain if not provider.rolling_caches]
     if unknown and any(state.rolls for state in contract.states):
         raise ProviderError(
-            f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such a "
-            f"cache; name another provider, or export with {spelled('cache', 'fixed')}"
+            f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such "
+            f"a cache; name another provider, or export with {spelled('cache', 'fixed')}"
         )
 
 

@@ -1,4 +1,4 @@
-"""`--cache window`: layers with a sliding window cache that alone, with the tokens of a package that caches everything."""
+"""`--cache window`: layers with a sliding window cache that alone, and give the tokens of a whole cache."""
 
 from __future__ import annotations
 

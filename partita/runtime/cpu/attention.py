@@ -61,8 +61,10 @@ class Form:
     @property
     def key(self) -> str:
         """Its name where timings are kept."""
-        return f"{self.heads}/{self.kv_heads}x{self.head_size}" + (f"w{self.window}" if self.window else "") + (
-            "r" if self.rolls else ""
+        return (
+            f"{self.heads}/{self.kv_heads}x{self.head_size}"
+            + (f"w{self.window}" if self.window else "")
+            + ("r" if self.rolls else "")
         )
 
 

@@ -1,7 +1,7 @@
 """What every store of states can be asked. A store holds the states of one kind of behaviour.
 
-Keys and values, fixed or rolling, and recurrent states are implementations, and none moves: one buffer is past and present. One
-whose buffers grow (a graph of another exporter) is told of every step and binds its buffers anew for each.
+Keys and values, fixed or rolling, and recurrent states are implementations, and none moves: one buffer is past and
+present. One whose buffers grow (a graph of another exporter) is told of every step and binds its buffers anew for each.
 """
 
 from __future__ import annotations
