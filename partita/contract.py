@@ -49,9 +49,9 @@ class Port(Record):
 class State(Record):
     """A tensor that lives from step to step; `past` is read and `present` is written, as a rule in the same buffer.
 
-    Keys and values are written at the cursor, and what lies beyond it is never read. A `conv` or `recurrent` state sums
-    up every token that its row was fed, padding included: it is zero before a row's first token, and a row must be fed
-    none but its own tokens from then on.
+    Keys and values are written at the cursor, and what lies beyond it is never read, unless they roll. A `conv` or
+    `recurrent` state sums up every token that its row was fed, padding included: it is zero before a row's first token,
+    and a row must be fed none but its own tokens from then on.
     """
 
     past: str
@@ -64,6 +64,11 @@ class State(Record):
     """Its own: a recurrent state may be float32 in an fp16 package."""
     window: int | None = None
     """Sliding window in tokens, when the layer has one."""
+    rolls: bool = False
+    """Keys and values of the last tokens alone: `shape` has room for a window instead of N, the graph drops the oldest
+    and moves the others, and a step reads what was left by all before it. Rows that the buffer has held from their
+    beginning are where fixed ones would be.
+    """
     grows: int | None = None
     """The axis along which past has an entry per token so far, and present as many as after the step: optimum's layout.
     `shape` has N there, the most. None: past and present have the fixed `shape`.

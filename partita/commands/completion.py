@@ -126,7 +126,7 @@ def cache_precisions(typed: str) -> list[str]:
 
 def caches(typed: str) -> list[str]:
     """Values of `--cache`."""
-    return _beginning(typed, ("fixed", "growing"))
+    return _beginning(typed, ("fixed", "window", "growing"))
 
 
 def prefill_precisions(typed: str) -> list[str]:

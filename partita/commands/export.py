@@ -38,14 +38,14 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
 
 
 def _cache_bytes_per_token(manifest: Manifest) -> int:
-    """What one token of one row takes in the keys and values of all layers."""
+    """What one token of one row takes in the keys and values of all layers that keep every token."""
     graph = manifest.graph
     return (graph.cache_bytes - _fixed_state_bytes(manifest)) // (graph.batch_size * graph.max_length)
 
 
 def _fixed_state_bytes(manifest: Manifest) -> int:
-    """Convolution and recurrent states, whose size does not depend on how many tokens there are."""
-    states = [state for state in manifest.graph.states if state.kind not in ("key", "value")]
+    """States whose size does not depend on how many tokens there are: all but keys and values of every token."""
+    states = [state for state in manifest.graph.states if state.kind not in ("key", "value") or state.rolls]
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
@@ -54,7 +54,9 @@ def _cache(manifest: Manifest) -> str:
     graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
-    parts += [f"{human_bytes(fixed)} of convolution and recurrent states"] if fixed else []
+    rolling = sum(dtypes.size_bytes(state.dtype, state.shape) for state in graph.states if state.rolls)
+    parts += [f"{human_bytes(fixed - rolling)} of convolution and recurrent states"] if fixed > rolling else []
+    parts += [f"{human_bytes(rolling)} of layers that keep their window alone"] if rolling else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
     return f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"

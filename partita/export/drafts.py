@@ -20,7 +20,7 @@ from partita.export.naming import match_names
 from partita.export.narrow_weights import Narrow, store_narrow
 from partita.export.node_names import name_nodes
 from partita.export.operators import Form
-from partita.export.options import AUTO, DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
+from partita.export.options import AUTO, DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.progress import Stage, stage
@@ -256,7 +256,7 @@ def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bo
 def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:
     """The fixed sizes of one graph; `length`: S, None when it is symbolic; `oldest`: opset that weights need."""
     opset = options.opset or max(oldest, lowering(way.attention).opset)
-    return TraceSpec(options.batch_size, max_length, length, opset, way.form)
+    return TraceSpec(options.batch_size, max_length, length, opset, way.form, rolls=options.cache == WINDOW)
 
 
 def repacked(graphs: Graphs, plan: Plan) -> Graphs:

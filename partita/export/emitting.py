@@ -22,6 +22,9 @@ from partita.export.state import Probed
 
 CACHE_LENGTH = "CacheLength"
 """Operator that stands for the number of cached tokens until the graph is settled (`tracing.settle_length`)."""
+ROLLED = "RolledCache"
+"""Operator that stands for what a layer gets back whose cache has its window alone: nothing may read it but the layer's
+own attention (`tracing._check_rolled`)."""
 DOMAIN = "partita"
 
 Key = tuple[str, int, int]
@@ -39,6 +42,7 @@ class Written:
     values: torch.Tensor
     present: tuple[torch.Tensor, torch.Tensor]
     fused: bool = False
+    rolls: bool = False
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class Emitter:
     positions: torch.Tensor
     cursors: tuple[torch.Tensor, ...]
     past: Mapping[Key, torch.Tensor]
+    rolling: frozenset[int] = frozenset()
+    """Layers whose cache holds their window alone."""
     written: dict[int, Written] = field(default_factory=dict)
     states: dict[Key, torch.Tensor] = field(default_factory=dict)
     last_state: torch.Tensor | None = None
@@ -85,6 +91,10 @@ class Emitter:
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values into the cache, and give back all of it."""
         past = self.past["key", layer, 0], self.past["value", layer, 0]
+        if layer in self.rolling:
+            keys, values = (self._rolled(new) for new in (key, value))
+            self.written[layer] = Written(key, value, keys, values, (keys, values), rolls=True)
+            return keys, values
         present_key, present_value = (
             self.lowering.write(old, padded(new, old.shape[-1]), self.positions, self.cursors)
             for old, new in zip(past, (key, value), strict=True)
@@ -92,6 +102,12 @@ class Emitter:
         keys, values = _narrowed(present_key, key.shape[-1]), _narrowed(present_value, value.shape[-1])
         self.written[layer] = Written(key, value, keys, values, (present_key, present_value))
         return keys, values
+
+    def _rolled(self, new: torch.Tensor) -> torch.Tensor:
+        """What stands for all rows of a cache that holds fewer."""
+        shape = (*new.shape[:2], self.max_length, new.shape[3])
+        operator = f"{DOMAIN}::{ROLLED}"
+        return torch.onnx.ops.symbolic(operator, (new,), {}, dtype=new.dtype, shape=shape, version=1)
 
     def attend(self, request: AttentionRequest) -> torch.Tensor:
         """The attention output."""
@@ -139,6 +155,7 @@ class Emitter:
             window,
             mask,
             request.sink,
+            written.rolls,
         )
         output, *present_pair = self.lowering.emit(call)
         written.present, written.fused = (present_pair[0], present_pair[1]), True

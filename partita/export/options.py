@@ -26,9 +26,10 @@ INTEGERS = "int8"
 OF_ANY_ROUNDING = ("quality_text", "calibrate")
 """Options that are about packed weights and a rounded cache alike."""
 CACHE_LOWERING = "gqa"
-"""The lowering of attention that keeps such a cache."""
+"""The lowering of attention that keeps a cache of integers, or of a window."""
 FIXED = "fixed"
-CACHES = (FIXED, GROWING)
+WINDOW = "window"
+CACHES = (FIXED, WINDOW, GROWING)
 """Layouts of the cache."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
@@ -94,7 +95,9 @@ class ExportOptions:
     requantise: bool = False
     """Weights of a quantised checkpoint are rounded a second time. False: they are taken as they are stored."""
     cache: str = FIXED
-    """A name of CACHES: past and present in one buffer of fixed size, or with as many rows as there are tokens."""
+    """A name of CACHES: past and present in one buffer of fixed size, the same with that of the window in layers that
+    have one, or with as many rows as there are tokens.
+    """
 
     @property
     def named(self) -> str:
@@ -184,7 +187,8 @@ def _check_adapters(options: ExportOptions) -> None:
 
 def with_layout(options: ExportOptions) -> ExportOptions:
     """The options with the lowering of attention that the layout of the cache asks for."""
-    return options if options.cache == FIXED else replace(options, attention=GROWING)
+    lowerings = {FIXED: options.attention, WINDOW: CACHE_LOWERING, GROWING: GROWING}
+    return replace(options, attention=lowerings[options.cache])
 
 
 def _check_layout(options: ExportOptions) -> None:
@@ -196,11 +200,13 @@ def _check_layout(options: ExportOptions) -> None:
         if options.attention == GROWING:
             raise UsageError(f"{spelled('attention', GROWING)}: ask for it with {spelled('cache', GROWING)}")
         return
+    only = with_layout(options).attention
     others = {
-        spelled("attention", options.attention): options.attention not in ("auto", GROWING),
+        spelled("attention", options.attention): options.attention not in ("auto", only),
         spelled("static_shapes", True): options.static_shapes,
         spelled("cache_precision", options.cache_precision): options.cache_precision is not None,
-        spelled("prefill_precision", options.prefill_precision): options.prefill_precision is not None,
+        spelled("prefill_precision", options.prefill_precision): options.cache == GROWING
+        and options.prefill_precision is not None,
     }
     for other, given in others.items():
         if given:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError, UsageError
-from partita.export import cache_rounding, stored_precision
+from partita.export import cache_rounding, rolling_cache, stored_precision
 from partita.export.asked import Asked, asked_options
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
@@ -108,6 +108,7 @@ def _run(
     for note in (*checkpoint.notes, *stored_precision.notes(options, checkpoint)):
         tell(work, note)
     cache_rounding.ask(options, target)
+    rolling_cache.ask(options, target)
     try:
         attempts = chosen.attempts(checkpoint, work, target)
         first = attempts.best()

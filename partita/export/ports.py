@@ -16,6 +16,7 @@ from partita.export.emitting import Key
 from partita.export.fake_model import FakeModel
 from partita.export.spec import TraceSpec
 from partita.export.state import LayerState
+from partita.observations.text_format import listing
 from partita.spelling import spelled
 
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
@@ -30,15 +31,17 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
     table: dict[Key, State] = {}
     for layer in fake.probed.layers:
         key_width, value_width = _widths(layer, lowering)
+        window = layer.window if spec.rolls and lowering.rolls and layer.rolls else None
         for kind, width in (("key", key_width), ("value", value_width)):
             table[kind, layer.layer, 0] = State(
                 past=f"past_key_values.{layer.layer}.{kind}",
                 present=f"present.{layer.layer}.{kind}",
                 layer=layer.layer,
                 kind=kind,  # type: ignore[arg-type]
-                shape=(spec.batch, layer.kv_heads, spec.max_length, width),
+                shape=(spec.batch, layer.kv_heads, window or spec.max_length, width),
                 dtype=fake.dtype,
                 window=layer.window,
+                rolls=window is not None,
                 grows=2 if lowering.grows else None,
                 in_place=not lowering.grows,
             )
@@ -77,6 +80,28 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     if spec.sequence_length is not None:
         raise UnsupportedModelError(
             f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out"
+        )
+
+
+def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
+    """Raise UnsupportedModelError for a model with no layer whose cache could roll, and for a fixed number of tokens:
+    what fills them up would push out what the window holds.
+    """
+    said = spelled("cache", "window")
+    layers = fake.probed.layers
+    windows = sorted({layer.window for layer in layers if layer.window is not None})
+    if not any(layer.rolls for layer in layers):
+        why = (
+            f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a "
+            "way that no operator has"
+            if windows
+            else f"it has no layer with a window of less than {spelled('max_length', spec.max_length)}"
+        )
+        raise UnsupportedModelError(f"{said}: {why}; leave it out")
+    if spec.sequence_length is not None:
+        raise UnsupportedModelError(
+            f"{said}: the model can only be traced for a fixed number of tokens, and what fills them up would push out "
+            "what the window holds; leave it out"
         )
 
 

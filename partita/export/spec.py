@@ -20,6 +20,8 @@ class TraceSpec:
     opset: int
     form: Form
     """How experts and recurrences are written."""
+    rolls: bool = False
+    """Layers with a window cache that alone, where the lowering's operator keeps such a cache."""
 
     @property
     def tokens(self) -> int | None:

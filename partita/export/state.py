@@ -5,7 +5,7 @@ Fake tensors have shapes and no data, so the probe costs no memory and works for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -35,6 +35,13 @@ class LayerState:
     """
     fused: bool = False
     """The layer's own attention call reads what the layer has just cached: one operator can write and attend."""
+    shared: bool = False
+    """Another attention call reads it, too."""
+
+    @property
+    def rolls(self) -> bool:
+        """Whether it could cache its window alone: it has one, and nothing but its own attention reads it."""
+        return self.window is not None and self.fused and not self.shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +128,10 @@ class Recorder:
         if id(request.mask) in self._refused:
             raise self._refused[id(request.mask)]
         if layer is not None and not self.found[layer].fused:
-            state = self.found[layer]
             window = rule.window if rule is not None else None
-            self.found[layer] = LayerState(
-                layer, state.kv_heads, state.key_width, state.value_width, window, fused=True
-            )
+            self.found[layer] = replace(self.found[layer], window=window, fused=True)
+        elif layer is not None:
+            self.found[layer] = replace(self.found[layer], shared=True)
         batch, heads, length, _ = request.query.shape
         return request.query.new_zeros(batch, length, heads, request.value.shape[-1])
 

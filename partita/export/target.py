@@ -90,6 +90,8 @@ class Target:
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
     """Nobody asked for this provider."""
+    rolls: bool = False
+    """Whether it is known to keep a cache of a window alone."""
     kernels: Kernels = Kernels()
     """How packed weights are written for it, as far as that is known without asking."""
     unpacks: Unpacks | None = None

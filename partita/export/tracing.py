@@ -26,7 +26,7 @@ from partita.export.causal_buffers import rows_by_position
 from partita.export.cleaning import clean
 from partita.export.complex_numbers import complex_as_pairs
 from partita.export.element_types import to_torch
-from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
+from partita.export.emitting import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
 from partita.export.experts import experts_form
 from partita.export.fake_model import FakeModel, quiet, translated
 from partita.export.hooks import plugged
@@ -34,7 +34,15 @@ from partita.export.node_names import ROOT, name_nodes
 from partita.export.operators import DOMAINS
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
-from partita.export.ports import TORCH_POSITIONS, check_grows, cursor_shape, past_shape, ports_of, state_table
+from partita.export.ports import (
+    TORCH_POSITIONS,
+    check_grows,
+    check_rolls,
+    cursor_shape,
+    past_shape,
+    ports_of,
+    state_table,
+)
 from partita.export.recurrence import read_states, replaced
 from partita.export.rope import rope_by_length
 from partita.export.spec import TraceSpec
@@ -83,10 +91,11 @@ class _Wrapper(torch.nn.Module):
     states. Without rows there are logits of all tokens.
     """
 
-    def __init__(self, fake: FakeModel, lowering: Lowering, keys: tuple[Key, ...], spec: TraceSpec) -> None:
+    def __init__(self, fake: FakeModel, lowering: Lowering, table: Mapping[Key, State], spec: TraceSpec) -> None:
         super().__init__()
         setattr(self, ROOT, fake.module)
-        self.fake, self.lowering, self.keys, self.spec = fake, lowering, keys, spec
+        self.fake, self.lowering, self.keys, self.spec = fake, lowering, tuple(table), spec
+        self.rolling = frozenset(state.layer for state in table.values() if state.rolls)
         self.granted = Granted()
 
     def forward(
@@ -115,6 +124,7 @@ class _Wrapper(torch.nn.Module):
             places,
             cursors,
             dict(zip(self.keys, past, strict=True)),
+            self.rolling,
         )
         length = lengths[0] if lengths else None
         with (
@@ -144,6 +154,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     """
     if lowering.grows:
         check_grows(fake, spec)
+    if spec.rolls:
+        check_rolls(fake, spec)
     table = state_table(fake, lowering, spec)
     states = tuple(table.values())
     arguments = _examples(fake, lowering, spec, states)
@@ -153,7 +165,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         translated("tracing the model"),
         experts_form(spec.form, spec.tokens) as forms,
     ):
-        wrapper = _Wrapper(fake, lowering, tuple(table), spec)
+        wrapper = _Wrapper(fake, lowering, table, spec)
         onnx_program = torch.onnx.export(
             _exported(wrapper, arguments, spec),
             tuple(arguments.values()),
@@ -179,6 +191,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         _strip_weights(model, fake.module)
         _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, max(spec.opset, WRITTEN))
         clean(model)
+        _check_rolled(model)
         _settle_length(model, spec.batch)
         _drop_unused_inputs(model)
         name_axes(model)
@@ -290,6 +303,17 @@ def _settle_length(model: ir.Model, batch: int) -> None:
         for use in users:
             use.node.replace_input_with(use.idx, wide.outputs[0])
         graph.remove(node, safe=True)
+
+
+def _check_rolled(model: ir.Model) -> None:
+    """Raise UnsupportedModelError where something reads the whole of a cache that holds a window alone."""
+    for node in model.graph:
+        if node.domain == DOMAIN and node.op_type == ROLLED:
+            reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
+            raise UnsupportedModelError(
+                f"{spelled('cache', 'window')}: {reader} reads all that a layer has cached, and not its attention "
+                "alone; leave it out"
+            )
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:

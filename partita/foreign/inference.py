@@ -18,7 +18,7 @@ from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, length_of
-from partita.foreign.states import Pair, contradiction_of, pair_up, window_of
+from partita.foreign.states import Pair, contradiction_of, pair_up, rolls, window_of
 from partita.foreign.written import NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
@@ -75,7 +75,8 @@ class Inference:
         presents = frozenset(pair.present.name for pair in pairs)
         logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
         batch = self.batch_size(main, meant[main.file])
-        length = length_of(self.where, pairs, self.evidence, self.written, self.max_length, self.notes)
+        whole = [pair for pair in pairs if not rolls(pair, main)]
+        length = length_of(self.where, whole, self.evidence, self.written, self.max_length, self.notes)
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)

@@ -11,7 +11,7 @@ from partita.errors import PackageError
 from partita.foreign.carrying import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
-from partita.foreign.states import Pair, growing_axis, shares_buffer, window_of
+from partita.foreign.states import Pair, growing_axis, rolls, shares_buffer, window_of
 from partita.foreign.written import Written, WrittenStates
 from partita.remedies import Remedy
 from partita.spelling import spelled
@@ -111,6 +111,7 @@ class Shapes:
             shape=self._shape(pair, said, axis, batch_axis),
             dtype=pair.past.dtype,
             window=(said.window if said is not None else None) or window_of(pair, self.graph) or self._window(pair),
+            rolls=rolls(pair, self.graph),
             grows=grows,
             in_place=in_place,
         )
@@ -161,7 +162,7 @@ class Shapes:
         for place, size in enumerate(declared):
             found: int | None = size if isinstance(size, int) else None
             if found is None and place == axis:
-                found = self.length
+                found = window_of(pair, self.graph) if rolls(pair, self.graph) else self.length
             if found is None and place == batch_axis:
                 found = self.batch * self._folded_heads(size)
             if found is None:

@@ -192,6 +192,12 @@ def window_of(pair: Pair, graph: GraphFacts) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
+def rolls(pair: Pair, graph: GraphFacts) -> bool:
+    """Whether the attention that makes a state keeps its window alone, and moves the rows in it itself."""
+    node = graph.producer_of(pair.present.name)
+    return node is not None and node.op_type == GQA and node.attributes.get("sliding_window_cache") == 1
+
+
 def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None:
     """The axis along which present is longer than past; None where they have one size, or nothing tells.
 

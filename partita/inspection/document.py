@@ -167,14 +167,14 @@ def _cache(found: Inspection) -> Section | None:
     alike: dict[tuple[str, ...], list[int]] = {}
     for state in cache.states:
         grows = "" if state.grows is None else f", grows along axis {state.grows}"
-        window = "" if state.window is None else f", window {state.window:,}"
+        window = "" if state.window is None else f", window {state.window:,}{' alone' if state.rolls else ''}"
         key = (state.kind, state.dtype, f"{shape_text(state.shape)}{grows}{window}")
         alike.setdefault(key, []).append(state.layer)
     rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
     heads = (words("state"), Column("layers"), words("type"), words("shape"))
     parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
     parts += [f"{human_bytes(cache.fixed_bytes)} whatever the length"] if cache.fixed_bytes else []
-    layout = "; layout: growing" if cache.layout == "growing" else ""
+    layout = "" if cache.layout == "fixed" else f"; layout: {cache.layout}"
     told = Line(f"{human_bytes(cache.size_bytes)} in all: {listing(parts)}{layout}", "cache")
     return Section("cache", "Cache", (told, table("States", heads, rows, obvious=True)))
 

@@ -111,11 +111,13 @@ class CacheFacts(Record):
     size_bytes: int
     """All of them, as long as they get."""
     bytes_per_token: int
-    """Of keys and values, for one token of one row."""
+    """Of keys and values, for one token of one row, in the layers that keep every token."""
     fixed_bytes: int
-    """Convolution and recurrent states, whose size does not depend on how many tokens there are."""
-    layout: Literal["growing", "fixed"] = "fixed"
-    """growing: every step makes keys and values anew, longer by its tokens, as optimum's graphs do."""
+    """States whose size does not depend on how many tokens there are: recurrent ones, and windows kept alone."""
+    layout: Literal["growing", "window", "fixed"] = "fixed"
+    """growing: every step makes keys and values anew, longer by its tokens, as optimum's graphs do. window: layers with
+    a sliding window keep that alone.
+    """
 
 
 class WeightKind(Record):

@@ -90,7 +90,7 @@ def find_target(
         )
     else:
         target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
-    return replace(target, by_default=name is None, kernels=_kernels(provider))
+    return replace(target, by_default=name is None, kernels=_kernels(provider), rolls=provider.rolling_caches)
 
 
 def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:

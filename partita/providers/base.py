@@ -126,6 +126,10 @@ class Provider:
     """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
     packed_weights: PackedWeights = PackedWeights()
     """How int8 and int4 packages are written for it."""
+    rolling_caches: bool = False
+    """Its GroupQueryAttention keeps a cache of a window alone (`sliding_window_cache`). False: it may take such a node
+    and leave that out of account, which no experiment with a short text shows.
+    """
     variables: tuple[str, ...] = ()
     """Variables of the environment that choose its driver or its device."""
     capture_option: str = ""

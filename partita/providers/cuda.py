@@ -24,6 +24,7 @@ PROVIDER = Provider(
     wheels=("onnxruntime-gpu",),
     device_memory="Cuda",
     preferred_attention="gqa",
+    rolling_caches=True,  # ONNX Runtime's ContribOperators.md: where the buffer has as many rows as the window
     packed_weights=PackedWeights(activations="fp16"),
     rank=100,
     preload=True,

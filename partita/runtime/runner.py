@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from partita.contract import Contract, GraphFile, PhaseName
-from partita.errors import PackageError
+from partita.errors import PackageError, ProviderError
 from partita.package import Manifest, check_files, inside, read_manifest
 from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
@@ -33,6 +33,7 @@ from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.pins import Pin
 from partita.runtime.registering import without_crashed
+from partita.spelling import spelled
 
 
 class Runner:
@@ -172,6 +173,16 @@ def load_runner(
     return runner
 
 
+def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) -> None:
+    """Raise ProviderError for a provider that may compute with a cache of a window as if it were a whole one."""
+    unknown = [provider.name for provider in chain if not provider.rolling_caches]
+    if unknown and any(state.rolls for state in contract.states):
+        raise ProviderError(
+            f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such "
+            f"a cache; name another provider, or export with {spelled('cache', 'fixed')}"
+        )
+
+
 def open_runner(
     folder: Path,
     contract: Contract,
@@ -192,6 +203,7 @@ def open_runner(
     UsageError.
     """
     rss_before = rss_bytes() if rss_before is None else rss_before
+    _check_rolling(folder, contract, chain)
     models = models or [_read_model(folder, graph) for graph in contract.files]
     for graph, model in zip(contract.files, models, strict=True):
         _check_ports(folder / graph.file, contract, graph, model)

@@ -103,6 +103,29 @@ def test_a_window_in_the_graph(sample: Sample) -> None:
     assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
 
 
+@pytest.mark.parametrize("rows", [None, 4, 7], ids=["open", "of the window", "more than the window"])
+def test_a_window_that_the_graph_keeps_alone(sample: Sample, rows: int | None) -> None:
+    """What is cached then has the size of the window, unless the graph says another."""
+
+    def narrowed(model: onnx.ModelProto, *, alone: bool) -> None:
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                kept = [attribute for attribute in node.attribute if attribute.name != "local_window_size"]
+                told = {"local_window_size": 4} | ({"sliding_window_cache": 1} if alone else {})
+                del node.attribute[:]
+                node.attribute.extend([*kept, *(onnx.helper.make_attribute(*each) for each in told.items())])
+        for port in (*model.graph.input, *model.graph.output):
+            if port.name.startswith(("past", "present")) and alone and rows:
+                port.type.tensor_type.shape.dim[2].dim_value = rows
+
+    whole = altered(sample("genai-fp32-cpu"), lambda model: narrowed(model, alone=False))
+    wanted = generated(whole)
+    folder = altered(whole, lambda model: narrowed(model, alone=True))
+    states = open_folder(folder).graph.states
+    assert {(state.rolls, state.shape[2]) for state in states} == {(True, rows or 4)}
+    assert generated(folder) == generated(folder, chunk=3) == wanted != TOKENS
+
+
 def test_a_window_that_the_graph_has_not_is_noted(sample: Sample) -> None:
     """As onnxruntime-genai 0.18 builds mistral: the window is in its configuration, and in no attention."""
     folder = sample("genai-fp32-cpu")

@@ -141,8 +141,8 @@ def export(
         str,
         typer.Option(
             autocompletion=complete("caches"),
-            help="Layout of the cache: fixed, one buffer that is written in place; growing, as optimum has it, for its "
-            "ORTModelForCausalLM.",
+            help="Layout of the cache: fixed, one buffer that is written in place; window, the same, where layers with "
+            "a sliding window keep that alone; growing, as optimum has it, for its ORTModelForCausalLM.",
         ),
     ] = "fixed",
     cache_precision: Annotated[

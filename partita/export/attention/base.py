@@ -77,6 +77,8 @@ class AttentionCall:
     window: int | None
     mask: torch.Tensor | None = None
     sink: torch.Tensor | None = None
+    rolls: bool = False
+    """N is the window here: the operator drops what is older."""
 
     def reading(self, keys: torch.Tensor, values: torch.Tensor) -> Reading:
         """The attention half of the call, over the cache with the new keys and values in it."""
@@ -129,6 +131,8 @@ class Lowering:
     """Operators that graph passes may write in the place of several others, beside this lowering."""
     appends_in_batches: bool
     """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""
+    rolls: bool = False
+    """Its operator can keep a cache of a window alone."""
     grows: bool = False
     """Past has as many rows as there are tokens so far, present those of the step, too; a cursor is T long. It is taken
     only where it is asked for. False: both have N rows.

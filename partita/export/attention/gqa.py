@@ -7,7 +7,9 @@
 Keys and values of different widths are padded to the wider; a sink goes in as the head sink. A mask that the model
 computed with (a position bias, a chunked mask) would have to be as long as `total_sequence_length`, a size that no
 fixed shape has: such attention is written in primitives. `seqlens_k` is, per row, the index of the last
-cache row that is valid after this step; `total_sequence_length` is the largest of them plus one, a CPU input.
+cache row that is valid after this step; `total_sequence_length` is the largest of them plus one, a CPU input. A cache
+of a window alone is the operator's `sliding_window_cache`: both are counted over all tokens even so, and the buffer has
+exactly `local_window_size` rows, which is all that the CUDA provider allows.
 Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
 """
 
@@ -42,6 +44,8 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
         attributes["softcap"] = call.softcap
     if call.window is not None:
         attributes["local_window_size"] = call.window
+    if call.rolls:
+        attributes["sliding_window_cache"] = 1
     inputs: list[torch.Tensor | None] = [*flat, call.past_key, call.past_value, *call.cursors]
     if call.sink is not None:
         inputs += [None, None, None, None, call.sink]  # no cosines, sines, positions and bias
@@ -76,4 +80,5 @@ LOWERING = Lowering(
     fused="contrib",
     # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
     appends_in_batches=False,
+    rolls=True,
 )

@@ -20,7 +20,7 @@ from partita.export.exporters.base import Exported, Exporter
 from partita.export.optimum import environment
 from partita.export.optimum.configs import view_for_4
 from partita.export.optimum.graphs import contract_of, load, vocabulary, weights_of
-from partita.export.options import max_length
+from partita.export.options import WINDOW, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.work import Work
@@ -104,6 +104,7 @@ def _check(work: Work) -> None:
     if options.precision not in HERE:
         raise UsageError(f"{spelled('precision', options.precision)}: {said} writes {' or '.join(HERE)}")
     others = {
+        spelled("cache", options.cache): options.cache == WINDOW,
         spelled("attention", options.attention): options.attention not in ("auto", "growing"),
         spelled("static_shapes", True): options.static_shapes,
         spelled("cache_precision", options.cache_precision): options.cache_precision is not None,

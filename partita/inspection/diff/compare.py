@@ -99,7 +99,7 @@ def _states(found: Inspection) -> Iterator[Fact]:
     yield "states", "bytes per token", f"{cache.bytes_per_token:,}"
     for state in cache.states:
         grows = "" if state.grows is None else f", grows along axis {state.grows}"
-        window = "" if state.window is None else f", window {state.window:,}"
+        window = "" if state.window is None else f", window {state.window:,}{' alone' if state.rolls else ''}"
         yield "states", f"{state.past} -> {state.present}", f"{state.dtype} {shape_text(state.shape)}{grows}{window}"
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import partita
 from partita import dtypes
+from partita.contract import Contract
 from partita.errors import PackageError
 from partita.inspection.records import (
     AdapterFacts,
@@ -191,14 +193,25 @@ def _cache(manifest: Manifest | None) -> CacheFacts | None:
         return None
     graph = manifest.graph
     sizes = [dtypes.size_bytes(state.dtype, state.shape) for state in graph.states]
-    fixed = sum(size for size, state in zip(sizes, graph.states, strict=True) if state.kind not in ("key", "value"))
+    fixed = sum(
+        size
+        for size, state in zip(sizes, graph.states, strict=True)
+        if state.kind not in ("key", "value") or state.rolls
+    )
     return CacheFacts(
         states=graph.states,
         size_bytes=sum(sizes),
         bytes_per_token=(sum(sizes) - fixed) // (graph.batch_size * graph.max_length),
         fixed_bytes=fixed,
-        layout="growing" if any(state.grows is not None for state in graph.states) else "fixed",
+        layout=_layout(graph),
     )
+
+
+def _layout(graph: Contract) -> Literal["growing", "window", "fixed"]:
+    """How keys and values are kept."""
+    if any(state.grows is not None for state in graph.states):
+        return "growing"
+    return "window" if any(state.rolls for state in graph.states) else "fixed"
 
 
 def _weights(read: Sequence[ReadGraph]) -> WeightFacts:

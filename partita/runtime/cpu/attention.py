@@ -51,11 +51,21 @@ class Form:
     kv_heads: int
     head_size: int
     window: int | None
+    rolls: bool = False
+    """The cache holds the window alone."""
+
+    def rows(self, length: int) -> int:
+        """Of the cache, where others have `length`."""
+        return self.window if self.rolls and self.window else length
 
     @property
     def key(self) -> str:
         """Its name where timings are kept."""
-        return f"{self.heads}/{self.kv_heads}x{self.head_size}" + (f"w{self.window}" if self.window else "")
+        return (
+            f"{self.heads}/{self.kv_heads}x{self.head_size}"
+            + (f"w{self.window}" if self.window else "")
+            + ("r" if self.rolls else "")
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,8 @@ def find_attention(model: onnx.ModelProto) -> Attention | None:
         if len(dims) != 4 or not all(dims) or not given.get("num_heads"):
             continue  # a cache that grows, or one of unknown size
         window = int(given.get("local_window_size", -1))
-        found[Form(int(given["num_heads"]), dims[1], dims[3], window if window > 0 else None)] += 1
+        rolls = bool(given.get("sliding_window_cache"))
+        found[Form(int(given["num_heads"]), dims[1], dims[3], window if window > 0 else None, rolls)] += 1
         sizes.add((dims[0], dims[2]))
     if not found:
         return None

@@ -169,7 +169,7 @@ def _bound(stack: ExitStack, form: Form, lengths: Sequence[int], cpu: Resolution
     bindings = []
     for tokens in lengths:
         binding = session.binding()
-        cache = (1, form.kv_heads, length, form.head_size)
+        cache = (1, form.kv_heads, form.rows(length), form.head_size)
         shapes: dict[str, tuple[int, ...]] = {"past_key": cache, "past_value": cache}
         widths = {"query": form.heads, "key": form.kv_heads, "value": form.kv_heads}
         shapes |= {name: (1, tokens, heads * form.head_size) for name, heads in widths.items()}
@@ -196,7 +196,7 @@ def _model(form: Form, length: int) -> bytes:
     def port(name: str, *shape: int | str, kind: int = TensorProto.FLOAT) -> Any:
         return helper.make_tensor_value_info(name, kind, list(shape))
 
-    cache, widths = (1, form.kv_heads, length, form.head_size), (form.heads, form.kv_heads, form.kv_heads)
+    cache, widths = (1, form.kv_heads, form.rows(length), form.head_size), (form.heads, form.kv_heads, form.kv_heads)
     inputs = [
         port(name, 1, "tokens", heads * form.head_size)
         for name, heads in zip(("query", "key", "value"), widths, strict=True)
@@ -214,6 +214,7 @@ def _model(form: Form, length: int) -> bytes:
         num_heads=form.heads,
         kv_num_heads=form.kv_heads,
         local_window_size=form.window or -1,
+        **({"sliding_window_cache": 1} if form.rolls else {}),
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(

@@ -41,6 +41,11 @@ def _cannot_go_back(executor: Executor) -> str | None:
         kinds = listing(sorted({str(state.kind) for state in recurrent}))
         names = name_families([state.past for state in recurrent], NAMED)
         return f"its {kinds} states ({names}) take in every token that they are fed, and it cannot be taken out again"
+    if any(state.rolls for state in contract.states):
+        return (
+            "its cache holds the window of some layers alone, and a token that it dropped cannot be put back; export "
+            f"with {spelled('cache', 'fixed')}"
+        )
     return "its cache grows, and here it cannot be shortened: rows beside each other, bfloat16, or memory of a device"
 
 

@@ -113,7 +113,7 @@ class Growing:
     def wipe(self, rows) -> None:
         self.clear()
 
-    def rewinds(self, tokens) -> bool:
+    def rewinds(self, tokens, filled) -> bool:
         return True
 
     def rewind(self, row, tokens) -> None:

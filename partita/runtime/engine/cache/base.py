@@ -1,7 +1,7 @@
 """What every store of states can be asked. A store holds the states of one kind of behaviour.
 
-Fixed keys and values, and recurrent states, are implementations, and neither moves: one buffer is past and present. One
-whose buffers grow (a graph of another exporter) is told of every step and binds its buffers anew for each.
+Keys and values, fixed or rolling, and recurrent states are implementations, and none moves: one buffer is past and
+present. One whose buffers grow (a graph of another exporter) is told of every step and binds its buffers anew for each.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Store(Protocol):
     def wipe(self, rows: Sequence[int]) -> None:
         """Zero what these rows have, as `wipes` has allowed."""
 
-    def rewinds(self, tokens: int) -> bool:
-        """Whether a row can be taken back by so many tokens."""
+    def rewinds(self, tokens: int, filled: int) -> bool:
+        """Whether a row that has `filled` tokens can be taken back by so many."""
 
     def rewind(self, row: int, tokens: int) -> None:
         """Take a row back by so many tokens, which `rewinds` has allowed."""

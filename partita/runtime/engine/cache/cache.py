@@ -12,10 +12,13 @@ from partita.runtime.engine.cache.base import RowShapes, RowStates, Span, Store
 from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.growing import GrowingStates, moves
 from partita.runtime.engine.cache.recurrent import RecurrentStates
+from partita.runtime.engine.cache.rolling import RollingStates
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
 
+MANY = 1 << 40
+"""Tokens: more than any row has."""
 Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
 """Who keeps which of the states of a package."""
 
@@ -23,10 +26,12 @@ Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
 def by_contract(states: Sequence[State], session: Session) -> tuple[Store, ...]:
     """The stores that the contract asks for: what stays in one buffer, and what every step makes anew."""
     staying = [state for state in states if not moves(state)]
-    keys = [state for state in staying if state.kind in fixed.KINDS]
+    rolling = [state for state in staying if state.rolls]
+    keys = [state for state in staying if state.kind in fixed.KINDS and not state.rolls]
     others = [state for state in staying if state.kind not in fixed.KINDS]
     moving = [state for state in states if moves(state)]
     kept: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
+    kept += (RollingStates(rolling, session),) if rolling else ()
     return (*kept, GrowingStates(moving, session)) if moving else kept
 
 
@@ -131,12 +136,13 @@ class Cache:
         self.filled[:] = [count + taken for count, taken in zip(self.filled, take, strict=True)]
 
     def can_rewind(self, tokens: int) -> bool:
-        """Whether a row can be taken back by so many tokens that it has."""
-        return all(store.rewinds(tokens) for store in self.stores)
+        """Whether a row can be taken back by so many tokens that it has, however many these are."""
+        return all(store.rewinds(tokens, MANY) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
-        if not 0 <= tokens <= self.filled[row] or not self.can_rewind(tokens):
+        filled = self.filled[row]
+        if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
             return False
         for store in self.stores:
             store.rewind(row, tokens)
@@ -150,7 +156,7 @@ class Cache:
     @property
     def keeps_every_token(self) -> bool:
         """Whether the states of a row's first tokens can be given out, however many it has taken in since."""
-        return self.saves(1, 2)
+        return self.saves(1, MANY)
 
     def saves(self, tokens: int, filled: int) -> bool:
         """Whether the states after a row's first `tokens` can be given out once it has `filled`."""

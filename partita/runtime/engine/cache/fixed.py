@@ -22,9 +22,9 @@ class FixedStates(InPlace):
     def begin(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int) -> bool:
+    def rewinds(self, tokens: int, filled: int) -> bool:
         """Any number: the cursor says what is valid, and no buffer rolls over what it would go back to."""
-        return tokens >= 0
+        return 0 <= tokens <= filled
 
     def entries(self, state: State, tokens: int) -> tuple[slice, ...]:
         """The entries of these tokens: [KV, T, D] of [KV, N, D]."""

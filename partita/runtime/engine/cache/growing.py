@@ -107,7 +107,7 @@ class GrowingStates:
     def wipe(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int) -> bool:
+    def rewinds(self, tokens: int, filled: int) -> bool:
         """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has and
         in memory that can be read back.
         """
