@@ -86,6 +86,87 @@ def test_layer_norms(checkpoint: Checkpoint, tmp_path: Path, shift: bool, fused:
     assert operators(model) == ["LayerNormalization"]
 
 
+def by_length(net: Net, x: ir.Value, form: str, epsilon: float) -> ir.Value:
+    """x over its length, in several ways to write it."""
+    axes = net.constant([-1], np.int64)
+    if form in ("ReduceL2, Clip", "ReduceL2, Max", "scale over the length"):
+        length = net.op("ReduceL2", x, axes, keepdims=1)
+        floor = net.constant(epsilon)
+        length = net.op("Max", length, floor) if form == "ReduceL2, Max" else net.op("Clip", length, floor)
+        if form == "scale over the length":
+            return net.op("Mul", x, net.op("Div", net.constant(8.0), length))
+        wide = net.op("Expand", length, net.constant([1, 1, WIDTH], np.int64)) if "Clip" in form else length
+        return net.op("Div", x, wide)
+    total = net.op("Add", net.op("ReduceSum", net.op("Mul", x, x), axes, keepdims=1), net.constant(epsilon))
+    if form == "ReduceSum, Reciprocal":
+        return net.op("Mul", x, net.op("Reciprocal", net.op("Sqrt", total)))
+    return net.op("Div", x, net.op("Sqrt", total))
+
+
+SUMS = ("ReduceSum, Reciprocal", "ReduceSum, Div")
+FLOORS = ("ReduceL2, Clip", "ReduceL2, Max", "scale over the length")
+WITH_ZEROS = {"x": np.concatenate([FEED["x"], np.zeros((1, 1, WIDTH), np.float32)], 1)}
+"""The first rows, and one of zeros: it stays zeros."""
+
+
+@pytest.mark.parametrize("form", [*SUMS, *FLOORS])
+@pytest.mark.parametrize("fused", ["contrib", "standard"])
+def test_rows_over_their_length(tmp_path: Path, form: str, fused: Any) -> None:
+    epsilon = 1e-6 if form in SUMS else 1e-12
+
+    def make() -> Net:
+        net = Net(24 if fused == "standard" else 21)
+        net.give(by_length(net, net.input("x", [1, "s", WIDTH]), form, epsilon))
+        return net
+
+    model = rewritten(make, PASS, tmp_path, WITH_ZEROS, context(fused))
+    assert operators(model) == ["SimplifiedLayerNormalization" if fused == "contrib" else "RMSNormalization"]
+    (norm,) = [node for node in model.graph if node.op_type != "Identity"]
+    expected = epsilon / WIDTH if form in SUMS else epsilon**2 / WIDTH
+    assert norm.attributes.get_float("epsilon", 1.0) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-12])
+def test_the_epsilon_is_the_one_that_is_written(tmp_path: Path, epsilon: float) -> None:
+    """However small: rows at which it decides tell it from that of a sum or of a floor."""
+
+    def make() -> Net:
+        net = Net()
+        net.give(normal(net, net.input("x", [1, "s", WIDTH]), square="Mul", root="Div", epsilon=epsilon))
+        return net
+
+    model = rewritten(make, PASS, tmp_path, WITH_ZEROS, context("contrib"))
+    (norm,) = [node for node in model.graph if node.op_type != "Identity"]
+    assert norm.attributes.get_float("epsilon", 1.0) == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", FLOORS)
+def test_a_floor_that_shows_stays(form: str) -> None:
+    """Of 1e-3, say: an epsilon is no floor, and rows of that length come out otherwise."""
+
+    def make() -> Net:
+        net = Net()
+        net.give(by_length(net, net.input("x", [1, "s", WIDTH]), form, 1e-3))
+        return net
+
+    left_alone(make, PASS, context("contrib"))
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_scale_for_each_head_is_a_product_behind_the_norm(
+    checkpoint: Checkpoint, tmp_path: Path, centred: bool
+) -> None:
+    def make() -> Net:
+        net = Net()
+        x = net.input("x", [1, "s", 4, 16])
+        part = checkpoint_weight(checkpoint, SCALE, ir.DataType.FLOAT).reshaped((4, 16))
+        net.give(net.op("Mul", net.weight(part), normal(net, x, square="Pow", root="Reciprocal", centred=centred)))
+        return net
+
+    model = rewritten(make, PASS, tmp_path, {"x": random(1, 5, 4, 16)}, context("contrib"))
+    assert operators(model) == ["LayerNormalization" if centred else "SimplifiedLayerNormalization", "Mul"]
+
+
 def test_float32_inside_of_float16(checkpoint: Checkpoint, tmp_path: Path) -> None:
     half = ir.DataType.FLOAT16
 

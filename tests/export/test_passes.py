@@ -183,6 +183,64 @@ def test_rotary_tables_leaves_what_is_more_than_a_row_per_position(checkpoint: C
     assert rotary_tables.run(rotary(scaling=learned), POSITIONS) == 1, "nor is a weight of the checkpoint read"
 
 
+def three_rows(length: int | str = "s", batch: int = 1, *, places: bool = False) -> ir.Model:
+    """cos [B, s, 6] of positions that are written three times; each part of the frequencies has one of the three.
+
+    `places`: it depends on where in the step a position is, too.
+    """
+    positions, x = value("where", [batch, length], ir.DataType.INT32), value("x", [batch, length, 6])
+    known = [constant("first", [0]), constant("last", [-1]), constant("sizes", [1, 1, 1])]
+    first, last, sizes = known
+    nodes: list[ir.Node] = []
+
+    def op(operator: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -> ir.Node:
+        nodes.append(ir.node(operator, list(inputs), attributes, num_outputs=outputs))
+        return nodes[-1]
+
+    if isinstance(length, int):
+        known.append(constant("written", [3, batch, length]))
+        target = known[-1]
+    else:
+        known.append(constant("three", [3]))
+        target = op("Concat", known[-1], op("Shape", positions).outputs[0], axis=0).outputs[0]
+    wide = op("Expand", op("Unsqueeze", positions, first).outputs[0], target)
+    real = op("Cast", op("Unsqueeze", wide.outputs[0], last).outputs[0], to=ir.DataType.FLOAT)
+    known.append(floats("frequencies", [1.0, 0.3, 0.1]))
+    angle = op("Mul", real.outputs[0], known[-1])
+    known.append(floats("factor", np.arange(4).reshape(1, 1, 4, 1) if places else [1.0]))
+    wave = op("Cos", op("Mul", angle.outputs[0], known[-1]).outputs[0])
+    parts = op("Split", wave.outputs[0], sizes, outputs=3, axis=3)
+    taken = []
+    for row, part in enumerate(parts.outputs):
+        index = ir.tensor(np.array(row, np.int64), name=f"row{row}")
+        known.append(ir.Value(name=index.name, shape=ir.Shape([]), type=ir.TensorType(index.dtype), const_value=index))
+        taken.append(op("Gather", part, known[-1], axis=0).outputs[0])
+    half = op("Concat", *taken, axis=-1).outputs[0]
+    both = op("Concat", half, half, axis=-1).outputs[0]
+    for each, size in ((half, 3), (both, 6)):
+        each.shape, each.type = ir.Shape([batch, length, size]), ir.TensorType(ir.DataType.FLOAT)
+    for number, out in enumerate([out for node in nodes for out in node.outputs]):
+        out.name = f"v{number}"
+    op("Add", both, x)
+    return graph([positions, x], nodes, known)
+
+
+@pytest.mark.parametrize(("length", "batch"), [("s", 1), ("s", 2), (4, 1), (4, 2)])
+def test_rotary_tables_of_positions_in_three_rows(tmp_path: Path, length: int | str, batch: int) -> None:
+    """Also where the number of positions is written into the graph: the table is made in steps of so many."""
+    feed: Feed = {"where": np.array([[3, 5, LENGTH - 1, 0]] * batch, np.int32), "x": random(batch, 4, 6)}
+    told = replace(POSITIONS, inputs=(Port(name="where", role="positions", shape=(batch, length), dtype="int32"),))
+    model = check_equal(lambda: three_rows(length, batch), rotary_tables.PASS, tmp_path, feed, told)
+    assert [n.op_type for n in model.graph] == ["Gather", "Add"]
+
+
+def test_rotary_tables_leaves_what_depends_on_the_place_in_a_step() -> None:
+    model = three_rows(4, places=True)
+    told = replace(POSITIONS, inputs=(Port(name="where", role="positions", shape=(1, 4), dtype="int32"),))
+    assert rotary_tables.run(model, told) == 0
+    assert "Cos" in [node.op_type for node in model.graph]
+
+
 def test_every_pass_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     tested |= {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}

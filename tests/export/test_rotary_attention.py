@@ -60,6 +60,25 @@ def by_columns(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int)
     return net.op("Concat", first, second, axis=-1)
 
 
+def neighbours_to_halves(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int) -> ir.Value:
+    """Pairs (0, 1), (2, 3), ... that are put one half behind the other, with tables of half the width."""
+    one, two = (cut(net, x, start, turned, 2) for start in (0, 1))
+    first = net.op("Sub", net.op("Mul", one, cos), net.op("Mul", two, sin))
+    second = net.op("Add", net.op("Mul", two, cos), net.op("Mul", one, sin))
+    return net.op("Concat", first, second, axis=-1)
+
+
+def halves_to_neighbours(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int) -> ir.Value:
+    """Halves that become pairs (0, 1), (2, 3), ..., likewise."""
+    one, two = cut(net, x, 0, turned // 2), cut(net, x, turned // 2, turned)
+    first = net.op("Sub", net.op("Mul", one, cos), net.op("Mul", two, sin))
+    second = net.op("Add", net.op("Mul", two, cos), net.op("Mul", one, sin))
+    last = net.constant([-1], np.int64)
+    stacked = net.op("Concat", net.op("Unsqueeze", first, last), net.op("Unsqueeze", second, last), axis=-1)
+    heads = x.shape[1] if x.shape is not None else HEADS
+    return net.op("Reshape", stacked, net.constant([1, heads, -1, turned], np.int64))
+
+
 def heads_of(net: Net, x: ir.Value, heads: int, rows: int = 1) -> ir.Value:
     """[B, S, H*D] -> [B, H, S, D]."""
     made = net.op(
@@ -173,6 +192,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "turned keys are read elsewhere": {"key_read": True},
     "positions are moved": {"offset": True},
     "a part that the operator does not turn": {"turned": 24},
+    "neighbours that come out as halves": {"form": neighbours_to_halves, "waves": tables(WIDTH, repeat="")},
     "cosines and sines of different angles": {"waves": (tables(WIDTH)[0], tables(WIDTH, repeat="neighbours")[1])},
 }
 

@@ -11,8 +11,19 @@ import pytest
 
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rotary_embedding import PASS
-from tests.export.nets import LENGTH, Array, Net, context, operators, random, run
-from tests.export.test_rotary_attention import HEADS, KV_HEADS, OTHERS, WIDTH, halves, heads_of, neighbours, tables
+from tests.export.nets import LATEST, LENGTH, Array, Net, context, left_alone, operators, random, run
+from tests.export.test_rotary_attention import (
+    HEADS,
+    KV_HEADS,
+    OTHERS,
+    WIDTH,
+    halves,
+    halves_to_neighbours,
+    heads_of,
+    neighbours,
+    neighbours_to_halves,
+    tables,
+)
 from tests.export.test_rotary_attention import feed as gqa_feed
 from tests.export.test_rotary_attention import net as gqa_net
 
@@ -86,6 +97,76 @@ def test_beside_an_attention_that_does_not_turn_them_itself(tmp_path: Path, kind
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-5)
     assert operators(model).count("Cast") == 1, "positions are widened once"
     assert not {"Gather", "Mul", "Neg"} & set(operators(model))
+
+
+REST = 16
+"""Numbers of a head before those that are turned."""
+PARTS: dict[str, dict[str, Any]] = {
+    "halves": {"form": halves},
+    "neighbours": {"form": neighbours, "waves": tables(WIDTH, repeat="neighbours")},
+    "neighbours that come out as halves": {"form": neighbours_to_halves, "waves": tables(WIDTH, repeat="")},
+    "halves that come out as neighbours": {"form": halves_to_neighbours, "waves": tables(WIDTH, repeat="")},
+}
+
+
+def last_part(fused: Any, form: Any, waves: tuple[Array, Array] = tables(WIDTH)) -> Net:
+    """Queries whose last part is turned, and scaled with the rest; one head of keys that is turned and repeated."""
+    made = Net(LATEST[fused])
+    positions = made.input("positions", [1, "s"], ir.DataType.INT32)
+    axis = made.constant([1], np.int64)
+    cos, sin = (made.op("Unsqueeze", made.op("Gather", made.constant(wave), positions, axis=0), axis) for wave in waves)
+
+    def turned(x: ir.Value, heads: int) -> ir.Value:
+        x.shape, x.type = ir.Shape([1, heads, "s", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
+        y: ir.Value = form(made, x, cos, sin, WIDTH)
+        y.shape, y.type = x.shape, x.type
+        return y
+
+    rest, part = made.op(
+        "Split",
+        made.input("q", [1, HEADS, "s", REST + WIDTH]),
+        made.constant([REST, WIDTH], np.int64),
+        outputs=2,
+        axis=3,
+    )
+    query = made.op("Mul", made.op("Concat", rest, turned(part, HEADS), axis=-1), made.constant(0.25))
+    flat = made.op("Reshape", query, made.constant([1, HEADS, -1, REST + WIDTH], np.int64))
+    made.give(made.op("MatMul", flat, made.constant(random(REST + WIDTH, 5, seed=7))))
+    one = turned(made.input("k", [1, 1, "s", WIDTH]), 1)
+    repeated = made.op("Expand", one, made.constant([1, HEADS, 1, 1], np.int64))
+    key = made.op("Concat", made.input("k rest", [1, HEADS, "s", REST]), repeated, axis=-1)
+    made.give(made.op("MatMul", key, made.constant(random(REST + WIDTH, 5, seed=8))), "keys")
+    return made
+
+
+LAST_PART_FEED = {
+    "positions": np.arange(9, 13, dtype=np.int32)[None],
+    "q": random(1, HEADS, 4, REST + WIDTH),
+    "k": random(1, 1, 4, WIDTH, seed=1),
+    "k rest": random(1, HEADS, 4, REST, seed=2),
+}
+
+
+@pytest.mark.parametrize("form", PARTS)
+@pytest.mark.parametrize("fused", ["contrib", "standard"])
+def test_the_last_part_of_a_head(tmp_path: Path, fused: Any, form: str) -> None:
+    before = run(last_part(fused, **PARTS[form]).model(), tmp_path, LAST_PART_FEED)
+    model = last_part(fused, **PARTS[form]).model()
+    assert run_passes(model, [PASS], context(fused)) == {"rotary_embedding": 2}
+    for one, other in zip(before, run(model, tmp_path, LAST_PART_FEED), strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-5)
+    moved = 2 if "come out" in form else 0
+    looked_up = 2 if fused == "standard" else 0
+    left = operators(model)
+    assert left.count("RotaryEmbedding") == 2 and left.count("Gather") == moved + looked_up
+    assert not {"Sub", "Add", "Neg", "Slice"} & set(left) and left.count("Mul") == 1, "the scale is all that is left"
+
+
+def test_a_part_in_another_order_only_where_the_target_takes_that(tmp_path: Path) -> None:
+    def make() -> Net:
+        return last_part("contrib", **PARTS["neighbours that come out as halves"])
+
+    left_alone(make, PASS, context("contrib", refused={"Gather"}))
 
 
 def test_positions_that_are_moved_stay() -> None:

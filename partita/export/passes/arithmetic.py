@@ -88,6 +88,32 @@ def _reduced(function: Callable[..., Any]) -> Compute:
     return reduce
 
 
+def _length(x: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    return np.asarray(np.sqrt((x * x).sum(axis=axis, keepdims=keepdims)))
+
+
+def _clip(node: ir.Node, inputs: list[Array]) -> Array:
+    """Limits are the inputs that are there, the lower first; one that is left out stands before one that is not."""
+    given = iter(inputs[1:])
+    for place, limit in ((1, np.maximum), (2, np.minimum)):
+        if len(node.inputs) > place and node.inputs[place] is not None:
+            inputs[0] = np.asarray(limit(inputs[0], next(given)))
+    return inputs[0]
+
+
+def _expand(node: ir.Node, inputs: list[Array]) -> Array:
+    """To the sizes of both, as they do when they are added."""
+    sizes = np.broadcast_shapes(inputs[0].shape, tuple(int(size) for size in inputs[1]))
+    return np.asarray(np.broadcast_to(inputs[0], sizes))
+
+
+def _shape(node: ir.Node, inputs: list[Array]) -> Array:
+    sizes = inputs[0].shape[node.attributes.get_int("start", 0) :]
+    if "end" in node.attributes:
+        raise UnknownError("a part of a Shape")
+    return np.array(sizes, np.int64)
+
+
 def _reshape(node: ir.Node, inputs: list[Array]) -> Array:
     data, wanted = inputs
     keeps_zero = node.attributes.get_int("allowzero", 0)
@@ -149,10 +175,12 @@ OPERATORS: dict[str, Compute] = {
     "Abs": _elementwise(np.abs),
     "Add": _elementwise(np.add),
     "Cast": _cast,
+    "Clip": _clip,
     "Concat": _concat,
     "Cos": _elementwise(np.cos),
     "Div": _elementwise(np.divide),
     "Erf": _elementwise(erf),
+    "Expand": _expand,
     "Exp": _elementwise(np.exp),
     "Gather": _gather,
     "Identity": _elementwise(np.asarray),
@@ -162,10 +190,12 @@ OPERATORS: dict[str, Compute] = {
     "Neg": _elementwise(np.negative),
     "Pow": _elementwise(np.power),
     "Reciprocal": _elementwise(np.reciprocal),
+    "ReduceL2": _reduced(_length),
     "ReduceMean": _reduced(np.mean),
     "ReduceSum": _reduced(np.sum),
     "Relu": _elementwise(lambda x: np.maximum(x, 0)),
     "Reshape": _reshape,
+    "Shape": _shape,
     "Sigmoid": _elementwise(sigmoid),
     "Sin": _elementwise(np.sin),
     "Slice": _slice,

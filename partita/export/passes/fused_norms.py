@@ -7,10 +7,16 @@
 A subgraph is a norm when it computes one: over the last axis, from x alone, with a scale that is a weight, a weight
 times a factor plus an offset, or no weight at all. With the mean taken off it is a LayerNormalization, whose shift is a
 weight. That is found by running the nodes on random numbers in float64, with random numbers in the place of weights.
+
+Rows divided by their length are norms, too: x / sqrt(sum(x * x) + eps) is one with eps / D and a scale of 1 / sqrt(D).
+x / max(|x|, floor) becomes one with floor * floor / D where the floor is at most 2e-7: rows longer than 2,000 times the
+floor are the same to 1e-7, a row of zeros stays zeros, and rows between may come out shorter, by a third at most. A
+scale for each head of its own, [H, D], stays a product behind the norm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,11 +32,13 @@ from partita.export.passes.rewriting import added, constant, discard, drop_unuse
 from partita.export.weight_sources import stored
 
 Array = npt.NDArray[Any]
+REDUCTIONS = frozenset({"ReduceMean", "ReduceSum", "ReduceL2"})
 BEFORE = frozenset({"Abs", "Cast", "Mul", "Pow", "Sub"})
-AFTER = frozenset({"Add", "Cast", "Div", "Mul", "Pow", "Reciprocal", "Sqrt", "Sub"})
-"""Operators between the input of a norm and its ReduceMean, and from there to its output."""
+AFTER = frozenset({"Add", "Cast", "Clip", "Div", "Expand", "Max", "Mul", "Pow", "Reciprocal", "Sqrt", "Sub"})
+"""Operators between the input of a norm and its reduction, and from there to its output."""
 LONGEST_BEFORE, LONGEST_AFTER, MOST_NODES = 4, 9, 24
 LARGEST_EPSILON = 1e-2
+SMALLEST_EPSILON = float(np.finfo(np.float32).tiny)
 NARROWEST = 4
 """The last axis must have so many elements for random numbers to tell a weight, a factor and an offset apart."""
 TOLERANCE = 1e-7
@@ -57,7 +65,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     if context.fused == "none":
         return 0
     count = 0
-    for node in [n for n in model.graph if n.op_type == "ReduceMean"]:
+    for node in [n for n in model.graph if n.op_type in REDUCTIONS]:
         if node.graph is model.graph:
             with over(node):
                 count += _rewritten(model.graph, node, context)
@@ -66,7 +74,7 @@ def run(model: ir.Model, context: PassContext) -> int:
 
 
 def _rewritten(graph: ir.Graph, reduce: ir.Node, context: PassContext) -> bool:
-    """Rewrite the norm around a ReduceMean; False where there is none."""
+    """Rewrite the norm around a reduction; False where there is none."""
     for source, result, nodes in _candidates(reduce):
         norm = recognised(nodes, source, result)
         if norm is not None:
@@ -103,16 +111,18 @@ def recognised(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> 
     random = np.random.default_rng(0)
     given = {weight: random.uniform(0.5, 2.0, width) for weight in weights}
     assert source.shape is not None
-    # Rows of several sizes, down to where an epsilon decides.
-    rows = random.standard_normal((6, width)) * np.array([[1.0], [3.0], [1e-1], [1e-2], [1e-3], [1e-4]]) + 1e-3
-    rows = rows.reshape(*[1] * (source.shape.rank() - 2), 6, width)
+    rows = _rows(random, numbers := [n for n in numbers_in(nodes) if 0 < n < LARGEST_EPSILON], width)
+    rows = rows.reshape(*[1] * (source.shape.rank() - 2), *rows.shape)
     try:
         found = computed(nodes, {**given, source: rows})[result]
     except UnknownError:
         return None
-    if found.shape != rows.shape or not np.isfinite(found).all():
+    if found.shape != rows.shape or not np.isfinite(found[..., :-1, :]).all():
         return None
-    epsilons = sorted({0.0, *(number for number in numbers_in(nodes) if 0 < number < LARGEST_EPSILON)})
+    if np.isfinite(found[..., -1, :]).all():
+        epsilons = _epsilons(numbers, width)
+    else:
+        epsilons, rows, found = [0.0], rows[..., :-1, :], found[..., :-1, :]
     for centred in (False, True):
         for epsilon in epsilons:
             normal = _normal(rows, epsilon, centred=centred).reshape(-1, width)
@@ -120,6 +130,22 @@ def recognised(nodes: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> 
             if norm is not None:
                 return norm
     return None
+
+
+def _rows(random: np.random.Generator, numbers: Sequence[float], width: int) -> Array:
+    """Rows of several sizes, down to where each of the numbers decides as an epsilon, and one of zeros, which shows
+    whether there is any.
+    """
+    sizes = [1.0, 3.0, 1e-1, 1e-2, *(math.sqrt(each) for number in numbers for each in (number, number / width))]
+    centres = [1e-1, 1e-1, 1e-2, 1e-3, *[0.0] * 2 * len(numbers)]
+    drawn = random.standard_normal((len(sizes), width)) * np.array(sizes)[:, None] + np.array(centres)[:, None]
+    return np.concatenate([drawn, np.zeros((1, width))])
+
+
+def _epsilons(numbers: Sequence[float], width: int) -> list[float]:
+    """What may be added to a mean of squares: to the mean, to the sum, or as a floor under the root of the sum."""
+    each = [*numbers, *(number / width for number in numbers), *(number * number / width for number in numbers)]
+    return [epsilon for epsilon in dict.fromkeys(each) if epsilon >= SMALLEST_EPSILON]
 
 
 def _normal(rows: Array, epsilon: float, *, centred: bool) -> Array:
@@ -174,9 +200,12 @@ def _scale(source: ir.Value, norm: Norm) -> ir.Value | None:
     assert source.dtype is not None
     if norm.weight is None:
         assert norm.scale is not None
-        plain = bool((np.abs(norm.scale - 1.0) < TOLERANCE).all())
-        numbers = np.ones_like(norm.scale) if plain else norm.scale
-        name = f"ones.{numbers.size}.{source.dtype.name}" if plain else f"{source.name}.scale"
+        number, size = float(np.float32(norm.scale.mean())), norm.scale.size
+        number = 1.0 if abs(number - 1.0) < TOLERANCE else number
+        same = bool((np.abs(norm.scale - number) < TOLERANCE * abs(number)).all())
+        numbers = np.full_like(norm.scale, number) if same else norm.scale
+        called = "ones" if number == 1.0 else f"all.{number:.8g}"
+        name = f"{called}.{size}.{source.dtype.name}" if same else f"{source.name}.scale"
         return _value(ir.tensor(numbers.astype(source.dtype.numpy()), dtype=source.dtype, name=name), name)
     weight = stored(norm.weight)
     assert weight is not None

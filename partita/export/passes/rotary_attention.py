@@ -105,7 +105,9 @@ def _same(one: Rotation, other: Rotation) -> bool:
 
 
 def _fits(rotation: Rotation) -> bool:
-    """Whether the operator turns so much of a head: it says so when it runs, and not when it is opened."""
+    """Whether the operator turns so much of a head, in its order: it says so when it runs, not when it is opened."""
+    if rotation.order is not None:
+        return False
     width, half = last_size(rotation.source), rotation.cos.shape[1]
     return width is not None and width % HEADS_IN == 0 and (half % HALVES_IN == 0 or rotation.interleaved)
 

@@ -4,70 +4,141 @@
     x ─ RotaryEmbedding(Gather(cos table, positions), Gather(sin table, positions)) ─ y           after, beside onnx24
     x ─ com.microsoft::RotaryEmbedding(positions, cos table, sin table) ─ y                            after, beside gqa
 
-What is a rotary embedding is found in `rotations.py`.
+    x ─ Split ─┬─ rest ───────────────────────┬ Concat                        the last part of a head stays a part
+               └─ part ─ RotaryEmbedding ─────┘
+
+What is a rotary embedding is found in `rotations.py`. Every place is looked at where something reads what cosines and
+sines went into: from there upwards, through what only moves, joins, repeats or scales, to what was turned. Where pairs
+are neighbours that come out as halves, a Gather puts them so before they are turned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
+import numpy as np
 import onnx_ir as ir
 
-from partita.export.attention.base import Fused
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.regions import last_size
-from partita.export.passes.rewriting import discard, drop_unused_initializers, remove_unread, stand_in, take_names
-from partita.export.passes.rotary_attention import ATTENTION
-from partita.export.passes.rotations import Rotation, rotation_of, table_in
+from partita.export.passes.rewriting import (
+    added,
+    discard,
+    drop_unused_initializers,
+    remove_unread,
+    stand_in,
+    take_names,
+)
+from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in
 from partita.export.passes.views import VIEWS
 
-READERS: Mapping[Fused, Mapping[str, tuple[int, ...]]] = {
-    "contrib": {ATTENTION: (0, 1)},
-    "standard": {"Attention": (0, 1), "TensorScatter": (1,)},
-    "none": {},
-}
-"""Inputs that turned queries and keys go into."""
+CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
+"""Operators that what was turned goes through unchanged, alone or beside something else."""
 POSITIONS_AXIS = 2
 """Of what the operators turn."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
-    """Rewrite every rotary embedding before attention that the target has an operator for; returns how many."""
+    """Rewrite every rotary embedding that the target has an operator for; returns how many."""
     graph, positions = model.graph, context.input(model.graph, "positions")
-    readers = READERS[context.fused]
-    if positions is None or not readers:
+    if positions is None or context.fused == "none":
         return 0
+    touched = _touched(graph, positions)
     count = 0
-    for node in [n for n in graph if n.op_type in readers]:
-        for index in readers[node.op_type]:
-            with over(node):
-                count += _rewritten(graph, node.inputs[index], positions, context)
+    for end in _ends(graph, touched):
+        maker = end.producer()
+        if maker is None or maker.graph is not graph:
+            continue
+        with over(maker):
+            for found in list(_found(end, touched, positions, context.spec.max_length)):
+                count += _rewritten(graph, found, positions, context)
     drop_unused_initializers(graph)
     return count
 
 
-def _rewritten(graph: ir.Graph, value: ir.Value | None, positions: ir.Value, context: PassContext) -> bool:
-    """Rewrite the embedding that `value` is a view of; False where it is none."""
-    while value is not None and (maker := value.producer()) is not None and maker.op_type in VIEWS:
-        value = maker.inputs[0]
-    found = None if value is None else rotation_of(value, positions, context.spec.max_length)
-    if found is None or found.axis != POSITIONS_AXIS:
-        return False
+def _touched(graph: ir.Graph, positions: ir.Value) -> set[ir.Value]:
+    """Values that something has gone into which is looked up by position, and something that is not."""
+    waves, touched = set[ir.Value](), set[ir.Value]()
+    for node in graph:
+        moving = [value for value in node.inputs if value is not None and value.const_value is None]
+        if is_looked_up(node, positions):
+            waves.update(node.outputs)
+        elif node.domain or node.op_type not in PARTS | CARRIERS:
+            continue
+        elif moving and waves.issuperset(moving):
+            waves.update(node.outputs)
+        elif any(value in waves or value in touched for value in moving):
+            touched.update(node.outputs)
+    return touched
+
+
+def _ends(graph: ir.Graph, touched: set[ir.Value]) -> list[ir.Value]:
+    """Those of the values that something else reads, in the order in which the graph computes them."""
+    made = (value for node in graph for value in node.outputs if value in touched)
+    return [value for value in made if any(not touched.issuperset(use.node.outputs) for use in value.uses())]
+
+
+def _found(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length: int) -> Iterator[Rotation]:
+    """The embeddings that `value` carries."""
+    views = [value]
+    while (maker := views[-1].producer()) is not None and maker.op_type in VIEWS and maker.inputs[0] in touched:
+        views.append(maker.inputs[0])
+    for view in reversed(views):
+        found = rotation_of(view, positions, length)
+        if found is not None and found.axis == POSITIONS_AXIS and not found.result.is_graph_output():
+            yield found
+            return
+    if maker is not None and (maker.op_type in CARRIERS or _scales(maker)):
+        for each in dict.fromkeys(maker.inputs):
+            if each is not None and each in touched:
+                yield from _found(each, touched, positions, length)
+
+
+def _scales(node: ir.Node) -> bool:
+    """Whether the node is a product with one number."""
+    known = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
+    return node.op_type == "Mul" and len(known) == 1 and known[0].size == 1
+
+
+def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:
+    """Put the operator in the place of an embedding; False where the target does not take it."""
     tables = [table_in(graph, label, array, found) for label, array in (("cos", found.cos), ("sin", found.sin))]
+    before = _reordered(graph, found)
+    source = found.source if before is None else before.outputs[0]
     if context.fused == "standard":
         rows = [_rows(graph, table, positions) for table in tables]
-        new = ir.Node("", "RotaryEmbedding", [found.source, *rows], _attributes(found))
+        new = ir.Node("", "RotaryEmbedding", [source, *rows], _attributes(found))
     else:
         new = ir.Node(
-            "com.microsoft", "RotaryEmbedding", [found.source, _wide(graph, positions), *tables], _attributes(found)
+            "com.microsoft", "RotaryEmbedding", [source, _wide(graph, positions), *tables], _attributes(found)
         )
-    if not context.takes(new):
+    if not all(context.takes(node) for node in (before, new) if node is not None):
         made = [each.producer() for each in new.inputs[1:] if each is not None]
         discard(new)
+        if before is not None:
+            discard(before)
         remove_unread(graph, made)
         return False
+    old = found.result.producer()
+    assert old is not None
+    if before is not None:
+        take_names(before, old)
+        graph.insert_before(old, before)
     stand_in(graph, found.result, new)
     return True
+
+
+def _reordered(graph: ir.Graph, found: Rotation) -> ir.Node | None:
+    """What puts the numbers of a head in the order in which they are turned; None where they are."""
+    if found.order is None:
+        return None
+    width, turned = len(found.order), 2 * found.cos.shape[1]
+    name = f"rotary.{'neighbours' if found.interleaved else 'halves'}.{turned}.{width}"
+    order = added(graph, ir.tensor(found.order.astype(np.int64), name=name), name)
+    assert found.source.shape is not None
+    new = ir.node("Gather", [found.source, order], {"axis": found.source.shape.rank() - 1})
+    new.outputs[0].shape, new.outputs[0].type = found.source.shape, found.source.type
+    return new
 
 
 def _attributes(found: Rotation) -> list[ir.Attr]:

@@ -3,6 +3,11 @@
     positions [B, S] ─ Unsqueeze ─ Cast ─ Mul(frequencies) ─ Concat ─ Cos ─ Mul(scaling) ─ cos [B, S, D]    before
     table [N, D] ─ Gather(positions) ─ cos [B, S, D]                                                        after
 
+    positions ─ Expand [3, B, S] ─ ... ─ Cos ─ Split ─ Gather (a row for each part) ─ Concat ─ cos [B, S, D]     before
+    table [N, D] ─ Gather(positions) ─ cos [B, S, D]                                                        after
+
+The second is how models that also see write it, whose positions have three numbers: in a text they are equal.
+
 A position is one of 0 .. N-1, so the table holds every value there can be. Providers compute Cos and Sin as exactly as
 their device does: SwiftShader was seen to be off by 2e-4 at positions up to 11, and WGSL promises nothing beyond pi.
 Cosines and sines together are as large as the keys and values of one KV head in one layer.
@@ -19,13 +24,21 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import drop_unused_initializers, remove_unread, replace, take_names
+from partita.export.passes.rewriting import drop_unused_initializers, stand_in
 from partita.export.weight_sources import stored
 
 WAVES = frozenset({"Cos", "Sin"})
-BEFORE = frozenset({"Unsqueeze", "Cast", "Mul", "MatMul", "Transpose", "Concat"})
-AFTER = frozenset({"Cast", "Mul", "Concat"})
-"""Operators between the positions and a wave, and behind one. None has the number of positions written into it."""
+MOVES = frozenset(
+    {"Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+)
+BEFORE = MOVES | {"Cast", "MatMul", "Mul", "Shape"}
+AFTER = MOVES | {"Cast", "Mul"}
+"""Operators between the positions and a wave, and behind one."""
+UNFIT = (IndexError, RuntimeError, TypeError, ValueError)
+"""What the reference evaluator raises for sizes that do not fit each other."""
+TOLERANCE = 1e-6
+MOST_RUNS = 1 << 12
+"""Of a graph whose number of positions is written into it: with more, a table would take minutes."""
 
 
 def run(model: ir.Model, context: PassContext) -> int:
@@ -33,33 +46,37 @@ def run(model: ir.Model, context: PassContext) -> int:
     graph, positions = model.graph, context.input(model.graph, "positions")
     if positions is None or any(state.grows is not None for state in context.states):
         return 0  # whoever feeds a cache that grows may go beyond N, and a table ends there
-    length = context.spec.max_length
-    tables = [(value, _tabulated(model, positions, value, length)) for value in _waves(graph, positions)]
-    count = 0
-    for value, table in tables:
-        if table is not None:
-            _look_up(graph, positions, value, table)
-            count += 1
+    found: list[tuple[ir.Value, npt.NDArray[Any]]] = []
+    covered = set[ir.Value]()
+    for value in reversed(_waves(graph, positions)):
+        readers = [use.node.outputs for use in value.uses()]
+        if _is_row(value, positions) and any(covered.isdisjoint(each) for each in readers):
+            table = _tabulated(model, positions, value, context.spec.max_length)
+            if table is not None:
+                found.append((value, table))
+                covered.add(value)
+        if any(not covered.isdisjoint(each) for each in readers):
+            covered.add(value)  # what it is read for is looked up
+    for value, table in reversed(found):
+        _look_up(graph, positions, value, table)
     drop_unused_initializers(graph)
-    return count
+    return len(found)
 
 
 def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
-    """Values [B, S, D] that depend on nothing but the positions, through a wave, and are read by something else."""
+    """Values that depend on nothing but the positions, through a wave, in the order of the graph."""
     before, after = {positions}, set[ir.Value]()
     for node in graph:
         moving = [value for value in node.inputs if value is not None and not _is_constant(value)]
-        if not moving:
+        if not moving or node.domain:
             continue
         if node.op_type in WAVES and before.issuperset(moving):
             after.update(node.outputs)
         elif node.op_type in BEFORE and before.issuperset(moving):
             before.update(node.outputs)
-        elif node.op_type in AFTER and after.issuperset(moving) and _keeps_positions(node):
+        elif node.op_type in AFTER and (before | after).issuperset(moving) and not after.isdisjoint(moving):
             after.update(node.outputs)
-    return [
-        value for value in _graph_order(graph, after) if _is_read_outside(value, after) and _is_row(value, positions)
-    ]
+    return [value for node in graph for value in node.outputs if value in after]
 
 
 def _is_constant(value: ir.Value) -> bool:
@@ -67,28 +84,12 @@ def _is_constant(value: ir.Value) -> bool:
     return value.const_value is not None and stored(value) is None
 
 
-def _keeps_positions(node: ir.Node) -> bool:
-    """True when the node leaves the axis of the positions alone: factors of a scalar or the last axis, joined there."""
-    if node.op_type == "Concat":
-        return node.attributes.get_int("axis", 0) in (-1, 2)
-    constants = [value.shape for value in node.inputs if value is not None and _is_constant(value)]
-    return all(shape is not None and shape.rank() <= 1 for shape in constants)
-
-
-def _graph_order(graph: ir.Graph, values: set[ir.Value]) -> list[ir.Value]:
-    """The values in the order in which the graph computes them."""
-    return [value for node in graph for value in node.outputs if value in values]
-
-
-def _is_read_outside(value: ir.Value, values: set[ir.Value]) -> bool:
-    """True when a node reads it whose result is none of `values`."""
-    return any(not values.issuperset(use.node.outputs) for use in value.uses())
-
-
 def _is_row(value: ir.Value, positions: ir.Value) -> bool:
-    """True for [B, S, D]: a row of known size for each position."""
+    """True for [B, S, D]: a row of known size for each position, which is no output of the graph."""
     shape, wanted = value.shape, positions.shape
     if shape is None or wanted is None or shape.rank() != 3 or not isinstance(shape[2], int):
+        return False
+    if value.is_graph_output():
         return False
     return [str(size) for size in (shape[0], shape[1])] == [str(size) for size in (wanted[0], wanted[1])]
 
@@ -105,17 +106,59 @@ def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: in
 
 def _rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """What a model of one output gives for every position; None when that is not one row for each."""
+    numbers = np.arange(length)
+    table = _rows_at(compute, positions, numbers)
+    drawn = np.random.default_rng(0).permutation(length)[: -(-length // 2)]
+    for others in (numbers[::-1], drawn):
+        rows = None if table is None else _rows_at(compute, positions, others)
+        if table is None or rows is None or not _are_equal(rows, table[others]):
+            return None
+    return None if table is None else np.ascontiguousarray(table)
+
+
+def _are_equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether rows are the same but for the last bit, which goes with how many are computed at once."""
+    return one.shape == other.shape and bool(np.abs(one - other).max(initial=0.0) <= TOLERANCE)
+
+
+def _rows_at(compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """The rows [K, D] that a model of one output gives for the positions `numbers` [K]: at once, or as many in a run as
+    the graph has where that number is written into it. None where neither works.
+    """
+    assert positions.shape is not None
+    batch, size = positions.shape
+    ways = [(1, len(numbers))]  # one row of the batch: the others are the same
+    if isinstance(batch, int) and isinstance(size, int) and len(numbers) <= size * MOST_RUNS:
+        ways.append((batch, size))
+    for rows, count in ways:
+        try:
+            parts = [
+                _run(compute, positions, numbers[start : start + count], rows, count)
+                for start in range(0, len(numbers), count)
+            ]
+        except UNFIT:
+            continue
+        return np.concatenate(parts)
+    return None
+
+
+def _run(
+    compute: ReferenceEvaluator, positions: ir.Value, numbers: npt.NDArray[Any], rows: int, count: int
+) -> npt.NDArray[Any]:
+    """What a model of one output gives for `numbers` [K], in a run of `rows` times `count` positions, K of which count.
+
+    Raises ValueError when that is not one row for each, the same in all of the batch.
+    """
     assert positions.dtype is not None
-    numbers = np.arange(length, dtype=positions.dtype.numpy())[None]  # one row of the batch: the others are the same
-    orders = ({positions.name or "": order} for order in (numbers, numbers[:, ::-1]))
-    rows, mirrored = (np.asarray(_outputs(compute, order)) for order in orders)
-    if rows.shape[1] != length or not np.array_equal(rows, mirrored[:, ::-1]) or (rows != rows[:1]).any():
-        return None
-    return np.ascontiguousarray(rows[0])
+    fed = np.resize(numbers, count).astype(positions.dtype.numpy())
+    found = np.asarray(_outputs(compute, {positions.name or "": np.broadcast_to(fed, (rows, count)).copy()}))
+    if found.ndim != 3 or found.shape[1] != count or (found != found[:1]).any():
+        raise ValueError(f"{found.shape} for {count} positions")
+    return np.asarray(found[0, : len(numbers)])
 
 
 def _outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> Any:
-    """What a model of one output gives for positions [B, N]."""
+    """What a model of one output gives for positions."""
     return compute.run(None, feed)[0]  # type: ignore[index]  # a list, as no names are given
 
 
@@ -143,17 +186,12 @@ def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelPro
 
 def _look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDArray[Any]) -> None:
     """Put a Gather of `rows` [N, D] where `value` is computed."""
-    old = value.producer()
-    assert old is not None
     name = f"{value.name}.table"
     tensor = ir.tensor(rows, name=name)
     table = ir.Value(name=name, shape=ir.Shape(rows.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.initializers[name] = table
     new = ir.node("Gather", inputs=[table, positions], attributes={"axis": 0})
-    take_names(new, old)
-    before = [v.producer() for v in old.inputs if v is not None]
-    replace(graph, old, new)
-    remove_unread(graph, before)
+    stand_in(graph, value, new)
 
 
 PASS = Pass("rotary_tables", run)

@@ -5,6 +5,9 @@ For head size D and R <= D of its numbers turned, with cosines c and sines s of 
 
     y[i] = x[i] * c[i] - x[j] * s[i]        y[j] = x[j] * c[i] + x[i] * s[i]        y[k] = x[k] beyond R
 
+Some models take pairs that are neighbours and put their halves one behind the other (or the other way round): that is
+such an embedding of x in another order. Where x is a part of a head, whoever asks asks about the part.
+
 That is found by running the nodes in float64 at a few positions: on ones and zeros, which shows c and s, and then on
 random numbers. Where c and s come from is found in the tables that the nodes look up.
 """
@@ -31,6 +34,8 @@ LONGEST = 12
 TRIED = 8
 """Positions that are tried."""
 TOLERANCE = 1e-9
+PAIRINGS = ((False, False), (True, True), (True, False), (False, True))
+"""Whether pairs are neighbours in what is turned, and in what comes out."""
 LARGEST = 1 << 24
 """Numbers of a tensor that are computed with at most, 128 MiB of them: sizes are those of the graph, which fixes batch
 and chunk. What is larger stays as it is.
@@ -46,10 +51,12 @@ class Rotation:
     axis: int
     """Of S."""
     interleaved: bool
-    """Pairs are neighbours."""
+    """Pairs are neighbours in the result."""
     cos: Array
     sin: Array
     """[N, R/2], in the type of the tables of the graph."""
+    order: Array | None
+    """[D], where the number at each place is taken from before it is turned; None: they stay where they are."""
 
 
 def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation | None:
@@ -71,12 +78,18 @@ def _tables(nodes: Sequence[ir.Node], positions: ir.Value, length: int) -> Itera
     """Constants [N, ...] whose rows are looked up by position."""
     for node in nodes:
         table = node.inputs[0]
-        if node.op_type != "Gather" or node.inputs[1] is not positions or node.attributes.get_int("axis", 0) != 0:
-            continue
-        if table is not None and table.const_value is not None and stored(table) is None:
+        if is_looked_up(node, positions) and table is not None and table.const_value is not None:
             array = table.const_value.numpy()
             if array.ndim == 2 and array.shape[0] == length:
                 yield array
+
+
+def is_looked_up(node: ir.Node, positions: ir.Value) -> bool:
+    """Whether a node looks rows of a constant up by position; a weight of the checkpoint is none."""
+    if node.op_type != "Gather" or node.inputs[1] is not positions or node.attributes.get_int("axis", 0) != 0:
+        return False
+    table = node.inputs[0]
+    return table is not None and table.const_value is not None and stored(table) is None
 
 
 @dataclass(slots=True)
@@ -133,13 +146,14 @@ def _at_axis(trial: _Trial, axis: int, places: Sequence[Array], tables: Sequence
     changed = np.flatnonzero(np.any([each != x for each in shown], axis=tuple(range(x.ndim))))
     last = int(changed[-1]) + 1 if changed.size else 0
     for turned in dict.fromkeys((width, last + last % 2)):
-        for interleaved in (False, True):
+        for taken, interleaved in PAIRINGS:
+            order = _order(width, turned, taken=taken, interleaved=interleaved)
             first, second = _pairs(turned, interleaved=interleaved)
             ones = np.zeros(trial.sizes)
-            ones[..., first] = 1.0
+            ones[..., order[first]] = 1.0
             waves = [_by_position(trial.run(ones, where), axis) for where in places]
             pairs = [(wave[..., first], wave[..., second]) for wave in waves]
-            expected = [turn(x, *pair, axis, interleaved=interleaved) for pair in pairs]
+            expected = [turn(x[..., order], *pair, axis, interleaved=interleaved) for pair in pairs]
             if not turned or not all(np.abs(a - b).max() <= TOLERANCE for a, b in zip(expected, shown, strict=True)):
                 continue
             where = np.concatenate([each.reshape(-1) for each in places])
@@ -148,8 +162,19 @@ def _at_axis(trial: _Trial, axis: int, places: Sequence[Array], tables: Sequence
                 for i in (0, 1)
             )
             if cos is not None and sin is not None:
-                return Rotation(trial.source, trial.result, axis, interleaved, cos, sin)
+                moved = None if taken == interleaved else order
+                return Rotation(trial.source, trial.result, axis, interleaved, cos, sin, moved)
     return None
+
+
+def _order(width: int, turned: int, *, taken: bool, interleaved: bool) -> Array:
+    """Where each of `width` numbers comes from when pairs of the first `turned` are `taken` from one form to the other;
+    True is neighbours.
+    """
+    order = np.arange(width)
+    for place, source in zip(_pairs(turned, interleaved=interleaved), _pairs(turned, interleaved=taken), strict=True):
+        order[place] = source
+    return order
 
 
 def _by_position(wave: Array, axis: int) -> Array:
