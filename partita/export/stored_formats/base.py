@@ -100,6 +100,9 @@ class AffineWeight(StoredWeight):
         """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class Sources:
     """The tensors of a quantised checkpoint, and the settings that say how they are quantised."""
@@ -109,6 +112,8 @@ class Sources:
     """What the format is called."""
     settings: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    shapes: Callable[[], Shapes] = dict
+    """What the model of the checkpoint's config has: for formats that do not say a shape. Costs building it."""
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
