@@ -231,12 +231,19 @@ FLOATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
 def test_numbers_that_are_no_integers_are_refused_with_what_to_do(
     quantised: Quantised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = quantised("fp8", *FLOATS["fp8"])
-    for precision in ("auto", "int8"):
-        assert run(["export", str(folder), str(tmp_path / "out"), "--precision", precision]) == 1
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and "quantised: fp8, whose numbers are no integers" in error
-        assert "name --precision bf16, fp16 or fp32" in error and "add --requantise to --precision int8" in error
+    for name, made, precisions in (
+        (
+            "Quanto",
+            quantised("quanto_4", {"quant_method": "quanto", "weights": "int4"}, formats.quanto()),
+            ("auto", "int8"),
+        ),
+        ("fp8", quantised("fp8", *FLOATS["fp8"]), ("int8",)),
+    ):
+        for precision in precisions:
+            assert run(["export", str(made), str(tmp_path / "out"), "--precision", precision]) == 1
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1 and f"quantised: {name}, whose numbers are no integers" in error
+            assert "name --precision bf16, fp16 or fp32" in error and "add --requantise to --precision int8" in error
 
 
 def test_a_float_precision_dequantises(quantised: Quantised, exported: Exported) -> None:
