@@ -83,7 +83,7 @@ class QuantisedSource(Record):
     weights: int
     """How many weights of the checkpoint it quantised."""
     taken: Literal["as stored", "requantised", "dequantised"]
-    """Their integers are the package's; or their numbers were rounded a second time, or are floats in the package."""
+    """Their integers or codes are the package's; or their numbers were rounded a second time, or are floats there."""
 
 
 class Source(Record):

@@ -148,6 +148,27 @@ def scaled_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {".weight": integers, ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
 
 
+def quanto(bits: int = 4, group: int = 32) -> Packer:
+    """optimum-quanto, of 4 or 2 bits: groups are rows of a table, of which parts lie in the bits of one another."""
+
+    def pack(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        table, top, per_byte = weight.reshape(-1, group), (1 << bits) - 1, 8 // bits
+        low, high = table.amin(1, keepdim=True), table.amax(1, keepdim=True)
+        scale = (high - low) / top
+        integers = ((table - low) / scale).round().clamp(0, top).to(torch.uint8)
+        parts = torch.cat([integers, integers.new_zeros(-len(integers) % per_byte, group)]).chunk(per_byte)
+        packed = torch.stack([part << (bits * place) for place, part in enumerate(parts)]).sum(0).to(torch.uint8)
+        return {
+            ".weight._data._data": packed,
+            ".weight._scale": scale,
+            ".weight._shift": -low,
+            ".input_scale": torch.ones(()),
+            ".output_scale": torch.ones(()),
+        }
+
+    return pack
+
+
 def mxfp4(stack: torch.Tensor) -> dict[str, torch.Tensor]:
     """MXFP4, of a stack [E, K, N] as gpt_oss has its experts."""
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])

@@ -1,9 +1,10 @@
 """`python -m tools.foreign_table [NAME=PYTHON ...]`: which foreign folder runs on which provider, as a table.
 
 The sample folders of tests/foreign, each with the command line of this Python and of those that are named, as
-`openvino=.venvs/openvino/bin/python`; a name is that of the provider, which has the CPU behind it. CUDA is placed in a
-dry run by this Python. Of each: whether it runs, whether its tokens are the known ones, the bytes of cache that the
-last step copied, and the nodes that each provider has in the graph of single tokens.
+`openvino=.venvs/openvino/bin/python`; a name is that of the provider, which has the CPU behind it. WebGPU gets the
+software driver of the contract tests where it is there. CUDA is placed in a dry run by this Python. Of each: whether it
+runs, whether its tokens are the known ones, the bytes of cache that the last step copied, and the nodes that each
+provider has in the graph of single tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.contract.expectations import ENVIRONMENTS
 
 REPOSITORY = Path(__file__).parents[1]
 SAMPLES = REPOSITORY / "tests" / "foreign" / "samples"
@@ -86,9 +89,15 @@ def _placed(folder: Path) -> tuple[str, ...]:
 
 
 def _command(python: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**software_devices(), **os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [python, "-m", "partita", *map(str, arguments)]
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+
+
+def software_devices() -> dict[str, str]:
+    """Variables by which drivers are found that compute on the CPU, as far as those are there."""
+    wanted = {key: value for entry in ENVIRONMENTS.values() for key, value in entry.variables.items()}
+    return {key: value for key, value in wanted.items() if Path(value).exists()}
 
 
 def _facts(content: dict[str, Any]) -> tuple[str, str]:

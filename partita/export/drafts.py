@@ -14,6 +14,7 @@ from partita.export import known_answer, spilled, weights
 from partita.export.adapters.branches import Adapters, Branch, Switched, add_branches, add_to, told_weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint
+from partita.export.coded_weights import OPSET, store_coded
 from partita.export.continuing import Phase, continuing
 from partita.export.fake_model import FakeModel
 from partita.export.naming import match_names
@@ -91,6 +92,8 @@ class Draft:
     narrow: Narrow | None = None
     """How weights are kept in 16 bits that are computed with in float32; None when none are."""
     adapters: Adapters = field(default_factory=Adapters)
+    coded: bool = False
+    """Whether codes of the checkpoint that are no integers are kept as they are."""
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt, the weights that are packed, and the adapter."""
@@ -233,7 +236,7 @@ class Draft:
             )
         chosen = lowering(way.attention)
         plans = [self.plan, None if self.beside is None else self.beside.plan]
-        oldest = max([plan.form.opset for plan in plans if plan is not None], default=1)
+        oldest = max([OPSET if self.coded else 1, *(plan.form.opset for plan in plans if plan is not None)])
         specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
@@ -312,6 +315,10 @@ def _rewrite(graphs: Graphs) -> None:
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             packed |= keep_narrow(model, context, draft.plan, graphs.packing, draft.takes)
             for name, count in packed.items():
+                graphs.passes[name] = graphs.passes.get(name, 0) + count
+            name_nodes(model)
+        if draft.coded:
+            for name, count in store_coded(model, context).items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
         if draft.narrow is not None:

@@ -5,6 +5,7 @@ Knows how it is built from a config, and what is refused before anything is trac
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import warnings
@@ -121,6 +122,16 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
         handle.remove()
     vocabulary = int(text_config(module).vocab_size)
     return FakeModel(module, mode, dtype, probed, vocabulary, by_length, rereads)
+
+
+def parameter_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of the model of `config`, by their names. No memory is taken for them.
+
+    Raises UnsupportedModelError with the reason when the model cannot be built.
+    """
+    with quiet(), translated("building the model from config.json"), torch.device("meta"):
+        module = auto_class(config).from_config(copy.deepcopy(config))
+    return {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
 
 
 def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:

@@ -79,7 +79,7 @@ METHODS = (
         (("", FLOAT8),),
     ),
     Method("HQQ", ("hqq",), (), ((".W_q", ANY),)),
-    Method("Quanto", ("quanto",), (), (("._data", ANY), ("._scale", ANY))),
+    Method("Quanto", ("quanto",), (), (("._data._data ._data", ANY), ("._scale", ANY))),
     Method("AQLM", ("aqlm",), ("in_group_size num_codebooks",), ((".codes", ANY), (".codebooks", ANY))),
     Method("VPTQ", ("vptq",), (), ((".centroids.weight", ANY), (".indices", ANY))),
     Method("EETQ", ("eetq",), (), ((".weight_scales", ANY), (".weight", BYTE))),

@@ -1,7 +1,8 @@
 """Which precision a quantised checkpoint is exported in, and whether its weights are taken as they are stored.
 
-Without a precision it is its own: int4 or int8 where its weights are integers that a package can have as they are. A
-float precision dequantises. Anything else would round weights a second time, and is done only where that is asked for.
+Without a precision it is its own: int4 or int8 where its weights are integers that a package can have as they are, and
+fp32 where they are codes of which ONNX Runtime computes float32 as it opens the graph (`coded_weights.py`). Other float
+precisions dequantise. Anything else would round weights a second time, and is done only where that is asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UnsupportedModelError, UsageError
 from partita.export.checkpoint import Checkpoint
+from partita.export.coded_weights import OPSET, codable
 from partita.export.options import AUTO, ExportOptions, check_options
 from partita.export.stored_formats import Quantised
 from partita.export.weight_files import few
@@ -50,7 +52,7 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
         return options
     if options.precision != AUTO and bits is None:
         return options
-    own = _own(found, checkpoint)
+    own = EXACT.name if options.precision == AUTO and codable(found) else _own(found, checkpoint)
     if options.precision not in (AUTO, own):
         raise UsageError(
             f"{spelled('precision', options.precision)}: {checkpoint.given} is quantised with {found.method}, which is "
@@ -98,12 +100,20 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
         )
 
 
-def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource | None:
-    """What the manifest says of a quantised checkpoint; None for one of floats."""
+def keeps_codes(options: ExportOptions, checkpoint: Checkpoint) -> bool:
+    """Whether codes that are no integers are kept as they are: where the graph computes in float32, as the format's
+    own library does, and no adapter is merged into them.
+    """
+    newer = options.opset is None or options.opset >= OPSET
+    return codable(checkpoint.quantised) and options.computing is EXACT and newer and checkpoint.unmerged is None
+
+
+def source_of(options: ExportOptions, checkpoint: Checkpoint, *, coded: bool = False) -> QuantisedSource | None:
+    """What the manifest says of a quantised checkpoint; None for one of floats. `coded`: its codes were kept."""
     found = checkpoint.quantised
     if found is None:
         return None
-    taken: Literal["as stored", "requantised", "dequantised"] = "dequantised"
+    taken: Literal["as stored", "requantised", "dequantised"] = "as stored" if coded else "dequantised"
     if options.computing.bits is not None:
         taken = "requantised" if options.requantise else "as stored"
     return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)

@@ -23,6 +23,7 @@ from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export import (
     bf16_twin,
     cache_rounding,
+    coded_weights,
     known_answer,
     quality,
     self_check,
@@ -227,7 +228,7 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
         parameters=exported.parameters,
         files=files,
         unused=exported.unused,
-        quantised=stored_precision.source_of(options, checkpoint),
+        quantised=stored_precision.source_of(options, checkpoint, coded=bool(exported.passes.get(coded_weights.NAME))),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.foreign.carrying import CONTRIB, GQA, attention_places, carried
+from partita.foreign.carrying import AT_LENGTH, CONTRIB, GQA, attention_places, carried
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]
@@ -34,6 +34,8 @@ KINDS: Mapping[str, Kind] = {
     "recurrent": "recurrent", "ssm": "recurrent", "rnn": "recurrent", "temporal": "recurrent",
 }  # fmt: skip
 LENGTHS = re.compile(r"past|seq|len|total|ctx|context|kv_?length|cache|time|step", re.IGNORECASE)
+ROWS_AXIS = 2
+"""Of the keys and values [B, heads, T, head size] that attention keeps."""
 PAST_OF = {3: 1, 4: 2}
 """GroupQueryAttention's inputs for past keys and values, and the outputs that are their present."""
 
@@ -128,15 +130,16 @@ def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]]) -> Pair |
 
 
 def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts) -> Pair | None:
-    """The pair that GroupQueryAttention makes of its past."""
+    """The pair that attention with a cache of its own makes of its past."""
     for node in graph.readers_of(port.name):
-        for place, made in PAST_OF.items() if node.op_type == GQA else ():
+        places = attention_places(node)
+        for place, made in places.items():
             if port.name in node.inputs[place : place + 1]:
                 present = node.outputs[made : made + 1]
                 found = next((output for output in outputs if output.name in present), None)
                 if found is not None:
                     mark = mark_of(port.name)
-                    return Pair(port, found, mark.layer, "key" if place == min(PAST_OF) else "value", "the graph")
+                    return Pair(port, found, mark.layer, "key" if place == min(places) else "value", "the graph")
     return None
 
 
@@ -201,15 +204,18 @@ def rolls(pair: Pair, graph: GraphFacts) -> bool:
 def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None:
     """The axis along which present is longer than past; None where they have one size, or nothing tells.
 
-    `batch`: the axis of the batch, which does not grow. What a Concat appends to past grows along its axis. Else it is
-    told by the sizes that the graph declares: a fixed axis does not grow, nor does one that is called the same in past
-    and present. Of several others the one that is called a length does.
+    `batch`: the axis of the batch, which does not grow. What a Concat appends to past grows along its axis, and what
+    attention appends along the third, whatever these sizes are called. Else it is told by the sizes that the graph
+    declares: a fixed axis does not grow, nor does one that is called the same in past and present. Of several others
+    the one that is called a length does.
     """
     past, present = pair.past.shape or (), pair.present.shape or ()
     node = _makes(graph, pair.present.name)
     if node is not None and node.op_type == "Concat" and pair.past.name in node.inputs:
         axis = node.attributes.get("axis")
         return axis % len(past) if isinstance(axis, int) and past else None
+    if node is not None and attention_places(node) and node.op_type not in AT_LENGTH and len(past) == 4:
+        return None if isinstance(past[ROWS_AXIS], int) else ROWS_AXIS
     free = [axis for axis, size in enumerate(past) if not isinstance(size, int) and axis != batch]
     if len(present) == len(past):
         free = [axis for axis in free if past[axis] is None or past[axis] != present[axis]]

@@ -39,6 +39,12 @@ class Target:
     """Packages whose session cannot be created with it in the chain, cpu or not: exit code 3."""
     foreign: tuple[str, ...] = ()
     """Sample folders of other exporters that `PROVIDER,cpu` runs, giving the tokens of cpu alone."""
+    foreign_others: tuple[str, ...] = ()
+    """Those that it runs with other tokens, which a plain loop over ONNX Runtime gives as well."""
+    foreign_ends: tuple[str, ...] = ()
+    """Those that end the process, in a plain loop as well."""
+    foreign_lacks: tuple[str, ...] = ()
+    """Those that the device of the tests cannot run: exit code 3."""
     option: tuple[str, str] = ("", "")
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
@@ -96,6 +102,10 @@ WEBGPU = Target(
     whole=PRIMITIVES,
     refused_alone=("llama-onnx24-fp32",),
     option=("enableGraphCapture", "0"),
+    foreign=("genai-int4-cpu",),
+    foreign_others=("genai-fp32-cpu",),
+    foreign_ends=("optimum",),
+    foreign_lacks=("genai-int4-webgpu", "genai-fp16-cuda"),
     captured=("llama-gqa-fp32", "llama-gqa-fp32-static", "qwen3-primitives-fp32"),
     off_capture=("llama-onnx24-fp32",),
     miscaptured=("demo-gqa-fp32",),
@@ -128,8 +138,10 @@ QNN = Target(
     wheel="onnxruntime_qnn",
     whole=("demo-primitives-fp16-static",),
     fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
+    foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
 )
-"""Qualcomm's NPU backend in its host emulator, which computes in fp16: no tokens are compared."""
+"""Qualcomm's NPU backend in its host emulator, which computes in fp16: of packages no tokens are compared. Of foreign
+folders it takes a few nodes, with the tokens of the CPU."""
 CUDA = Target(
     provider="cuda",
     ort_name="CUDAExecutionProvider",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.cases import cases, packages_of
-from tests.contract.commands import Partita, chain_entry, honoured, nodes_on
+from tests.contract.commands import Partita, chain_entry, honoured, nodes_on, refused
 
 SAMPLES = Path(__file__).parents[1] / "foreign" / "samples"
 KNOWN = json.loads((SAMPLES / "tokens.json").read_text(encoding="utf-8"))
@@ -27,9 +27,13 @@ COUNT = 6
 
 def said(partita: Partita, folder: Path, provider: str, *more: object) -> list[int]:
     """The tokens that `generate` prints."""
+    return [int(word) for word in honoured(partita(*command(folder, provider), *more)).out.split()]
+
+
+def command(folder: Path, provider: str) -> tuple[object, ...]:
+    """`generate` with the known prompt."""
     prompt = ",".join(map(str, KNOWN["prompt"]))
-    command = ("generate", folder, prompt, "--token-ids", "-n", COUNT, "--provider", provider, *more)
-    return [int(word) for word in honoured(partita(*command)).out.split()]
+    return ("generate", folder, prompt, "--token-ids", "-n", COUNT, "--provider", provider)
 
 
 def folder_of(layout: str, out: Path) -> Path:
@@ -54,3 +58,48 @@ def test_a_provider_gives_the_tokens_of_the_cpu(environment, target, layout, par
     content = json.loads(report.read_text())
     assert chain_entry(content, environment, target.ort_name)["status"] == "active"
     assert nodes_on(content, target.ort_name) > 0
+
+
+PLAIN = """
+from pathlib import Path
+from tests.foreign.plain import plain_tokens
+print(json.dumps(plain_tokens(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4:], (1, 16))))
+"""
+"""Greedy tokens of a folder's model on some providers, without Partita."""
+
+
+def plain_arguments(folder: Path, ort_name: str) -> tuple[object, ...]:
+    return folder / "model.onnx", json.dumps(KNOWN["prompt"]), COUNT, ort_name, "CPUExecutionProvider"
+
+
+@cases("target, layout", packages_of("foreign_others"))
+@pytest.mark.usefixtures("device")
+def test_other_tokens_are_those_of_a_plain_loop(environment, target, layout, partita, plain, tmp_path):
+    """Placement is told as for any graph; which tokens are right `verify --reference` says."""
+    folder, report = folder_of(layout, tmp_path), tmp_path / "report.json"
+    tokens = said(partita, folder, f"{target.provider},cpu", "--report", report)
+    done = honoured(plain(PLAIN, *plain_arguments(folder, target.ort_name)))
+    assert tokens == json.loads(done.out.splitlines()[-1]) != TOKENS[layout][:COUNT]
+    content = json.loads(report.read_text())
+    assert nodes_on(content, target.ort_name) > nodes_on(content, "CPUExecutionProvider") > 0
+    assert content["cache"]["copied_bytes"] == 0
+
+
+@cases("target, layout", packages_of("foreign_ends"))
+@pytest.mark.usefixtures("device")
+def test_what_ends_the_process_is_told(environment, target, layout, partita, plain, tmp_path):
+    folder = folder_of(layout, tmp_path)
+    assert plain(PLAIN, *plain_arguments(folder, target.ort_name)).code < 0
+    done = partita(*command(folder, f"{target.provider},cpu"))
+    assert done.code == 3 and f"partita: {target.provider}: " in done.err, done
+    assert "native code ended the run with SIG" in done.err, done
+    begun = [int(word) for word in done.out.split()]
+    assert begun == TOKENS[layout][: len(begun)]
+
+
+@cases("target, layout", packages_of("foreign_lacks"))
+@pytest.mark.usefixtures("device")
+def test_what_the_device_lacks_is_named(environment, target, layout, partita, tmp_path):
+    folder = folder_of(layout, tmp_path)
+    for asked in (command(folder, f"{target.provider},cpu"), ("place", folder, "--provider", f"{target.provider},cpu")):
+        refused(partita(*asked), "the device cannot run it: ", "requires f16")

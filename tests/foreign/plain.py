@@ -11,14 +11,24 @@ import onnxruntime as ort
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
-def plain_tokens(path: Path, prompt: Sequence[int], count: int) -> list[int]:
-    """Greedy tokens of a model with past_key_values of optimum, and those of its other inputs that it has."""
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+def plain_tokens(
+    path: Path,
+    prompt: Sequence[int],
+    count: int,
+    providers: Sequence[str] = ("CPUExecutionProvider",),
+    sizes: tuple[int, int] | None = None,
+) -> list[int]:
+    """Greedy tokens of a model with past_key_values of optimum, and those of its other inputs that it has.
+
+    `sizes`: KV heads and head size, where the graph leaves them open.
+    """
+    session = ort.InferenceSession(path, providers=list(providers), enable_fallback=0)
     asked = {port.name for port in session.get_inputs()}
     pasts = [port for port in session.get_inputs() if port.name.startswith("past_key_values")]
     cache = {
-        port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), TYPES[port.type])  # [B, KV heads, T, head size]
+        port.name: np.zeros((1, heads, 0, width), TYPES[port.type])  # [B, KV heads, T, head size]
         for port in pasts
+        for heads, width in [sizes or (port.shape[1], port.shape[3])]
     }
     text, new = list(prompt), list(prompt)
     for _ in range(count):

@@ -66,12 +66,11 @@ def folder_of(text: str, home: Path) -> Path:
     return home
 
 
-def tokens(folder: Path, prompts: list[list[int]], choice: Choice, chunk: int) -> list[list[int]]:
+def tokens(folder: Path, prompts: list[list[int]], choice: Choice, chunk: int, count: int = 6) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in prompts]
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder, choice)) as runner:
-        steps = generate(
-            runner.executor, prompts, max_new_tokens=6, samplers=[greedy] * len(prompts), prefill_chunk=chunk
-        )
+        samplers = [greedy] * len(prompts)
+        steps = generate(runner.executor, prompts, max_new_tokens=count, samplers=samplers, prefill_chunk=chunk)
         for step in steps:
             for row, new in zip(found, step.tokens, strict=True):
                 row += new

@@ -32,7 +32,7 @@ from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.prefill import make_beside
 from partita.export.quantisation.summary import summary
 from partita.export.running import CPU
-from partita.export.stored_precision import check_merged, takes_stored
+from partita.export.stored_precision import check_merged, keeps_codes, takes_stored
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
@@ -132,9 +132,10 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             beside = make_beside(options, target, plan)
     takes = work.takes if target is None else target.takes
-    as_stored = plan is not None and plan.stored is not None
+    coded = keeps_codes(options, checkpoint)
+    as_stored = coded or (plan is not None and plan.stored is not None)
     kept = narrow_floats(checkpoint, options.computing, takes) if as_stored else narrow(options.computing, takes)
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters)
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, kept, adapters, coded)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )

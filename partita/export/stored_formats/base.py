@@ -100,6 +100,41 @@ class AffineWeight(StoredWeight):
         """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How the numbers of a weight follow from small codes: code * scale, in float32."""
+
+    dtype: str
+    """Of the codes in a file: a float of 8 bits, or uint4."""
+    block: int
+    """Numbers along the last axis that share a scale; the axis has a multiple of them."""
+    table: tuple[float, ...] = ()
+    """What a code stands for, where it is a place; empty: codes are numbers themselves."""
+    rounded: str = ""
+    """What the product is rounded to; empty: not at all."""
+
+
+@dataclass(frozen=True)
+class CodedWeight(StoredWeight):
+    """Small codes, each of which stands for a number, with a scale for each block."""
+
+    @property
+    @abstractmethod
+    def coding(self) -> Coding | None:
+        """None where blocks do not lie along the last axis, or end beyond it."""
+
+    @abstractmethod
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Bits of floats, or places in the table, uint8. Raises CheckpointError."""
+
+    @abstractmethod
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The scale of every number in `region`, float32, of its shape. Raises CheckpointError."""
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
 @dataclass(slots=True)
 class Sources:
     """The tensors of a quantised checkpoint, and the settings that say how they are quantised."""
@@ -109,6 +144,8 @@ class Sources:
     """What the format is called."""
     settings: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
+    shapes: Callable[[], Shapes] = dict
+    """What the model of the checkpoint's config has: for formats that do not say a shape. Costs building it."""
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)

@@ -26,12 +26,15 @@ from typing import Any
 
 import torch
 
+from partita.export.element_types import of_torch
 from partita.export.origins import Region
 from partita.export.stored_formats.base import (
     BYTE,
     FLOAT,
     SIGNED_BYTE,
     AffineWeight,
+    CodedWeight,
+    Coding,
     Parts,
     Read,
     Sources,
@@ -47,7 +50,7 @@ LARGEST = 1 / 127
 
 
 @dataclass(frozen=True)
-class _Table(StoredWeight):
+class _Table(CodedWeight):
     """Numbers from a table."""
 
     block: int
@@ -56,6 +59,7 @@ class _Table(StoredWeight):
     offset: float
     rounded: torch.dtype
     """What the library rounds the numbers to."""
+    table: tuple[float, ...]
 
     @property
     def fits(self) -> bool:
@@ -73,21 +77,39 @@ class _Table(StoredWeight):
         )
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        numbers = torch.tensor(self.table)[self.codes(region, files).long()]
+        return (numbers * self.scales(region, files)).to(self.rounded).float()
+
+    @property
+    def coding(self) -> Coding | None:
+        """Places of 4 bits. A block may have several rows, and no row parts of several blocks."""
         width = self.shape[-1]
+        block = self.block if width % self.block == 0 else width if self.block % width == 0 else 0
+        rounded = of_torch(self.rounded)
+        return Coding("uint4", block, self.table, "" if rounded == "float32" else rounded) if block else None
+
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Places in the table."""
+        width, data = self.shape[-1], self.tensors[0]
         (first, last), (begin, end) = region
         start, stop = first * width, last * width
-        data, absmax, table, *others = self.tensors
         low, high = start // 2, -(-stop // 2)
         flat: Region = ((low, high), (0, 1)) if len(data.shape) > 1 else ((low, high),)
         if data.shape[0] == 1 and len(data.shape) > 1:
             flat = ((0, 1), (low, high))
         found = files.read(data, flat).reshape(-1)
-        places = torch.stack([found >> 4, found & 15], -1).reshape(-1)[start - 2 * low : stop - 2 * low].long()
-        numbers = files.read(table, ((0, 16),)).float()[places]
+        places = torch.stack([found >> 4, found & 15], -1).reshape(-1)[start - 2 * low : stop - 2 * low]
+        return places.reshape(last - first, width)[:, begin:end]
+
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Those of every number."""
+        width = self.shape[-1]
+        _, absmax, _, *others = self.tensors
+        (first, last), (begin, end) = region
+        start, stop = first * width, last * width
         blocks = torch.arange(start, stop) // self.block
         scales = self._scales(absmax, others, int(start // self.block), -(-stop // self.block), files)
-        made = (numbers * scales[blocks - start // self.block]).to(self.rounded).float()
-        return made.reshape(last - first, width)[:, begin:end]
+        return scales[blocks - start // self.block].reshape(last - first, width)[:, begin:end]
 
     def _scales(
         self, absmax: TensorInfo, others: list[TensorInfo], low: int, high: int, files: OpenFiles
@@ -160,11 +182,20 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
         raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
-    found = _Table(name, (shape[0], shape[1]), tensors, str(settings["dtype"]), block, nested, float(offset), rounded)
+    numbers = _numbers(sources, table)
+    kind = str(settings["dtype"])
+    found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
         raise sources.wrong(name, f"is stored as {shapes}; {said.name} says {shape} in blocks of {block}")
     return found
+
+
+def _numbers(sources: Sources, table: TensorInfo) -> tuple[float, ...]:
+    """The numbers of a table, as far as it may be one."""
+    with OpenFiles(sources.folder) as files:
+        found = files.read(table, ((0, 16),)) if len(table.shape) == 1 else torch.empty(0)
+    return tuple(found.float().tolist())
 
 
 def _number(settings: Mapping[str, Any], key: str) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from partita.export.origins import Region
-from partita.export.stored_formats.base import FLOAT8, Read, Sources, StoredFormat, StoredWeight
+from partita.export.stored_formats.base import FLOAT8, CodedWeight, Coding, Read, Sources, StoredFormat
 from partita.export.weight_files import OpenFiles, TensorInfo
 
 BLOCK = 128
@@ -27,21 +27,43 @@ OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scal
 """Scales of what the format's own kernels round besides weights."""
 EXPONENTS = frozenset({"U8", "torch.uint8"})
 BIAS = 127
+ONNX_NAMES = {
+    "F8_E4M3": "float8e4m3fn",
+    "torch.float8_e4m3fn": "float8e4m3fn",
+    "F8_E5M2": "float8e5m2",
+    "torch.float8_e5m2": "float8e5m2",
+}
+"""What ONNX calls the floats of 8 bits."""
 ACTIVATIONS = "activations, which {} rounds to 8 bits, stay floats: the package multiplies with the weights as stored"
 
 
 @dataclass(frozen=True)
-class ScaledWeight(StoredWeight):
+class ScaledWeight(CodedWeight):
     """Narrow floats [..., N, K] times scales."""
 
     weight: TensorInfo
-    scales: TensorInfo
+    factors: TensorInfo
     blocks: tuple[int, ...]
     """Numbers along each axis that share a scale."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Numbers times scales, in float32."""
-        return files.read(self.weight, region).float() * expanded(self.scales, self.blocks, region, files)
+        return files.read(self.weight, region).float() * expanded(self.factors, self.blocks, region, files)
+
+    @property
+    def coding(self) -> Coding | None:
+        """The floats as they are."""
+        dtype, block = ONNX_NAMES.get(self.weight.dtype), self.blocks[-1] if self.blocks else 0
+        return Coding(dtype, block) if dtype is not None and block and self.shape[-1] % block == 0 else None
+
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Their bits."""
+        return files.read(self.weight, region).contiguous().view(torch.uint8)
+
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Those of every number."""
+        found = expanded(self.factors, self.blocks, region, files)
+        return found.expand([end - begin for begin, end in region])
 
 
 def expanded(scales: TensorInfo, blocks: Sequence[int], region: Region, files: OpenFiles) -> torch.Tensor:

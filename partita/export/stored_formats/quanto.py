@@ -1,29 +1,87 @@
-"""optimum-quanto, where a weight has 8 bits: integers or floats with a scale for each row.
+"""optimum-quanto: integers or floats of 8 bits with a scale for each row, and integers of 4 or 2 bits in groups.
 
-    X.weight._data [N, K] int8 or float8, X.weight._scale [N, 1]        W = scale * data
+    8 bits   X.weight._data [N, K] int8 or float8, X.weight._scale [N, 1]        W = scale * data
 
-(optimum-quanto, tensor/qbytes.py.) Weights of 4 and 2 bits have a float shift, and their shape is not in the file.
+    4 and 2  X.weight._data._data [rows / 2 or 4, group] uint8    of a table of groups, which are its rows: the first
+    bits                                                          part of the rows in the lowest bits
+             X.weight._scale, X.weight._shift [rows, 1]
+
+             W = scale * q - shift, each rounded to the type of the scales, as rows of K numbers
+             W = scale * (q - shift) where shifts are integers
+
+(optimum-quanto, tensor/qbytes.py, qbits.py, packed.py, grouped.py.) A row of W is one group or several; how wide it is
+is nowhere in the file, and is that of the model's own weight. A shift that is no integer cannot be packed exactly.
 """
 
 from __future__ import annotations
 
-from partita.export.stored_formats.base import FLOAT, FLOAT8, SIGNED_BYTE, Read, Sources, StoredFormat, StoredWeight
+from dataclasses import dataclass
+
+import torch
+
+from partita.export.element_types import to_torch
+from partita.export.origins import Region
+from partita.export.stored_formats.base import (
+    BYTE,
+    FLOAT,
+    FLOAT8,
+    SIGNED_BYTE,
+    Read,
+    Sources,
+    StoredFormat,
+    StoredWeight,
+)
 from partita.export.stored_formats.compressed_tensors import of_integers
 from partita.export.stored_formats.fp8 import scaled
+from partita.export.weight_files import OpenFiles
 
 SMALL = "._data._data"
 """The end of the name of what has 4 or 2 bits."""
+PER_BYTE = (2, 4)
+"""How many integers of 4 and of 2 bits lie in a byte."""
+
+
+@dataclass(frozen=True)
+class _Grouped(StoredWeight):
+    """[N, K] of integers of 4 or 2 bits."""
+
+    rows: int
+    """Of the table of groups."""
+    per_byte: int
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        (first, last), (begin, end) = region
+        _, scale, shift = self.tensors
+        width, group = self.shape[1], self.tensors[0].shape[1]
+        start, stop = first * width, last * width
+        low, high = start // group, -(-stop // group)
+        kind = to_torch(self.dtype)
+        scales, shifts = (files.read(info, ((low, high), (0, 1))) for info in (scale, shift))
+        integers = self._table(low, high, files)
+        if shifts.is_floating_point():
+            made = integers.to(kind) * scales.to(kind) - shifts.to(kind)
+        else:
+            made = (integers.to(torch.int16) - shifts.to(torch.int16)).to(kind) * scales.to(kind)
+        flat = made.float().reshape(-1)[start - low * group : stop - low * group]
+        return flat.reshape(last - first, width)[:, begin:end]
+
+    def _table(self, low: int, high: int, files: OpenFiles) -> torch.Tensor:
+        """Rows `low` .. `high` of the table of groups, uint8."""
+        data, bits = self.tensors[0], 8 // self.per_byte
+        step, columns = data.shape
+        made = torch.empty(high - low, columns, dtype=torch.uint8)
+        for part in range(self.per_byte):
+            begin, end = max(low, part * step), min(high, (part + 1) * step, self.rows)
+            if begin < end:
+                some = files.read(data, ((begin - part * step, end - part * step), (0, columns)))
+                made[begin - low : end - low] = (some >> (bits * part)) & ((1 << bits) - 1)
+        return made
 
 
 def _read(sources: Sources) -> Read:
     small = sources.stems(SMALL)
-    if small:
-        raise sources.refused(
-            f"with weights of 4 or 2 bits ({small[0]}{SMALL})",
-            "their shape is not in the file; dequantise it in transformers and export what you save, or export the "
-            "checkpoint that it was quantised from",
-        )
-    weights: list[StoredWeight] = []
+    shapes = sources.shapes() if small else {}
+    weights: list[StoredWeight | None] = [_grouped(sources, stem, shapes.get(stem)) for stem in small]
     for stem in sources.stems("._data", f"{SIGNED_BYTE}|{FLOAT8}"):
         data, scales = sources.take(f"{stem}._data"), sources.take(f"{stem}._scale", FLOAT)
         if data is None or scales is None:
@@ -36,7 +94,34 @@ def _read(sources: Sources) -> Read:
             weights.append(scaled(sources, data, scales, (1, data.shape[-1]), stem))
     for end in (".input_scale", ".output_scale"):
         sources.taken.update(stem + end for stem in sources.stems(end))
-    return Read(weights)
+    return Read([weight for weight in weights if weight is not None])
 
 
-FORMAT = StoredFormat("quanto", ("Quanto",), "integers or floats of 8 bits with a scale for each row", _read)
+def _grouped(sources: Sources, stem: str, shape: tuple[int, ...] | None) -> StoredWeight | None:
+    """The weight of integers of 4 or 2 bits. Raises CheckpointError when tensors do not fit the model's shape."""
+    data, scale = sources.take(stem + SMALL, BYTE), sources.take(f"{stem}._scale", FLOAT)
+    shift = sources.take(f"{stem}._shift", f"{FLOAT}|{BYTE}|{SIGNED_BYTE}")
+    if data is None or scale is None or shift is None:
+        return None
+    if shape is None or len(shape) != 2:
+        raise sources.refused(
+            f"with weights of 4 or 2 bits, whose shape is not in the file ({data.name})",
+            f"the model of its config has no matrix {stem}; dequantise it in transformers and export what you save, or "
+            "export the checkpoint that it was quantised from",
+        )
+    said = f"is {list(data.shape)}, and the model has {stem} {list(shape)}"
+    if len(data.shape) != 2 or data.shape[1] < 1 or shape[1] % data.shape[1]:
+        raise sources.wrong(data.name, said)
+    rows = shape[0] * shape[1] // data.shape[1]
+    for info in (scale, shift):
+        if info.shape != (rows, 1):
+            raise sources.wrong(info.name, f"is {list(info.shape)}; {stem} {list(shape)} asks for {[rows, 1]}")
+    per_byte = [count for count in PER_BYTE if -(-rows // count) == data.shape[0]]
+    if len(per_byte) != 1:  # so few rows take as many bytes in either form
+        raise sources.wrong(data.name, said)
+    return _Grouped(stem, (shape[0], shape[1]), (data, scale, shift), scale.dtype, rows, per_byte[0])
+
+
+FORMAT = StoredFormat(
+    "quanto", ("Quanto",), "numbers of 8 bits, a scale for each row; integers of 4 or 2 bits with float shifts", _read
+)

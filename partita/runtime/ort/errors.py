@@ -127,6 +127,8 @@ def run_error(file: str, error: Exception) -> PartitaError:
 def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
     """What to raise when a buffer cannot be allocated."""
     said = f" ({one_line(str(error))})" if error is not None else ""
+    if error is not None and LACKS.search(str(error)):  # it was made by a run
+        return ProviderError(f"the device cannot run it: {one_line(str(error))}", remedy=OTHER_PRECISION)
     if error is not None and not MEMORY.search(str(error)):
         return ProviderError(f"no buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=OTHER_PRECISION)
     return ResourceError(f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=SHORTER)

@@ -48,10 +48,10 @@ def library(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def weight() -> torch.Tensor:
-    """A weight [32, 64] like a trained one: most numbers are small, some are not."""
+def weight(width: int = WIDTH) -> torch.Tensor:
+    """A weight [32, width] like a trained one: most numbers are small, some are not."""
     generator = torch.Generator().manual_seed(7)
-    return torch.randn(ROWS, WIDTH, generator=generator) * torch.rand(1, WIDTH, generator=generator)
+    return torch.randn(ROWS, width, generator=generator) * torch.rand(1, width, generator=generator)
 
 
 def _gptq(bits: int, group: int, *, symmetric: bool, order: bool) -> Recorded:
@@ -165,10 +165,10 @@ def _hqq(bits: int, axis: int) -> Recorded:
     return {"quant_method": "hqq", "quant_config": config}, tensors, made.dequantize()
 
 
-def _quanto(name: str, dtype: torch.dtype = torch.bfloat16) -> Recorded:
+def _quanto(name: str, dtype: torch.dtype = torch.bfloat16, width: int = WIDTH) -> Recorded:
     quanto = library("optimum.quanto")
-    linear = torch.nn.Linear(WIDTH, ROWS, bias=False, dtype=dtype)
-    linear.weight.data = weight().to(dtype)
+    linear = torch.nn.Linear(width, ROWS, bias=False, dtype=dtype)
+    linear.weight.data = weight(width).to(dtype)
     made = quanto.QLinear.from_module(linear, weights=quanto.qtypes[name])
     quanto.freeze(made)
     tensors = {f"X.{name}": tensor for name, tensor in made.state_dict().items()}
@@ -231,6 +231,10 @@ CASES: dict[str, Callable[[], Recorded]] = {
     "hqq_2": lambda: _hqq(2, 1),
     "quanto_int8": lambda: _quanto("qint8"),
     "quanto_float8": lambda: _quanto("qfloat8"),
+    "quanto_int4": lambda: _quanto("qint4", torch.bfloat16, 256),  # groups of 128, and another packing in memory
+    "quanto_int4_of_96": lambda: _quanto("qint4", torch.float16, 192),
+    "quanto_int4_rows": lambda: _quanto("qint4", torch.float32),
+    "quanto_int2": lambda: _quanto("qint2", torch.bfloat16, 160),  # groups of 32
     "torchao_int8": lambda: _torchao("Int8WeightOnlyConfig", version=2),
     "torchao_float8": lambda: _torchao("Float8WeightOnlyConfig"),
 }
