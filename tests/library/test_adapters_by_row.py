@@ -59,29 +59,20 @@ def known(prompt: tuple[int, ...], name: str | None, count: int = 5, states: Any
     return tuple(known_tokens(prompt, count, states, None if name is None else (name, RANKS[name])))
 
 
+TOGETHER: list[dict[str, Any]] = [{}, {"shapes": "pair"}]
+APART: list[dict[str, Any]] = [{}, {"fewer": True}, {"shapes": "one"}, {"shapes": "pair"}]
+
+
 @pytest.mark.parametrize("states", [("key",), ALL], ids=["keys", "states"])
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    ("shapes", "more"),
-    [
-        ("any", {}),
-        ("any", {"fewer": True}),
-        ("one", {}),
-        ("pair", {}),
-        ("any", {"apart": False}),
-        ("pair", {"apart": False}),
-    ],
+    ("batch", "apart", "options"),
+    [*((3, True, each) for each in APART), *((batch, False, each) for batch in (1, 3) for each in TOGETHER)],
     ids=str,
 )
 def test_each_request_gets_what_it_would_get_alone(
-    tmp_path: Path, opened: Opened, states: Any, batch: int, shapes: str, more: Any
+    tmp_path: Path, opened: Opened, states: Any, batch: int, apart: bool, options: Any
 ) -> None:
-    if batch == 1 and more:
-        pytest.skip("a row alone")
-    apart = batch > 1 and more.get("apart", True)
-    folder = handmade(
-        tmp_path / "p", batch=batch, states=states, shapes=shapes, adapters=RANKS, **{**more, "apart": apart}
-    )
+    folder = handmade(tmp_path / "p", batch=batch, states=states, adapters=RANKS, apart=apart, **options)
     assert read_manifest(folder).graph.adapters_by_row == apart
     steps: list[Any] = []
     scheduler = Scheduler(opened(folder), None, on_step=steps.append)
@@ -92,7 +83,7 @@ def test_each_request_gets_what_it_would_get_alone(
         beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
     assert [ticket.answer.tokens for ticket in tickets] == [known(*each, states=states) for each in ASKED]
     assert max(beside) == (3 if apart else 1), "as many adapters beside each other as there are rows"
-    if len(states) == 1 and shapes == "any":
+    if batch > 1:
         assert any(step.copied for step in steps), "what begins alike is read once, with the same adapter"
     assert len({known(ASKED[0][0], name) for name in (None, *RANKS)}) == 3, "the adapters make no difference"
 

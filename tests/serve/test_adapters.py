@@ -32,14 +32,8 @@ def served_package(folder: Path, **options: Any) -> Path:
 @pytest.fixture(scope="module", params=["symbolic", "fixed", "together"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("served") / "tiny"
-    options: dict[str, Any] = {
-        "symbolic": {"states": ("key",)},
-        "fixed": {"shapes": "pair"},
-        "together": {"apart": False},
-    }[request.param]
-    with running({"tiny": served_package(folder, batch=3, **options)}) as found:
-        found.states = options.get("states", ("recurrent", "conv", "key"))  # type: ignore[attr-defined]
-        found.apart = options.get("apart", True)  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"symbolic": {}, "fixed": {"shapes": "pair"}, "together": {"apart": False}}
+    with running({"tiny": served_package(folder, batch=3, **options[request.param])}) as found:
         yield found
 
 
@@ -49,18 +43,16 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield found
 
 
-def known(server: Any, prompt: list[int], name: str | None) -> str:
-    tokens = known_tokens(prompt, 5, server.states, None if name is None else (name, RANKS[name]))
-    return " ".join(f"w{token}" for token in tokens)
+def known(prompt: list[int], name: str | None) -> str:
+    tokens = known_tokens(prompt, 5, adapted=None if name is None else (name, RANKS[name]))
+    return "".join(f" w{token}" for token in tokens)
 
 
 def test_each_is_a_model_by_its_own_name_and_by_that_of_its_package(server: Running, client: openai.OpenAI) -> None:
     listed = server.get("/v1/models").json()["data"]
     assert [(entry["id"], entry["parent"]) for entry in listed] == [("tiny", None), ("loud", "tiny"), ("small", "tiny")]
     assert server.get("/v1/models/tiny:small").json()["parent"] == "tiny"
-    wanted = {
-        model: known(server, SYSTEM, name) for model, name in (("tiny", None), ("loud", "loud"), ("small", "small"))
-    }
+    wanted = {model: known(SYSTEM, name) for model, name in (("tiny", None), ("loud", "loud"), ("small", "small"))}
     assert len(set(wanted.values())) == 3
     for model, text in {**wanted, "tiny:loud": wanted["loud"], "tiny:small": wanted["small"]}.items():
         answer = client.completions.create(model=model, prompt=SYSTEM, **CREATE)
@@ -70,23 +62,33 @@ def test_each_is_a_model_by_its_own_name_and_by_that_of_its_package(server: Runn
     assert {chunk.model for chunk in chunks} == {"loud"}
 
 
-def test_what_one_has_read_is_never_another_s(server: Any, client: openai.OpenAI) -> None:
+def test_what_one_has_read_is_never_another_s(
+    server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every prompt begins alike, and was read with other adapters before and is read with them beside it."""
     asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "tiny:small")]
-    most = 0
+    scheduler = server.models["tiny"]._scheduler
+    step, beside, copied = scheduler.step, set[int](), list[int]()
+
+    def stepped() -> bool:
+        did = step()
+        beside.add(len({ticket.work.adapter for ticket in scheduler._rows if ticket is not None}))
+        return did
 
     def answered(each: tuple[list[int], str]) -> str:
-        nonlocal most
         text: str = client.completions.create(model=each[1], prompt=each[0], **CREATE).choices[0].text
-        most = max(most, server.models["tiny"]._scheduler.running)
         return text
 
     names = {"tiny": None, "loud": "loud", "tiny:small": "small"}
-    wanted = [known(server, prompt, names[model]) for prompt, model in asked]
+    wanted = [known(prompt, names[model]) for prompt, model in asked]
+    assert len(set(wanted)) == 6
+    monkeypatch.setattr(scheduler, "step", stepped)
+    monkeypatch.setattr(scheduler, "_on_step", lambda step: copied.append(step.copied))
     with server.slowly(0.002), ThreadPoolExecutor(len(asked)) as pool:
         assert list(pool.map(answered, asked)) == wanted
     assert [answered(each) for each in asked] == wanted
-    assert most > 1 or not server.apart
+    assert max(beside) > 1 if scheduler.begun.adapters_by_row else max(beside) == 1
+    assert sum(copied) > 0, "what begins alike is read once, with the same adapter"
 
 
 def test_that_requests_take_turns_is_said_at_the_start(tmp_path: Path) -> None:
