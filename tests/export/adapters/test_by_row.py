@@ -126,7 +126,7 @@ def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exporte
 def test_where_rows_have_one_together_they_take_turns(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), with_adapters=tuple(adapters.items()))
+    package = exported(tiny_checkpoint("llama"), batch_size=1, with_adapters=tuple(adapters.items()))
     found, most = answers(package, ASKED)
     assert found == alone(package) and most == 1
 
