@@ -84,10 +84,12 @@ class AdapterInput(Record):
 
     name: str
     shape: tuple[Dimension, ...]
-    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed. With a symbolic axis in
-    front there is one for each row of a run, or one for all of them.
-    """
+    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed."""
     dtype: str
+    by_row: bool = False
+    """There is an axis before these two, for rows: where it is symbolic, a run is given one for all rows or one for
+    each; where it is B, one for each.
+    """
 
 
 class GraphFile(Record):
@@ -130,7 +132,14 @@ class Contract(Record):
     def adapters_by_row(self) -> bool:
         """Whether rows of a batch may have adapters of their own: every input of one has an axis for them."""
         inputs = [port for file in self.files for port in file.adapter_inputs]
-        return bool(inputs) and all(len(port.shape) == 3 for port in inputs)
+        return bool(inputs) and all(port.by_row for port in inputs)
+
+    @property
+    def adapters_of_every_row(self) -> bool:
+        """Whether a run is given one for each row, also where all rows have the same: the axis of rows is fixed."""
+        return self.adapters_by_row and any(
+            isinstance(port.shape[0], int) for file in self.files for port in file.adapter_inputs
+        )
 
     @model_validator(mode="after")
     def _runs_every_phase(self) -> Contract:

@@ -2,12 +2,14 @@
 
 A message names an argument by `spelled("max_length", 5)`, in which the name is that of the argument of the function:
 the command line reads `--max-length 5`, a program `max_length=5`. Who reads is known to the block that runs
-(`read_by`), so nothing that raises an error has to be told, and nobody rewrites a message afterwards.
+(`read_by`), so nothing that raises an error has to be told, and nobody rewrites a message afterwards. What stands in an
+object of JSON, such as a row of a file, is named as it is there (`read_as_fields`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Literal
@@ -45,6 +47,7 @@ NO_ARGUMENTS = frozenset({"--json", "--token-ids", "--report"})
 """Options of the command line that are no argument of a function."""
 
 _reader: ContextVar[Reader | None] = ContextVar("partita_reader", default=None)
+_fields: ContextVar[Mapping[str, str] | None] = ContextVar("partita_fields", default=None)
 
 
 @contextmanager
@@ -64,6 +67,23 @@ def reader() -> Reader:
     return _reader.get() or "shell"
 
 
+@contextmanager
+def read_as_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Name arguments as the fields of an object from which they are read in this block: argument -> field. What the
+    object has not is named as before: it comes from whoever gave the object.
+    """
+    before = _fields.set(names)
+    try:
+        yield
+    finally:
+        _fields.reset(before)
+
+
+def called(name: str) -> str:
+    """An argument by its name in Python, or by that of its field."""
+    return (_fields.get() or {}).get(name, name)
+
+
 def either(shell: str, python: str) -> str:
     """One of two ways to write something."""
     return shell if reader() == "shell" else python
@@ -79,6 +99,9 @@ def spelled(name: str, value: object = NOT_GIVEN) -> str:
 
     `name` is that of the argument in Python. A switch is given as True or False: `--force`, `--no-verify`.
     """
+    field = (_fields.get() or {}).get(name)
+    if field is not None:
+        return f"field {field}" if value is NOT_GIVEN else f"field {field} {json.dumps(value, ensure_ascii=False)}"
     flag = flag_of(name)
     if value is NOT_GIVEN:
         return either(flag, name)

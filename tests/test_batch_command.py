@@ -148,6 +148,27 @@ def test_tables_in_and_out(summing, tmp_path, capsys):
     assert [entry["token"] for entry in found[2]["logprobs"]] == found[2]["tokens"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"seed": -1, "temperature": 1.0}, "field seed is -1; it must be 0 or more"),
+        ({"temperature": -1}, "field temperature is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be an integer between 1"),
+        ({"max_tokens": "many"}, "max_tokens is 'many'; it must be an integer"),
+        ({"seed": 1 << 70}, "seed is 1180591620717411303424; the largest is"),
+        ({"logprobs": 64 + 1}, "logprobs is 65; it must be an integer from 0 to 64"),
+        ({"adapter": "other"}, 'field adapter "other": the package has no adapter of this name; it has none'),
+        ({"stop": ["x"]}, "field stop is a text, and there is no tokenizer"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_field_is_said_of_the_field(summing, tmp_path, capsys, fields, said):
+    source, out = written(tmp_path / "in.jsonl", [{"tokens": [5], **fields}]), tmp_path / "out.jsonl"
+    assert run(words(summing, source, out)) == 0
+    (row,) = read(out)
+    assert said in row["error"] and "--" not in row["error"] and "1 row" in capsys.readouterr().err
+
+
 def test_lines_of_text_and_no_rows_at_all(summing, tmp_path, capsys):
     (tmp_path / "in.txt").write_text("3 4\n\n")
     assert run(words(summing, tmp_path / "in.txt", tmp_path / "out.jsonl")) == 0

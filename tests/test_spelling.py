@@ -11,7 +11,7 @@ import pytest
 
 from partita.errors import PartitaError
 from partita.remedies import Remedy, command_line
-from partita.spelling import read_by, reader, spelled
+from partita.spelling import called, read_as_fields, read_by, reader, spelled
 from tests.conftest import REPOSITORY
 
 OPTION = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")
@@ -61,6 +61,14 @@ def test_an_argument_as_its_reader_writes_it(name: str, value: object, shell: st
         assert spelled(name, value) == python
         assert spelled(name) == name
     assert spelled(name, value) == shell
+
+
+def test_fields_of_an_object_are_named_as_they_are_there() -> None:
+    with read_by("shell"), read_as_fields({"max_new_tokens": "max_tokens", "adapter": "adapter"}):
+        assert spelled("max_new_tokens", 0) == "field max_tokens 0" and called("max_new_tokens") == "max_tokens"
+        assert spelled("adapter", "é") == 'field adapter "é"' and spelled("adapter") == "field adapter"
+        assert spelled("seed", 3) == "--seed 3" and called("seed") == "seed", "it comes from the command line"
+    assert spelled("adapter", "é") == "--adapter é"
 
 
 def test_who_called_first_is_spoken_to() -> None:

@@ -84,7 +84,7 @@ def run_generation(
             stop=options.stop,
             stop_ids=stop_token_ids(options.package),
             prefill_chunk=options.prefill_chunk,
-            adapter=options.adapter,
+            adapters=[options.adapter] * len(ids),
             prefix=None if options.prefix is None else str(options.prefix),
             speculation=options.speculation,
         )

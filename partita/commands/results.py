@@ -323,6 +323,8 @@ class ServedModel(Record):
     """Most tokens of prompt and answer together."""
     chat: bool
     """It has a chat template, so it takes messages."""
+    adapters: tuple[str, ...] = ()
+    """Those beside its weights, which requests name as NAME:ADAPTER."""
 
 
 class ServeResult(Record):

@@ -71,10 +71,11 @@ def run(options: ServeOptions) -> int:
     from partita.serve.app import Endpoints, make_app
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
-    from partita.serve.opening import Serving, names_of, open_served, read_manifests
+    from partita.serve.opening import Serving, check_names, names_of, open_served, read_manifests
 
     names = names_of(options.packages, options.names)
     manifests = read_manifests(options.packages, options.choice)
+    check_names(names, manifests)
     metrics = Metrics()
     serving = Serving(
         options.where,
@@ -131,7 +132,8 @@ def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> No
     for served in models.values():
         report = served.report()
         verdict = report.summary.verdict if report.summary is not None else "no report"
-        note(f"{served.name}: {served.slots} rows of {served.reading.max_length:,} tokens; {verdict}")
+        adapters = f"; adapters {', '.join(served.adapters)}" if served.adapters else ""
+        note(f"{served.name}: {served.slots} rows of {served.reading.max_length:,} tokens{adapters}; {verdict}")
     note(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; Ctrl-C or SIGTERM ends it")
     if options.as_json:
         print_record(
@@ -145,6 +147,7 @@ def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> No
                         slots=served.slots,
                         max_length=served.reading.max_length,
                         chat=served.reading.chats,
+                        adapters=served.adapters,
                     )
                     for served in models.values()
                 ),

@@ -12,7 +12,9 @@ from pydantic import SkipValidation
 from partita.errors import UsageError
 from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
+from partita.observations.text_format import plural
 from partita.runtime.suggested import Suggestion, suggestion
+from partita.spelling import called
 
 Prompts: TypeAlias = Annotated[str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], SkipValidation()]
 """A text, token ids, or one of them for each row of the batch. Arrays of token ids will do."""
@@ -21,6 +23,8 @@ Conversations: TypeAlias = Annotated[Messages | Sequence[Messages], SkipValidati
 """A user's message, messages, or one of them for each row of the batch."""
 Samplings: TypeAlias = Annotated[Sampling | Sequence[Sampling] | Literal["checkpoint"], SkipValidation()]
 TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
+AdapterNames: TypeAlias = str | Sequence[str | None]
+"""The name of an adapter for all prompts, or one for each; None: without."""
 MAX_TOKENS = 1 << 24
 MOST_SEED = (1 << 64) - 1
 """So that a table of answers has a column for it."""
@@ -76,6 +80,18 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in message.items() if value is not None} for message in listed]
 
 
+def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
+    """The adapter of each prompt; None: without. Raises UsageError for another number of them."""
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * rows
+    if len(adapter) != rows:
+        raise UsageError(
+            f"adapter has {plural(len(adapter), 'entry')} for {plural(rows, 'prompt')}; give a name or None "
+            "for each of them, or one name for all"
+        )
+    return [*adapter]
+
+
 def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sampling]:
     """One set of options for each row, or a single one for all of them, with a value for everything.
 
@@ -108,14 +124,14 @@ def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
 
 
 def check_values(sampling: Sampling) -> None:
-    """Raise UsageError for a value of another type or out of range, by the name of its argument."""
+    """Raise UsageError for a value of another type or out of range, by the name of its argument or field."""
     for name, value in sampling.figures().items():
         kinds = (int,) if name in WHOLE else (int, float)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-            raise UsageError(f"{name} is {value!r}; it must be {'an integer' if name in WHOLE else 'a number'}")
+            raise UsageError(f"{called(name)} is {value!r}; it must be {'an integer' if name in WHOLE else 'a number'}")
     in_range("max_new_tokens", sampling.max_new_tokens)
     if sampling.seed is not None and sampling.seed > MOST_SEED:
-        raise UsageError(f"seed is {sampling.seed}; the largest is 2**64 - 1")
+        raise UsageError(f"{called('seed')} is {sampling.seed}; the largest is 2**64 - 1")
     replace(sampling, source=None).sampler()
 
 
@@ -130,4 +146,4 @@ def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
 def in_range(name: str, value: int | None) -> None:
     """Raise UsageError for a number of tokens that makes no sense."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS):
-        raise UsageError(f"{name} is {value!r}; it must be an integer between 1 and {MAX_TOKENS:,}")
+        raise UsageError(f"{called(name)} is {value!r}; it must be an integer between 1 and {MAX_TOKENS:,}")

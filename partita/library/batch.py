@@ -28,6 +28,8 @@ class Batch:
         """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
         self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
         self._runner, self._adapters = runner, [adapter] * runner.contract.batch_size
+        self._had: dict[str | None, None] = {}
+        """Adapters that rows have had, in the order in which they came."""
         # Who hears an open generation hears it as it comes: a row does not stand still for as long as others read.
         patience = prefill_chunk if is_open else None
         self._engine = Engine(runner.executor, prefill_chunk, (runner,), shares=is_open, patience=patience)
@@ -58,7 +60,7 @@ class Batch:
         if not apart and others - {name}:
             raise GenerationError(
                 f"{spelled('adapter', name)}: the rows of this package have one adapter together, and others are at "
-                f"work with another; export with {spelled('batch_size')} above 1 and without {spelled('static_shapes')}"
+                "work with another; wait until they are done"
             )
         self._runner.check_adapter(name)
         watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
@@ -67,12 +69,20 @@ class Batch:
         sampler = watched or request.sampler
         row = self._engine.join(replace(request, sampler=sampler, guesser=guesser, adapter=name))
         self._adapters = [name if apart is False or index == row else had for index, had in enumerate(self._adapters)]
+        self._had[name] = None
         self._runner.use_adapters(self._adapters)
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched
         self._asks(len(request.prompt), len(request.prompt), request.max_new_tokens)
         return row
+
+    @property
+    def told_adapters(self) -> str | None:
+        """The adapters of the rows of one call, or all that requests have had; None: there was none."""
+        names = [*self._had] if self.is_open else self._adapters
+        each = names if len(set(names)) > 1 else names[:1]
+        return None if each in ([], [None]) else " / ".join(name or "none" for name in each)
 
     def leave(self, row: int) -> None:
         """Free a row."""

@@ -37,6 +37,7 @@ WORDS = {
     "ProviderOptions | None": "a dict of options for each provider",
     "Libraries | None": "a dict of a path for each provider",
     "TokenIds | None": "token ids",
+    "AdapterNames | None": "the name of an adapter, a list with a name or None for each prompt, or None",
     "Process": "'auto', 'this' or 'child'",
     "Chains | None": "a chain, or a list of chains, each a text such as 'webgpu,cpu' or a list of names",
     "Sequence[str | os.PathLike[str]]": "a list of paths",

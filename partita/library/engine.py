@@ -65,6 +65,11 @@ class GenerateRequest:
     """Who guesses what follows."""
 
     @property
+    def adapters(self) -> tuple[str | None, ...]:
+        """The adapter of each row."""
+        return tuple(self.adapter if row.adapter is None else row.adapter for row in self.rows)
+
+    @property
     def longest(self) -> int:
         """Length of the longest prompt, in tokens."""
         return max(len(row.prompt) for row in self.rows)
@@ -120,6 +125,8 @@ class Begun:
     """A row that has finished keeps what it has in the cache while others are at work."""
     adapters_by_row: bool = False
     """Rows may have adapters of their own; else those with another one take turns with them."""
+    adapters: tuple[str, ...] = ()
+    """Those that rows can be asked to have."""
     alone_beyond: int | None = None
     """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would
     have others alone. None: rows make no difference to each other.

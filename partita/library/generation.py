@@ -243,7 +243,7 @@ def begin(
     stop: Sequence[str] = (),
     stop_ids: Collection[int] = (),
     prefill_chunk: int | None = None,
-    adapter: str | None = None,
+    adapters: Sequence[str | None] = (),
     prefix: str | None = None,
     one_sampler: bool = True,
     speculation: Speculation = NO_SPECULATION,
@@ -252,15 +252,20 @@ def begin(
     """Begin a generation: a prompt of token ids for each row of the batch, and completed options for each or for all.
 
     `text`: the tokenizer, None for a generation without text. `stop`: texts to stop at. `guard` is entered around every
-    step. `adapter`: one of the package's, by name. `prefix`: file of a prefix that every prompt begins with. Raises
-    GenerationError for prompts that cannot be taken, UsageError.
+    step. `adapters`: one of the package's for each row, by name, or None. `prefix`: file of a prefix that every prompt
+    begins with. Raises GenerationError for prompts that cannot be taken, UsageError.
     """
     each = samplings if len(samplings) == len(prompts) else [*samplings] * len(prompts)
+    names = adapters or [None] * len(prompts)
+    common = names[0] if len(set(names)) == 1 else None
     request = GenerateRequest(
-        tuple(RowRequest(prompt, one) for prompt, one in zip(prompts, each, strict=True)),
+        tuple(
+            RowRequest(prompt, one, adapter=None if name == common else name)
+            for prompt, one, name in zip(prompts, each, names, strict=True)
+        ),
         tuple(sorted(stop_ids)),
         prefill_chunk,
-        adapter,
+        common,
         prefix,
         one_sampler,
         speculation,

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from partita.errors import GenerationError, ReportError
+from partita.errors import GenerationError, ReportError, UsageError
 from partita.export.progress import Silent
 from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
@@ -34,6 +34,7 @@ from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
+from partita.runtime.adapter_names import check_adapters
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_chunk, check_requests
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
@@ -47,6 +48,7 @@ from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import Said, identity, read_prefix, read_said, write_prefix
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
+from partita.spelling import spelled
 
 
 class LocalEngine:
@@ -99,7 +101,8 @@ class LocalEngine:
         requests = [loop_request(row, request.stop_ids, shared) for row in request.rows]
         with self._lock:
             check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk))
-            prefix = self._prefix(request.prefix, request.adapter)
+            check_adapters(self.folder, self.manifest, request.adapters)
+            prefix = self._prefix(request.prefix, request.adapters)
             guessers = self._speculators.guessers(self.runner.executor, request.speculation)
             begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
             batch.speculate(request.speculation, guessers)
@@ -188,7 +191,7 @@ class LocalEngine:
                 chain_source=self.target.source,
                 options={
                     **request.options,
-                    **_adapter_option(last.adapter),
+                    **_adapter_option(last.told_adapters),
                     **last.speculation.told,
                     **_where_options(self.target),
                 },
@@ -224,10 +227,16 @@ class LocalEngine:
     def _identity(self) -> str:
         return identity(self.folder, self.manifest, self.runner.graphs)
 
-    def _prefix(self, file: str | None, adapter: str | None) -> Prefix | None:
-        """The prefix in a file, if one is given."""
+    def _prefix(self, file: str | None, adapters: Sequence[str | None]) -> Prefix | None:
+        """The prefix in a file, if one is given, for rows with these adapters."""
         if file is None:
             return None
+        adapter, *others = dict.fromkeys(adapters)
+        if others:
+            raise UsageError(
+                f"{spelled('prefix', file)}: it was read with one adapter, or none, and the rows have several; give "
+                "them all the same"
+            )
         shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
         return read_prefix(Path(file), self._identity, adapter, shapes)
 
@@ -273,6 +282,7 @@ class LocalEngine:
             vocab_size=contract.vocab_size,
             rows_apart=self.runner.cache.begins_rows_apart,
             adapters_by_row=contract.adapters_by_row,
+            adapters=tuple(record.name for record in self.manifest.switchable),
             rows_rest=contract.batch_size == 1 or (self.runner.cache.padding_is_safe and alone is None),
             alone_beyond=alone,
         )
@@ -301,9 +311,9 @@ def _chunk(asked: int | None) -> int:
     return PREFILL_CHUNK_TOKENS if asked is None else asked
 
 
-def _adapter_option(adapter: str | None) -> dict[str, str]:
-    """The adapter of a generation, as a report repeats it."""
-    return {} if adapter is None else {"adapter": adapter}
+def _adapter_option(told: str | None) -> dict[str, str]:
+    """The adapters of a generation, as a report repeats them."""
+    return {} if told is None else {"adapter": told}
 
 
 def _where_options(target: Target) -> dict[str, str]:

@@ -12,10 +12,12 @@ from typing import Self
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import claim
 from partita.library.asking import (
+    AdapterNames,
     Conversations,
     Prompts,
     Samplings,
     TokenIds,
+    adapters_of,
     conversations,
     in_range,
     options,
@@ -35,7 +37,7 @@ from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.package import Manifest
 from partita.package_records import Verification
-from partita.runtime.adapter_names import check_adapter
+from partita.runtime.adapter_names import check_adapter, check_adapters
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
@@ -133,7 +135,7 @@ class Model:
         stop: str | Sequence[str] = (),
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
-        adapter: str | None = None,
+        adapter: AdapterNames | None = None,
         prefix: str | os.PathLike[str] | None = None,
         speculate: str | None = None,
         draft: str | os.PathLike[str] | None = None,
@@ -143,11 +145,11 @@ class Model:
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. `adapter`: the name of an adapter of the package, for all rows. `speculate`: "ngram" guesses what follows
-        from the text so far, `draft` with a package of the same tokenizer; the tokens are the same, in fewer steps.
-        `prefix`: a file of `save_prefix`, whose text or tokens the prompts go on with. Raises ArgumentError,
-        GenerationError for prompts that the package cannot take, PackageError without the tokenizer that a text needs;
-        the iterator raises GenerationError, ProviderError and ResourceError.
+        run. `adapter`: the name of an adapter of the package, or a list with a name or None for each prompt.
+        `speculate`: "ngram" guesses what follows from the text so far, `draft` with a package of the same tokenizer;
+        the tokens are the same, in fewer steps. `prefix`: a file of `save_prefix`, whose text or tokens the prompts go
+        on with. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without
+        the tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         text, ids = self._encode(prompts, None if prefix is None else read_said(Path(prefix)))
@@ -170,7 +172,7 @@ class Model:
         stop: str | Sequence[str] = (),
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
-        adapter: str | None = None,
+        adapter: AdapterNames | None = None,
         prefix: str | os.PathLike[str] | None = None,
         speculate: str | None = None,
         draft: str | os.PathLike[str] | None = None,
@@ -367,13 +369,14 @@ class Model:
         stop: str | Sequence[str],
         stop_ids: TokenIds | None,
         prefill_chunk: int | None,
-        adapter: str | None,
+        adapter: AdapterNames | None,
         prefix: str | os.PathLike[str] | None,
         speculation: Speculation,
     ) -> Generation:
         engine = self._open()
         in_range("prefill_chunk", prefill_chunk)
-        check_adapter(self.folder, self.manifest, adapter)
+        adapters = adapters_of(adapter, len(ids))
+        check_adapters(self.folder, self.manifest, adapters)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and tokenizer is None:
             raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
@@ -386,7 +389,7 @@ class Model:
             stop=stops,
             stop_ids=stop_token_ids(self.folder) if stop_ids is None else stops_in(stop_ids, self.vocab_size),
             prefill_chunk=prefill_chunk,
-            adapter=adapter,
+            adapters=adapters,
             prefix=None if prefix is None else str(Path(prefix).absolute()),
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
             speculation=speculation,

@@ -102,6 +102,9 @@ class Scheduler:
                 f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {limits.vocab_size}, the size of "
                 "the vocabulary"
             )
+        if work.adapter is not None and work.adapter not in limits.adapters:
+            there = f"choose one of {', '.join(limits.adapters)}, or leave it out" if limits.adapters else "it has none"
+            raise UsageError(f"{spelled('adapter', work.adapter)}: the package has no adapter of this name; {there}")
         said = self._begin_saying(work.prompt, work.prompt, work.stop)
         with self._changed:
             if self._closed:

@@ -49,12 +49,13 @@ class Adapters:
         return self.kept[name]
 
 
-def stacked(rows: Sequence[Given]) -> Given:
+def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
     """One value for each input whose first axis has those of all rows, padded with zeros to the largest rank.
 
-    Only of inputs that have an axis for rows, where `rows` have 1 each.
+    Only of inputs that have an axis for rows, where `rows` have 1 each. `every`: each row is to have its own, also
+    where all have the same; else that is left as it is, for all of them.
     """
-    if all(each is rows[0] for each in rows):
+    if all(each is rows[0] for each in rows) and (not every or not rows[0]):
         return rows[0]
     made: dict[str, Buffer] = {}
     for name in sorted({name for each in rows for name in each}):
@@ -89,8 +90,9 @@ def _checked(path: Path, graphs: Sequence[GraphFile], remedy: Remedy) -> Given:
 
 
 def _fits(shape: tuple[int, ...], port: AdapterInput, ranks: dict[str, int]) -> bool:
-    """Whether a shape is that of an input; a symbolic size is the same wherever it has the same name."""
-    return len(shape) == len(port.shape) and all(
-        size == (wanted if isinstance(wanted, int) else ranks.setdefault(wanted, size))
-        for size, wanted in zip(shape, port.shape, strict=True)
+    """Whether a shape is that of an input, for one row; a symbolic size is the same wherever it has the same name."""
+    wanted = (1, *port.shape[1:]) if port.by_row else port.shape
+    return len(shape) == len(wanted) and all(
+        size == (each if isinstance(each, int) else ranks.setdefault(each, size))
+        for size, each in zip(shape, wanted, strict=True)
     )

@@ -19,10 +19,10 @@ from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
 from partita.serve.api_errors import ApiError, of_error, sentence, shutting_down
 from partita.serve.bodies import Asked, read_chat, read_completion, read_json
 from partita.serve.exchange import Exchange, GoneError
-from partita.serve.fields import shown
 from partita.serve.incoming import read_body
 from partita.serve.limits import ServerLimits
 from partita.serve.metrics import Metrics
+from partita.serve.names import Named, Names
 from partita.serve.prompts import works
 from partita.serve.responses import GONE_STATUS, EventStream, error_response, json_response
 from partita.serve.served import Served
@@ -35,7 +35,9 @@ class Endpoints:
     """What the routes do. Everything happens in one event loop."""
 
     def __init__(self, models: Mapping[str, Served], limits: ServerLimits, metrics: Metrics) -> None:
+        """Raises UsageError where a package and an adapter would have one name."""
         self.models, self.limits, self.metrics = dict(models), limits, metrics
+        self.names = Names({name: served.adapters for name, served in models.items()})
         self.draining = False
         """No request is taken any more; those that were are answered."""
         self._exchanges: set[Exchange] = set()
@@ -60,7 +62,8 @@ class Endpoints:
         if self.draining:
             raise shutting_down()
         asked = read(read_json(await read_body(request, self.limits)))
-        served = self._model(asked.model)
+        named = self.names.named(asked.model)
+        served = self.models[named.package]
         exchange = Exchange(served, self.limits, began)
         exchange.check(max(1, len(asked.prompts)) * asked.n)
         self._exchanges.add(exchange)
@@ -68,13 +71,13 @@ class Endpoints:
         streams = False
         try:
             try:
-                await exchange.begin(partial(_works, asked, served), request.receive)
+                await exchange.begin(partial(_works, asked, served, named.adapter), request.receive)
             except ApiError as error:
                 if error.code == "queue_full":
                     self.metrics.refused.labels(served.name).inc()
                 raise
             form, echoes = _format(asked, served), _echoes(asked, served)
-            answer = Answer(form, served.name, served.fingerprint, echoes, usage=asked.include_usage, each=asked.n)
+            answer = Answer(form, asked.model, served.fingerprint, echoes, usage=asked.include_usage, each=asked.n)
             first = await exchange.next()
             if asked.stream:
                 streams = True
@@ -94,27 +97,27 @@ class Endpoints:
         self._exchanges.discard(exchange)
         self.metrics.request_seconds.labels(exchange.served.name).observe(time.monotonic() - began)
 
-    def _model(self, name: str) -> Served:
-        served = self.models.get(name)
-        if served is None:
-            listed = ", ".join(self.models)
-            raise ApiError(
-                404,
-                f"The model {shown(name)} does not exist; this server has {listed}.",
-                param="model",
-                code="model_not_found",
-            )
-        return served
-
     # --- what there is ------------------------------------------------------------------------------------------------
 
     async def list_models(self) -> Response:
         """`GET /v1/models`."""
-        return json_response({"object": "list", "data": [_listed(served) for served in self.models.values()]})
+        listed = [self._listed(name, named) for name, named in self.names.listed.items()]
+        return json_response({"object": "list", "data": listed})
 
     async def one_model(self, name: str) -> Response:
         """`GET /v1/models/NAME`."""
-        return json_response(_listed(self._model(name)))
+        return json_response(self._listed(name, self.names.named(name)))
+
+    def _listed(self, name: str, named: Named) -> dict[str, Any]:
+        served = self.models[named.package]
+        return {
+            "id": name,
+            "object": "model",
+            "created": served.created,
+            "owned_by": "partita",
+            "parent": None if named.adapter is None else named.package,
+            "max_model_len": served.reading.max_length,
+        }
 
     async def health(self) -> Response:
         """`GET /health`: 200 while requests are taken, 503 otherwise."""
@@ -131,7 +134,7 @@ class Endpoints:
     async def report(self, request: Request) -> Response:
         """`GET /report`: the partition report of the running sessions; `?model=`, `?view=`."""
         name = request.query_params.get("model") or next(iter(self.models))
-        served = self._model(name)
+        served = self.models[self.names.named(name).package]
         wanted = request.query_params.get("view") or _view_for(request.headers.get("accept", ""))
         if wanted not in view_names():
             raise ApiError(
@@ -192,10 +195,10 @@ async def _on_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=GONE_STATUS)
 
 
-def _works(asked: Asked, served: Served) -> Any:
+def _works(asked: Asked, served: Served, adapter: str | None) -> Any:
     """Read the prompts. Raises ApiError."""
     try:
-        return works(asked, served.reading)
+        return works(asked, served.reading, adapter)
     except UsageError as error:
         raise of_error(error) from error
 
@@ -215,16 +218,6 @@ def _echoes(asked: Asked, served: Served) -> list[str]:
     text = served.reading.text
     said = [prompt if isinstance(prompt, str) else text.decode_at_once(prompt) for prompt in prompts]
     return [echo for echo in said for _ in range(asked.n)]
-
-
-def _listed(served: Served) -> dict[str, Any]:
-    return {
-        "id": served.name,
-        "object": "model",
-        "created": served.created,
-        "owned_by": "partita",
-        "max_model_len": served.reading.max_length,
-    }
 
 
 def _view_for(accept: str) -> str:

@@ -22,6 +22,7 @@ from partita.runtime.adapter_names import check_adapter
 from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics
+from partita.serve.names import Names
 from partita.serve.prompts import DEFAULTS, Reading
 from partita.serve.restarting import Restarting
 from partita.serve.served import Served
@@ -69,6 +70,16 @@ def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def check_names(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
+    """Raise UsageError where a package and an adapter of another would have one name."""
+    Names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
+
+
+def adapters_of(manifest: Manifest) -> tuple[str, ...]:
+    """The adapters of a package that requests can name."""
+    return tuple(record.name for record in manifest.switchable)
+
+
 def open_served(
     name: str,
     folder: Path,
@@ -106,6 +117,7 @@ def open_served(
             fingerprint=_fingerprint(manifest, target),
             prefill_chunk=serving.prefill_chunk,
             adapter=serving.adapter,
+            adapters=adapters_of(manifest),
             speculation=serving.speculation,
         )
         with audience.busy(f"a first run of {name}"):
@@ -153,7 +165,24 @@ def _notes(engine: Restarting, manifest: Manifest) -> list[str]:
     """What is worth knowing of an open package."""
     opened = engine.opened
     unused = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
-    return [*unused, *map(idle, opened.idle), *unverified(manifest.verification), *inferred(manifest)]
+    return [
+        *unused,
+        *map(idle, opened.idle),
+        *unverified(manifest.verification),
+        *inferred(manifest),
+        *_turns(manifest),
+    ]
+
+
+def _turns(manifest: Manifest) -> list[str]:
+    """That requests with different adapters are not at work beside each other, where rows could be."""
+    graph = manifest.graph
+    if not manifest.switchable or graph.batch_size == 1 or graph.adapters_by_row:
+        return []
+    return [
+        f"the {graph.batch_size} rows have one adapter together: requests with another one wait until they are free; "
+        "answers are the same"
+    ]
 
 
 def _fingerprint(manifest: Manifest, target: Target) -> str:

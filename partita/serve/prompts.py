@@ -12,6 +12,7 @@ from partita.runtime.suggested import Suggestion
 from partita.runtime.text import Text
 from partita.serve.api_errors import ApiError, invalid, of_error
 from partita.serve.bodies import Asked, Prompt
+from partita.spelling import read_as_fields
 
 DEFAULTS = Suggestion(temperature=1.0)
 """OpenAI's own: a client that says nothing expects draws from the distribution as it is."""
@@ -31,8 +32,9 @@ class Reading:
     """Settings where a body says nothing."""
 
 
-def works(asked: Asked, reading: Reading) -> list[Work]:
-    """One work for each choice that the answer is to have, those of a prompt beside each other.
+def works(asked: Asked, reading: Reading, adapter: str | None = None) -> list[Work]:
+    """One work for each choice that the answer is to have, those of a prompt beside each other. `adapter`: one of the
+    package's, by name; None: that of the server.
 
     Raises ApiError for a prompt that is empty, too long for the cache or refused by the chat template, and for token
     ids that the package has not.
@@ -56,6 +58,7 @@ def works(asked: Asked, reading: Reading) -> list[Work]:
             stop=asked.stop,
             stop_ids=tuple(sorted(stop_ids)),
             logprobs=asked.logprobs,
+            adapter=adapter,
         )
         found += [_choice(work, index * asked.n + number) for number in range(asked.n)]
     return found
@@ -69,7 +72,8 @@ def _choice(work: Work, number: int) -> Work:
 
 def _sampling(asked: Asked, suggests: Suggestion, most: int) -> Sampling:
     try:
-        return completed(Sampling(**asked.sampling, max_new_tokens=most), suggests)  # type: ignore[arg-type]
+        with read_as_fields({name: name for name in asked.sampling}):
+            return completed(Sampling(**asked.sampling, max_new_tokens=most), suggests)  # type: ignore[arg-type]
     except UsageError as error:
         raise of_error(error) from error
 

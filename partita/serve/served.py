@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -47,10 +48,14 @@ class Served:
         fingerprint: str,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
+        adapters: Sequence[str] = (),
         speculation: Speculation = NO_SPECULATION,
     ) -> None:
-        """`told` hears a line for the operator. Raises UsageError for a chunk that makes no sense."""
+        """`told` hears a line for the operator. `adapter`: that of requests which name none of `adapters`. Raises
+        UsageError for a chunk that makes no sense.
+        """
         self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
+        self.adapters = tuple(adapters)
         self.created = int(time.time())
         self._engine, self._metrics, self._told = engine, metrics, told
         self._scheduler = Scheduler(
@@ -132,11 +137,14 @@ class Served:
             self._report, self._report_at = report, time.monotonic()
 
     def _warm(self) -> None:
-        ticket = self._scheduler.submit(self._first)
-        while ticket.state != "over":
-            self._scheduler.step()
-        if ticket.error is not None:
-            raise ticket.error
+        """Generate a few tokens, and one with each adapter: one that cannot be read is found before anybody asks."""
+        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1))
+        for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
+            ticket = self._scheduler.submit(work)
+            while ticket.state != "over":
+                self._scheduler.step()
+            if ticket.error is not None:
+                raise ticket.error
 
     def submit(self, work: Work, hear: Hear) -> Ticket:
         """Have a prompt wait for its turn; `hear` is called from the thread that steps. Raises GenerationError."""

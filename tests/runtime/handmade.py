@@ -6,12 +6,14 @@
     conv [B, 2, H]         the two embeddings before: c(t) = e(t-2) - 2 e(t-1)
     key [B, 1, N, 1]       the token's first feature, written at its position; those up to a position are summed
 
+With adapters, the embedding of a token is e + e A B of that of its row, so that every state depends on it.
+
 `rope`: logits show the rope_length that a step was given, and the smallest one that is cached up to its position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +23,19 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from partita.contract import GraphFile, Port, Role, State
-from partita.package import KNOWN_ANSWER, Graph, Manifest, Source, record_file, write_manifest
+from partita.contract import AdapterInput, GraphFile, Port, Role, State
+from partita.package import (
+    KNOWN_ANSWER,
+    AdapterRecord,
+    Graph,
+    Manifest,
+    Source,
+    adapter_file,
+    record_file,
+    write_manifest,
+)
 from partita.package_records import Verification
+from partita.runtime.ort.adapters import write_adapter
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
 RANDOM = np.random.default_rng(5)
@@ -36,11 +48,20 @@ ALL: tuple[Kind, ...] = ("recurrent", "conv", "key")
 Logits = npt.NDArray[np.float32]
 
 
-def known_logits(tokens: Sequence[int], states: Sequence[str] = ALL) -> Logits:
-    """[T, vocab]: what `summing` computes for a whole text."""
+def adapter(name: str, rank: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """A [width, rank] and B [rank, width] of an adapter, large enough to change tokens."""
+    random = np.random.default_rng([rank, *name.encode()])
+    down, up = random.normal(size=(WIDTH, rank)), random.normal(size=(rank, WIDTH))
+    return down.astype(np.float32), up.astype(np.float32)
+
+
+def known_logits(tokens: Sequence[int], states: Sequence[str] = ALL, adapted: tuple[str, int] | None = None) -> Logits:
+    """[T, vocab]: what `summing` computes for a whole text. `adapted`: name and rank of an adapter."""
     inner, before, keys, rows = np.zeros(WIDTH), np.zeros((2, WIDTH)), 0.0, []
+    down, up = adapter(*adapted) if adapted is not None else (np.zeros((WIDTH, 0)), np.zeros((0, WIDTH)))
     for token in tokens:
         now = EMBEDDING[token].astype(np.float64)
+        now = now + now @ down @ up
         inner = DECAY * inner + now
         keys += now[0]
         parts = {"recurrent": inner, "conv": before[0] - 2 * before[1], "key": keys}
@@ -49,11 +70,13 @@ def known_logits(tokens: Sequence[int], states: Sequence[str] = ALL) -> Logits:
     return np.array(rows, np.float32)
 
 
-def known_tokens(prompt: Sequence[int], count: int, states: Sequence[str] = ALL) -> list[int]:
+def known_tokens(
+    prompt: Sequence[int], count: int, states: Sequence[str] = ALL, adapted: tuple[str, int] | None = None
+) -> list[int]:
     """Greedy tokens of `summing` after a prompt."""
     text = list(prompt)
     for _ in range(count):
-        text.append(int(known_logits(text, states)[-1].argmax()))
+        text.append(int(known_logits(text, states, adapted)[-1].argmax()))
     return text[len(prompt) :]
 
 
@@ -91,9 +114,12 @@ class Drawing:
         return self.node("Where", seen, flat, self.constant(beyond, "float32"))
 
 
-def summing_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
+def summing_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False) -> str:
     """Draw the graph of `summing`, and name its logits [B, S, vocab]."""
     embedded = drawing.node("Gather", drawing.constant(EMBEDDING, "float32"), "ids")
+    if adapted:
+        added = drawing.node("MatMul", drawing.node("MatMul", embedded, "lora_A"), "lora_B")
+        embedded = drawing.node("Add", embedded, added)
     size = drawing.node("Shape", "ids", start=1, end=2)
     steps = drawing.node("Range", drawing.constant(0), drawing.node("Squeeze", size), drawing.constant(1))
     parts = []
@@ -134,7 +160,7 @@ def summing_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
     return drawing.node("MatMul", whole, drawing.constant(HEAD, "float32"))
 
 
-def rope_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
+def rope_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False) -> str:
     """Logits [B, S, vocab]: 2 at the rope_length of the step, 1 at the smallest one cached up to the position."""
     given = drawing.node("Cast", "rope_length", to=TensorProto.FLOAT)
     shape = drawing.node("Shape", "ids")
@@ -171,16 +197,30 @@ def handmade(
     rereads_at: int | None = None,
     chooses_rows: bool = True,
     fewer: bool = False,
+    adapters: Mapping[str, int] | None = None,
+    apart: bool = True,
+    words: bool = False,
 ) -> Path:
     """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer`
     whether they take fewer rows than the batch has.
+
+    `adapters`: the rank of each; `apart`: rows may have their own, which is symbolic in graphs of any size, and has a
+    fixed axis, and rank, in the others. `words`: a tokenizer whose words are w0, w1, …
     """
     folder.mkdir(exist_ok=True)
     states = ("key",) if graph == "rope" else states
+    adapters = adapters or {}
+    given = adapter_inputs(adapters, batch if apart else None, fixed=shapes != "any")
     files = [
-        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows)
+        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows, given)
         for file, phase, size in PHASES[shapes]
     ]
+    beside = [adapter_file(name) for name in adapters]
+    for name, rank in adapters.items():
+        write_adapter(folder / adapter_file(name), adapter_values(name, rank, given))
+    if words:
+        save_words(folder)
+        beside.append("tokenizer.json")
     records = [
         State(past=past, present=present, layer=0, kind=kind, shape=shape(batch), dtype="float32")
         for kind, (past, present, shape) in STATES.items()
@@ -208,13 +248,46 @@ def handmade(
                 rereads_at=rereads_at,
                 takes_fewer_rows=fewer,
             ),
-            files=tuple(record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files))),
-            tokenizer="none",
+            files=tuple(
+                record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files), *beside)
+            ),
+            adapters=tuple(AdapterRecord(name=name, merged=False, file=adapter_file(name)) for name in adapters),
+            tokenizer="tokenizers" if words else "none",
             toolchain={},
             verification=Verification(status="unverified", detail="made by hand"),
         ),
     )
     return folder
+
+
+def adapter_inputs(adapters: Mapping[str, int], batch: int | None, *, fixed: bool) -> tuple[AdapterInput, ...]:
+    """A and B; `batch`: for rows that may have their own. None where there are no adapters."""
+    if not adapters:
+        return ()
+    rank: int | str = max(adapters.values()) if fixed else "rank"
+    rows: tuple[int | str, ...] = () if batch is None else (batch,) if fixed else ("adapter_rows",)
+    return tuple(
+        AdapterInput(name=name, shape=(*rows, *shape), dtype="float32", by_row=batch is not None)
+        for name, shape in (("lora_A", (WIDTH, rank)), ("lora_B", (rank, WIDTH)))
+    )
+
+
+def adapter_values(name: str, rank: int, given: Sequence[AdapterInput]) -> dict[str, npt.NDArray[np.float32]]:
+    """What an adapter has for its inputs, padded with zeros to their rank where that is fixed."""
+    down, up = adapter(name, rank)
+    fixed = given[0].shape[-1]
+    more = fixed - rank if isinstance(fixed, int) else 0
+    padded = np.pad(down, ((0, 0), (0, more))), np.pad(up, ((0, more), (0, 0)))
+    return {port.name: value[None] if port.by_row else value for port, value in zip(given, padded, strict=True)}
+
+
+def save_words(folder: Path) -> None:
+    """A tokenizer that knows a word for each token."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    known = Tokenizer(models.WordLevel({f"w{number}": number for number in range(VOCAB)}, unk_token="w0"))
+    known.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    known.save(str(folder / "tokenizer.json"))
 
 
 def write_graph(
@@ -226,10 +299,12 @@ def write_graph(
     batch: int | str,
     states: Sequence[str],
     choose: bool,
+    given: Sequence[AdapterInput] = (),
 ) -> GraphFile:
-    """Write one ONNX file, and say what is in it. `batch`: its name, where it is symbolic."""
+    """Write one ONNX file, and say what is in it. `batch`: its name, where it is symbolic. `given`: by adapters."""
     drawing = Drawing()
-    logits = GRAPHS[graph](drawing, batch if isinstance(batch, int) else 0, states)  # 0: that of what is reshaped
+    rows_of = batch if isinstance(batch, int) else 0  # 0: that of what is reshaped
+    logits = GRAPHS[graph](drawing, rows_of, states, bool(given))
     rows: int | str = size or "S"
     if choose:
         rows = 1 if size else "K"
@@ -256,17 +331,33 @@ def write_graph(
         helper.make_graph(
             drawing.nodes,
             "handmade",
-            [*(declared(port) for port in inputs), *(declared_state(past, shape) for past, _, shape in kept)],
+            [
+                *(declared(port) for port in inputs),
+                *(declared_state(past, shape) for past, _, shape in kept),
+                *(declared_state(port.name, port.shape) for port in given),
+            ],
             [declared(output), *(declared_state(present, shape) for _, present, shape in kept)],
-            drawing.constants,
+            [*drawing.constants, *map(default_of, given)],
         ),
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=10,
     )
     onnx.save(model, folder / file)
     return GraphFile(
-        file=file, phase=phase, sequence_length=size, nodes=len(drawing.nodes), inputs=tuple(inputs), outputs=(output,)
+        file=file,
+        phase=phase,
+        sequence_length=size,
+        nodes=len(drawing.nodes),
+        inputs=tuple(inputs),
+        outputs=(output,),
+        adapter_inputs=tuple(given),
     )
+
+
+def default_of(port: AdapterInput) -> onnx.TensorProto:
+    """Zeros, of rank 0 where it is symbolic."""
+    sizes = [size if isinstance(size, int) else int(size == "adapter_rows") for size in port.shape]
+    return numpy_helper.from_array(np.zeros(sizes, np.float32), port.name)
 
 
 def declared(port: Port) -> onnx.ValueInfoProto:

@@ -7,7 +7,8 @@ A [K, r] and B [r, N] are graph inputs and initializers at once. Without an adap
 0, and nothing is added; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
 joined weights, as of query, key and value, has one path: B has the rows of each module where its outputs are, and zeros
 elsewhere. In a graph for several rows the inputs have an axis before these two, for MatMul goes over both alike: one
-adapter for all rows [1, K, r], or one for each [B, K, r], padded with zeros to one rank.
+adapter for all rows [1, K, r], or one for each [B, K, r], padded with zeros to one rank. Where all sizes are fixed, so
+is that axis: one for each row, and zeros as the default.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Branch:
     dtype: str
     rank: int | None
     """r, where every size is fixed."""
-    by_row: bool
-    """Rows of a run may have adapters of their own: the inputs have an axis for them."""
+    apart: int | str | None
+    """The axis that the inputs have for rows, which may then have adapters of their own; None: they have none."""
     modules: Mapping[str, torch.Tensor]
     """Module -> the place in the output of each row of its weight, int64."""
 
@@ -91,10 +92,11 @@ class Branch:
     def inputs(self) -> tuple[AdapterInput, AdapterInput]:
         """Both inputs, as the contract has them."""
         rank: int | str = f"{self.down}_rank" if self.rank is None else self.rank
-        rows: tuple[int | str, ...] = (ROWS,) if self.by_row else ()
+        rows: tuple[int | str, ...] = () if self.apart is None else (self.apart,)
+        by_row = self.apart is not None
         return (
-            AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype),
-            AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype),
+            AdapterInput(name=self.down, shape=(*rows, self.width, rank), dtype=self.dtype, by_row=by_row),
+            AdapterInput(name=self.up, shape=(*rows, rank, self.rows), dtype=self.dtype, by_row=by_row),
         )
 
 
@@ -115,16 +117,17 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
     """Put a path beside every product that one of `wanted` changes, in place; by the name of its first input.
 
     `batch`: rows of the graph. `fixed`: all sizes are fixed numbers, so that the default is of zeros in the largest
-    rank, for all rows. Raises UnsupportedModelError for a module whose weight no plain product of the graph reads.
+    rank. Raises UnsupportedModelError for a module whose weight no plain product of the graph reads.
     """
     made: dict[str, Branch] = {}
+    apart = None if batch == 1 else batch if fixed else ROWS
     for node in list(model.graph):
         plain = weight_of_product(node)
         if plain is None or not moves(plain.origin):
             continue
         modules = _modules(plain, wanted)
         if modules:
-            branch = _branch(node, plain, modules, wanted, fixed=fixed, apart=batch > 1 and not fixed)
+            branch = _branch(node, plain, modules, wanted, apart, fixed=fixed)
             made[branch.down] = branch
             _insert(model.graph, node, branch)
     placed = {module for branch in made.values() for module in branch.modules}
@@ -174,11 +177,11 @@ def _branch(
     plain: Plain,
     modules: Mapping[str, torch.Tensor],
     wanted: Sequence[Switched],
+    apart: int | str | None,
     *,
     fixed: bool,
-    apart: bool,
 ) -> Branch:
-    """The path beside a product. `apart`: for rows with adapters of their own, where what it is given has rows."""
+    """The path beside a product. `apart`: the axis of rows, which it has where what it is given has rows."""
     hidden = node.inputs[0]
     assert hidden is not None and hidden.dtype is not None
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
@@ -189,8 +192,8 @@ def _branch(
         )
     name = plain.name.removesuffix(".weight")
     rank = max(each.rank(modules) for each in wanted) if fixed else None
-    by_row = apart and hidden.shape is not None and len(hidden.shape) == 3
-    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, by_row, modules)
+    given = apart if hidden.shape is not None and len(hidden.shape) == 3 else None
+    return Branch(f"{name}.lora_A", f"{name}.lora_B", width, rows, dtype, rank, given, modules)
 
 
 def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
@@ -216,7 +219,9 @@ def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
 
 
 def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
-    """The graph input of that name, with its default: zeros, of rank 0 where the rank is not fixed."""
+    """The graph input of that name, with its default: zeros, of rank 0 where the rank is not fixed. What is fixed is
+    stored once for all inputs of a size, as everything that is equal.
+    """
     known = graph.initializers.get(port.name)
     if known is not None:
         return known
@@ -254,7 +259,7 @@ def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDAr
                 up[start:stop, places] = matrices.up.read(files).T * each.adapter.config.scale(module)
                 start = stop
             for name, value in ((branch.down, down), (branch.up, up)):
-                found[name] = (value[None] if branch.by_row else value).numpy().astype(np.dtype(branch.dtype))
+                found[name] = (value if branch.apart is None else value[None]).numpy().astype(np.dtype(branch.dtype))
                 if not np.isfinite(found[name]).all():
                     raise CheckpointError(
                         f"{each.adapter.folder}: a number of {name} does not fit {branch.dtype}; use "

@@ -18,7 +18,7 @@ from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text
-from partita.spelling import read_by
+from partita.spelling import read_as_fields
 
 PROMPTS = ("prompt", "messages", "tokens")
 """What a row can have to begin with: one of them."""
@@ -49,6 +49,11 @@ class InputRow:
         """What it is called by; None where it does not say, or not by a text or a number."""
         found = next((self.data[name] for name in IDS if name in self.data), None)
         return found if isinstance(found, (str, int)) and not isinstance(found, bool) else None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What this row says of arguments: by the name of the argument, that of its field."""
+        return {ALIASES.get(name, name): name for name in self.data if name in READ}
 
     @property
     def unread(self) -> frozenset[str]:
@@ -97,7 +102,14 @@ class RowAnswer:
 
 
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
-    """What a row asks the scheduler for. Raises GenerationError and UsageError: the row's own errors."""
+    """What a row asks the scheduler for. Raises GenerationError and UsageError: the row's own errors, which name its
+    fields.
+    """
+    with read_as_fields(row.fields):
+        return _work_of(row, defaults, text, vocab_size)
+
+
+def _work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
     if row.error is not None:
         raise GenerationError(row.error)
     data = row.data
@@ -172,8 +184,7 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
         if isinstance(named.get(name), float) and named[name].is_integer():
             named[name] = int(named[name])
     asked = Sampling(**{name: named[name] for name in SAMPLED if name in named})
-    with read_by("python"):  # fields are called as arguments are
-        check_values(asked)
+    check_values(asked)
     full = asked.over(defaults.sampling)
     if not full.temperature:
         return full

@@ -12,6 +12,7 @@ from partita.library.requests import Piece, Ticket
 from partita.library.scheduler import Scheduler
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text
+from partita.spelling import read_as_fields
 
 AHEAD = 64
 """Rows that are ready when one ends, at least: where prompts have to be equally long, some of them may fit together."""
@@ -67,7 +68,8 @@ class BatchRun:
         self.unread |= row.unread
         try:
             work = work_of(row, self.defaults, self.text, self.scheduler.begun.vocab_size)
-            ticket = self.scheduler.submit(work, self._hear)
+            with read_as_fields(row.fields):
+                ticket = self.scheduler.submit(work, self._hear)
         except PartitaError as error:
             self.journal.append(failed(row, error))
             return

@@ -27,6 +27,7 @@ from partita.library.crossing import told
 from partita.library.requests import Piece, Ticket
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.runtime.logprobs import TokenLogprobs
+from partita.spelling import read_as_fields
 
 ROW, ANSWER = "row", "answer"
 """Columns of what a worker is given, and of what it gives back."""
@@ -166,7 +167,8 @@ class Worker:
         try:
             with self._encoding:  # a tokenizer is for one thread at a time
                 work = work_of(row, self._defaults, self._text, self._scheduler.begun.vocab_size)
-            self._scheduler.submit(work, hear)
+            with read_as_fields(row.fields):
+                self._scheduler.submit(work, hear)
         except PartitaError as error:
             self._done(block, failed(row, error), 0)
 

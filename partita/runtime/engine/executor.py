@@ -246,7 +246,8 @@ class Executor:
     def _given_to(self, span: Span) -> Given:
         """What the rows of a run are given."""
         if span not in self._stacked:
-            self._stacked[span] = stacked(self._adapters[slice(*span or (None,))])
+            rows = self._adapters[slice(*span or (None,))]
+            self._stacked[span] = stacked(rows, every=self.contract.adapters_of_every_row)
         return self._stacked[span]
 
     def _reads_past(self, prefill: GraphFile) -> bool:

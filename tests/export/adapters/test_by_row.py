@@ -51,6 +51,9 @@ def test_values_are_padded_to_the_largest_rank() -> None:
     assert not products[1].any()
     np.testing.assert_allclose(products[2], wide["a"].host[0] @ wide["b"].host[0], rtol=1e-5)
     assert stacked([wide, wide]) is wide and stacked([NOTHING, NOTHING]) is NOTHING
+    every = stacked([wide, wide], every=True)
+    assert every["a"].host.shape == (2, 4, 5) and np.array_equal(every["a"].host[1], wide["a"].host[0])
+    assert stacked([NOTHING, NOTHING], every=True) is NOTHING
 
 
 def answers(package: Path, asked: list[tuple[list[int], str | None]]) -> tuple[list[tuple[int, ...]], int]:
@@ -82,6 +85,11 @@ def alone(package: Path) -> list[tuple[int, ...]]:
     "options",
     [
         {"batch_size": 3},
+        pytest.param({"batch_size": 2, "static_shapes": True, "prefill_chunk": 6}, marks=pytest.mark.heavy),
+        pytest.param(
+            {"batch_size": 2, "static_shapes": True, "prefill_chunk": 6, "attention": "primitives"},
+            marks=pytest.mark.heavy,
+        ),
         pytest.param({"batch_size": 2, "attention": "onnx24"}, marks=pytest.mark.heavy),
         pytest.param({"batch_size": 2, "precision": "int4", "block_size": 32}, marks=pytest.mark.heavy),
         pytest.param({"batch_size": 2, "precision": "fp16"}, marks=pytest.mark.heavy),
@@ -104,10 +112,21 @@ def test_row_by_row_as_single_runs(
     assert alone(single) == wanted
 
 
+def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]) -> None:
+    """A pair of graphs in which every size is a number, as compilers take them."""
+    given = tuple(adapters.items())
+    package = exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=2, static_shapes=True, prefill_chunk=6)
+    graph = read_manifest(package).graph
+    assert len(graph.files) == 2 and graph.adapters_by_row and graph.adapters_of_every_row
+    assert all(isinstance(size, int) for file in graph.files for port in file.adapter_inputs for size in port.shape)
+    found, most = answers(package, ASKED)
+    assert (found, most) == (alone(exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=3)), 2)
+
+
 def test_where_rows_have_one_together_they_take_turns(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), with_adapters=tuple(adapters.items()))
+    package = exported(tiny_checkpoint("llama"), batch_size=1, with_adapters=tuple(adapters.items()))
     found, most = answers(package, ASKED)
     assert found == alone(package) and most == 1
 
@@ -126,4 +145,5 @@ def test_a_file_of_rows_names_its_adapters(
     assert code in (0, 1)
     assert [tuple(row["tokens"]) for row in found[: len(rows)]] == alone(package)
     assert "has no adapter of this name; choose one of loud, small" in found[-2]["error"]
+    assert found[-2]["error"].startswith('field adapter "other": ') and "--" not in found[-2]["error"]
     assert "adapter is '3'; it must be the name of one" in found[-1]["error"]

@@ -1,0 +1,152 @@
+"""Rows with adapters of their own, in packages made by hand whose every state depends on the adapter of its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita.contract import AdapterInput
+from partita.errors import GenerationError, UsageError
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine import Engine
+from partita.library.local import LocalEngine
+from partita.library.remote import RemoteEngine
+from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler, Work
+from partita.package import read_manifest, write_manifest
+from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
+
+CPU = ChainOptions(provider="cpu", threads=1)
+RANKS = {"loud": 3, "small": 1}
+SYSTEM = tuple((7 * i + 3) % VOCAB for i in range(20))
+ASKED: list[tuple[tuple[int, ...], str | None]] = [
+    ((*SYSTEM, 9, 4), "loud"),
+    ((*SYSTEM, 9, 4), None),
+    ((*SYSTEM, 9, 4), "small"),
+    ((*SYSTEM, 2), "loud"),
+    ((*SYSTEM, 2), None),
+    ((5,), "small"),
+    ((*SYSTEM, 7, 7, 1), "small"),
+    ((*SYSTEM, 9, 4), "loud"),
+]
+"""Most of them begin alike, so that states are copied from row to row."""
+Opened = Callable[..., Engine]
+
+
+@pytest.fixture
+def opened() -> Iterator[Opened]:
+    engines: list[Engine] = []
+
+    def factory(folder: Path, *, child: bool = False) -> Engine:
+        target = read_chain_options(CPU)
+        engines.append(
+            RemoteEngine(folder, CPU, observe=False)
+            if child
+            else LocalEngine(folder, read_manifest(folder), target, threads=1, observe=False)
+        )
+        return engines[-1]
+
+    yield factory
+    for engine in engines:
+        engine.close()
+
+
+def known(prompt: tuple[int, ...], name: str | None, count: int = 5, states: Any = ALL) -> tuple[int, ...]:
+    return tuple(known_tokens(prompt, count, states, None if name is None else (name, RANKS[name])))
+
+
+TOGETHER: list[dict[str, Any]] = [{}, {"shapes": "pair"}]
+APART: list[dict[str, Any]] = [{}, {"fewer": True}, {"shapes": "one"}, {"shapes": "pair"}]
+
+
+@pytest.mark.parametrize("states", [("key",), ALL], ids=["keys", "states"])
+@pytest.mark.parametrize(
+    ("batch", "apart", "options"),
+    [*((3, True, each) for each in APART), *((batch, False, each) for batch in (1, 3) for each in TOGETHER)],
+    ids=str,
+)
+def test_each_request_gets_what_it_would_get_alone(
+    tmp_path: Path, opened: Opened, states: Any, batch: int, apart: bool, options: Any
+) -> None:
+    folder = handmade(tmp_path / "p", batch=batch, states=states, adapters=RANKS, apart=apart, **options)
+    assert read_manifest(folder).graph.adapters_by_row == apart
+    steps: list[Any] = []
+    scheduler = Scheduler(opened(folder), None, on_step=steps.append)
+    asked = [Work(prompt, Sampling(temperature=0.0, max_new_tokens=5), adapter=name) for prompt, name in ASKED]
+    tickets = [scheduler.submit(work) for work in asked]
+    beside = set[int]()
+    while scheduler.step():
+        beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
+    assert [ticket.answer.tokens for ticket in tickets] == [known(*each, states=states) for each in ASKED]
+    assert max(beside) == (3 if apart else 1), "as many adapters beside each other as there are rows"
+    if batch > 1:
+        assert any(step.copied for step in steps), "what begins alike is read once, with the same adapter"
+    assert len({known(ASKED[0][0], name) for name in (None, *RANKS)}) == 3, "the adapters make no difference"
+
+
+@pytest.mark.parametrize("shapes", ["any", "pair"])
+def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str) -> None:
+    folder = handmade(tmp_path / "p", batch=3, shapes=shapes, adapters=RANKS)
+    names = ["loud", None, "small"]
+    prompts = [(*SYSTEM, 9, 4), (*SYSTEM, 9, 4), (*SYSTEM, 9, 5)]
+    with partita.load(folder, providers="cpu", threads=1) as model:
+        for given in (names, tuple(names), names[::-1], "small", None):
+            each = [given] * 3 if given is None or isinstance(given, str) else given
+            found = model.generate(prompts, max_new_tokens=5, adapter=given).run().tokens
+            assert found == tuple(known(prompt, name) for prompt, name in zip(prompts, each, strict=True)), given
+        model.generate(prompts, max_new_tokens=2, adapter=names).run()
+        assert model.report(probe_seconds=0).request.options["adapter"] == "loud / none / small"
+        with pytest.raises(UsageError, match=r"adapter='other': .* choose one of loud, small"):
+            model.generate(prompts, adapter=["loud", "other", None])
+        with pytest.raises(UsageError, match="adapter has 2 entries for 3 prompts; give a name or None for each"):
+            model.generate(prompts, adapter=["loud", None])
+        with pytest.raises(partita.ArgumentError, match="adapter must be the name of an adapter, a list"):
+            model.generate(prompts, adapter=3)
+
+
+def test_rows_with_one_adapter_together_are_not_given_several(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
+    prompts = [SYSTEM, SYSTEM]
+    with partita.load(folder, providers="cpu", threads=1) as model:
+        with pytest.raises(UsageError, match="have one adapter together, and these are loud, none; generate with one"):
+            model.generate(prompts, adapter=["loud", None])
+        both = model.generate(prompts, max_new_tokens=3, adapter=["loud", "loud"]).run().tokens
+        assert both == (known(SYSTEM, "loud", 3),) * 2
+
+
+def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "p", batch=2, states=("key",), adapters=RANKS)
+    file, prompts = tmp_path / "prefix", [(9, 4), (2,)]
+    with partita.load(folder, providers="cpu", threads=1) as model:
+        model.save_prefix(file, list(SYSTEM), adapter="loud")
+        found = model.generate(prompts, max_new_tokens=4, adapter=["loud", "loud"], prefix=file).run().tokens
+        assert found == tuple(known((*SYSTEM, *prompt), "loud", 4, ("key",)) for prompt in prompts)
+        with pytest.raises(GenerationError, match="read with adapter loud, and this run has adapter small"):
+            model.generate(prompts, adapter="small", prefix=file)
+        with pytest.raises(UsageError, match="was read with one adapter, or none, and the rows have several"):
+            model.generate(prompts, adapter=["loud", None], prefix=file)
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
+def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, opened: Opened, child: bool) -> None:
+    greedy = Sampling(temperature=0.0, max_new_tokens=2)
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", adapters=RANKS), child=child), None)
+    with pytest.raises(UsageError, match="no adapter of this name; choose one of loud, small"):
+        scheduler.submit(Work((5,), greedy, adapter="other"))
+    none = Scheduler(opened(handmade(tmp_path / "none")), None)
+    with pytest.raises(UsageError, match="it has none"):
+        none.submit(Work((5,), greedy, adapter="other"))
+
+
+def test_an_axis_of_something_else_is_not_one_of_rows(tmp_path: Path) -> None:
+    """A foreign graph may have matrices of several layers in one input."""
+    folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
+    manifest = read_manifest(folder)
+    stack = AdapterInput(name="lora_A", shape=(2, 8, "r"), dtype="float32")
+    files = tuple(file.model_copy(update={"adapter_inputs": (stack,)}) for file in manifest.graph.files)
+    write_manifest(folder, manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"files": files})}))
+    assert not read_manifest(folder).graph.adapters_by_row
