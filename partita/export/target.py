@@ -69,6 +69,14 @@ Times = Callable[[Sequence[Question]], Sequence[float]]
 """Times models of one product each, in turns: seconds of one run of each on one thread, the least of several."""
 
 
+Timed = tuple[str, Callable[[], Question]]
+"""What tells a product from every other, and what makes its model, which is large: only where it has to be timed."""
+Compares = Callable[[Sequence[Timed], Timed], Sequence[tuple[float, float]]]
+"""Times products beside a plain one, in turns, and keeps what it finds: seconds of a run of each on one thread, and of
+the plain one meanwhile.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The provider that a package is for."""
@@ -100,6 +108,8 @@ class Target:
     """Asks about nodes that a pass would write; None when it cannot be asked."""
     times: Times | None = None
     """Times products; None where no time of one product says what many take."""
+    compares: Compares | None = None
+    """Times products beside a plain one; None where that says nothing, too."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

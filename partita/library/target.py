@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.quantisation.kernels import Kernels
-from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target
+from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target, Timed
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
 from partita.package import Manifest
@@ -76,6 +76,7 @@ def find_target(
             smoke=_smoker(provider, {}),
             unpacks=_unpacks,
             times=partial(_times, resolution),
+            compares=partial(_compares, resolution),
         )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
@@ -105,6 +106,13 @@ def _times(cpu: Resolution, questions: Sequence[Question]) -> list[float]:
     from partita.runtime.cpu.products import product_seconds
 
     return product_seconds(questions, cpu)
+
+
+def _compares(cpu: Resolution, products: Sequence[Timed], plain: Timed) -> list[tuple[float, float]]:
+    """Seconds that products take on the CPU provider of this machine, and a plain one beside them."""
+    from partita.runtime.cpu.comparing import compared
+
+    return compared(products, plain, cpu)
 
 
 def _kernels(provider: Provider) -> Kernels:

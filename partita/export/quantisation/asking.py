@@ -1,23 +1,28 @@
 """Which form of packed weights a target takes: it is asked about one after the other, before anything is traced.
 
-What is asked about is what would be written: the form itself writes its nodes, over weights of 0.
+What is asked about is what would be written: the form itself writes its nodes, over weights of 0. A provider may have a
+kernel and be slower with it than with floats, as the CPU provider is where it restores the whole matrix in every run.
+So where the target can be timed, a product of each packing is timed beside one in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from partita.errors import ProviderError
 from partita.export.element_types import to_ir
+from partita.export.quantisation.experts import DOMAIN, PLAIN
 from partita.export.quantisation.forms import ExpertsCall, Form, Place, Weight
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packing
-from partita.export.target import Answer, Target
+from partita.export.target import Answer, Question, Target, Timed
 from partita.export.weight_sources import Part
 from partita.spelling import spelled
 
@@ -25,6 +30,14 @@ ASKED_WIDTH = 256
 """K and N of the nodes that are asked about: a multiple of every block size."""
 USUAL = frozenset({32, 64})
 """Smaller blocks that are taken for granted where nobody can be asked."""
+TIMED_WIDTH = 2048
+"""K and N of the products that are timed, of one token: a weight in float32 that no small cache holds."""
+TIMED_EXPERTS = 512
+"""The same of experts."""
+SLOWER = 1.5
+"""What takes more than so many times as long as float32 is refused: a kernel that is missing costs far more than that,
+and other work on the machine less.
+"""
 EXPERTS = 4
 GATED: Mapping[str, object] = {
     "activation_type": "swiglu",
@@ -35,16 +48,23 @@ GATED: Mapping[str, object] = {
     "normalize_routing_weights": 1,
 }
 """Attributes of experts that are asked about."""
-SIZES: Mapping[str, tuple[int, ...]] = {
-    "x": (1, 1, ASKED_WIDTH),
-    "ids": (1, 1),
-    "hidden": (1, ASKED_WIDTH),
-    "scores": (1, EXPERTS),
-}
-"""Of the inputs of what is asked."""
 OPSET, IR_VERSION = 21, 10
 Packings = Callable[[Form, Kernels], Sequence[Packing]]
 """The packings of products that a package may need in some form."""
+
+
+def _sizes(width: int) -> Mapping[str, tuple[int, ...]]:
+    """Of the inputs of a model of one token."""
+    return {"x": (1, 1, width), "ids": (1, 1), "hidden": (1, width), "scores": (1, EXPERTS)}
+
+
+SIZES = _sizes(ASKED_WIDTH)
+"""Of the inputs of what is asked."""
+
+
+def _nothing(form: Form, kernels: Kernels) -> Sequence[Packing]:
+    """No packing."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +83,18 @@ class _Asked:
 
 
 def settled(
-    target: Target, forms: Sequence[Form], packings: Packings, looked_up: Packings, dtype: str
+    target: Target,
+    forms: Sequence[Form],
+    packings: Packings,
+    looked_up: Packings,
+    dtype: str,
+    multiplied: Packings = _nothing,
 ) -> tuple[Form, Kernels]:
     """The first of `forms` that `target` takes, computing in `dtype`, and how.
 
     Each is asked about with and without zero points, that of the target's record first. Where nobody can be asked, the
     record decides. Raises ProviderError, which names the operators, when there is no kernel for any, or none that
-    computes with packed weights.
+    computes with packed weights, or is as fast as float32 with those that are `multiplied` in steps of one token.
     """
     if target.ask is None:
         standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
@@ -77,7 +102,7 @@ def settled(
     said = []
     for form in forms:
         for kernels in _both(target.kernels, form):
-            answer = refused(target, form, kernels, packings(form, kernels), dtype)
+            answer = refused(target, form, kernels, packings(form, kernels), dtype, multiplied(form, kernels))
             if not answer:
                 takes = _looks_up(target, form, kernels, looked_up(form, kernels), dtype)
                 return form, replace(kernels, gather=takes)
@@ -100,15 +125,22 @@ def smaller_blocks(
     sizes: Sequence[int],
     packings: Callable[[int], Sequence[Packing]],
     dtype: str,
+    multiplied: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Those of `sizes` that `target` takes blocks of, too: for weights whose rows the size that is wanted does not
-    divide. All are asked about at once, and alone where that is refused. `packings`: in blocks of a size.
+    divide. All are asked about at once, and alone where that is refused. `packings`: in blocks of a size; `multiplied`:
+    bits of those that are to be as fast as float32.
     """
     if target.ask is None:
         return tuple(size for size in sizes if size in USUAL)
-    if not refused(target, form, kernels, [each for size in sizes for each in packings(size)], dtype):
+
+    def why_not(asked: Sequence[Packing]) -> str:
+        timed = [each for each in asked if each.grid.bits in multiplied]
+        return refused(target, form, kernels, asked, dtype, timed)
+
+    if not why_not([each for size in sizes for each in packings(size)]):
         return tuple(sizes)
-    return tuple(size for size in sizes if not refused(target, form, kernels, packings(size), dtype))
+    return tuple(size for size in sizes if not why_not(packings(size)))
 
 
 def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:
@@ -116,16 +148,88 @@ def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:
     return (kernels,) if form.one_scale else (kernels, replace(kernels, symmetric=not kernels.symmetric))
 
 
-def refused(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
-    """Why `target` does not compute products of a form with packed weights; empty when it does."""
+def refused(
+    target: Target,
+    form: Form,
+    kernels: Kernels,
+    packings: Sequence[Packing],
+    dtype: str,
+    multiplied: Sequence[Packing] = (),
+) -> str:
+    """Why `target` does not compute products of a form with packed weights; empty when it does.
+
+    `multiplied`: those that are to be as fast as float32 in a step of one token, as far as that can be found out.
+    """
     assert target.ask is not None
     question = asked_products(form, kernels, packings, dtype)
     answer = target.ask(question, SIZES)
     if answer.fails or answer.left:
         return _told(answer)
-    if target.unpacks is not None and target.unpacks(question, SIZES):
-        return "restores the whole matrix in every run on this machine, which is slower than fp32"
-    return ""
+    if multiplied and target.compares is not None:
+        return _slower(target, form, kernels, multiplied, dtype)
+    return RESTORES if _restores(target, question) else ""
+
+
+RESTORES = "restores the whole matrix in every run on this machine, which is slower than fp32"
+
+
+def _restores(target: Target, question: bytes) -> bool:
+    """Whether the target is known to restore packed weights in every run."""
+    return target.unpacks is not None and target.unpacks(question, SIZES)
+
+
+def _slower(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
+    """How much slower than a product in float32 the slowest is, and why; empty when none is."""
+    plain: Timed = f"MatMul of {TIMED_WIDTH}", partial(_plain_product, TIMED_WIDTH)
+    products: list[Timed] = []
+    for packing in packings:
+        question = asked_products(form, kernels, [packing], dtype)
+        large = replace(packing, block_size=TIMED_WIDTH) if form.one_scale else packing
+        products.append((_key(question, TIMED_WIDTH), partial(_timed_product, form, kernels, large, dtype)))
+    found = _slowest(target, packings, products, plain)
+    if found is None:
+        return ""
+    packing, told = found
+    why = _restores(target, asked_products(form, kernels, [packing], dtype))
+    return f"{told}{': the whole matrix is restored in every run' if why else ''}"
+
+
+def _slowest(
+    target: Target, packings: Sequence[Packing], timed: Sequence[Timed], plain: Timed
+) -> tuple[Packing, str] | None:
+    """The packing with which the target is the slowest beside float32, and by how much; None when it is with none."""
+    assert target.compares is not None
+    times = target.compares(timed, plain)
+    packing, (packed, floats) = max(zip(packings, times, strict=True), key=lambda entry: entry[1][0] / entry[1][1])
+    if packed <= SLOWER * floats:
+        return None
+    return packing, (
+        f"takes {packed / floats:.1f} times as long as fp32 for a token with {packing.name} weights in blocks of "
+        f"{packing.block_size} on this machine ({1e3 * packed:.3g} and {1e3 * floats:.3g} ms)"
+    )
+
+
+def _key(question: bytes, width: int) -> str:
+    """What tells a product of a width from every other; `question`: the same one, as it is asked about."""
+    return f"{hashlib.sha256(question).hexdigest()[:32]} of {width}"
+
+
+def _timed_product(form: Form, kernels: Kernels, packing: Packing, dtype: str) -> Question:
+    """A product as it is timed."""
+    return asked_products(form, kernels, [packing], dtype, width=TIMED_WIDTH), {"x": (1, 1, TIMED_WIDTH)}
+
+
+def _plain_product(width: int) -> Question:
+    """The same in float32."""
+    place, hidden = _begun("x", ir.DataType.FLOAT, Kernels(), (1, 1, width))
+    weight = _floats(place, "w", (width, width))
+    made = place.node("MatMul", [hidden, weight], dtype=ir.DataType.FLOAT, shape=(1, 1, width))
+    return _finished(place, [made]), {"x": (1, 1, width)}
+
+
+def _floats(place: Place, name: str, shape: tuple[int, ...]) -> ir.Value:
+    """A weight in float32 that is 0 everywhere."""
+    return place.constant(np.zeros(shape, np.float32), name)
 
 
 def _told(answer: Answer) -> str:
@@ -142,30 +246,78 @@ def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[P
     return not answer.fails and not answer.left
 
 
-def takes_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
-    """Whether `target` computes experts with packed weights; its record decides where it cannot be asked."""
+def refused_experts(
+    target: Target,
+    form: Form,
+    kernels: Kernels,
+    packings: Sequence[Packing],
+    dtype: str,
+    multiplied: Sequence[Packing] = (),
+) -> str:
+    """Why `target` does not compute experts with packed weights, as `refused` says it of products; its record decides
+    where it cannot be asked.
+    """
     if form.experts is None or target.ask is None:
-        return form.experts is not None
+        return "" if form.experts is not None else "has no packed form of them"
     answer = target.ask(_asked_experts(form, kernels, packings, dtype), SIZES)
-    return not answer.fails and not answer.left
+    if answer.fails or answer.left:
+        return _told(answer)
+    if not multiplied or target.compares is None:
+        return ""
+    plain: Timed = f"{PLAIN} of {TIMED_EXPERTS}", partial(_plain_experts, TIMED_EXPERTS)
+    timed: list[Timed] = []
+    for packing in multiplied:
+        question = _asked_experts(form, kernels, [packing], dtype)
+        timed.append((_key(question, TIMED_EXPERTS), partial(_timed_experts, form, kernels, packing, dtype)))
+    found = _slowest(target, multiplied, timed, plain)
+    return "" if found is None else found[1]
 
 
-def _asked_experts(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+def _asked_experts(
+    form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str, width: int = ASKED_WIDTH
+) -> bytes:
     """A model with the experts of a layer for every packing, gated as most are."""
     assert form.experts is not None
-    place, hidden = _begun("hidden", to_ir(dtype), kernels, SIZES["hidden"])
-    scores = ir.Value(name="scores", shape=ir.Shape(SIZES["scores"]), type=ir.TensorType(to_ir(dtype)))
-    place.graph.inputs.append(scores)
+    place, hidden, scores = _before_experts(to_ir(dtype), kernels, width)
     made = []
     for index, packing in enumerate(packings):
-        sizes = (2 * EXPERTS * ASKED_WIDTH, EXPERTS * ASKED_WIDTH)
+        sizes = (2 * EXPERTS * width, EXPERTS * width)
         up, down = (
-            _zeros(place, f"w{index}.{rows}", form.experts.layout, _Asked(packing, to_ir(dtype), rows))
+            _zeros(place, f"w{index}.{rows}", form.experts.layout, _Asked(packing, to_ir(dtype), rows, width))
             for rows in sizes
         )
         call = ExpertsCall(hidden, scores, EXPERTS, up, None, down, None, GATED)
         made.append(form.experts.write(place, call))
     return _finished(place, made)
+
+
+def _before_experts(dtype: ir.DataType, kernels: Kernels, width: int) -> tuple[Place, ir.Value, ir.Value]:
+    """A graph to be written at its end, and what experts are given."""
+    place, hidden = _begun("hidden", dtype, kernels, (1, width))
+    scores = ir.Value(name="scores", shape=ir.Shape((1, EXPERTS)), type=ir.TensorType(dtype))
+    place.graph.inputs.append(scores)
+    return place, hidden, scores
+
+
+def _timed_experts(form: Form, kernels: Kernels, packing: Packing, dtype: str) -> Question:
+    """Experts as they are timed."""
+    sizes = _sizes(TIMED_EXPERTS)
+    return _asked_experts(form, kernels, [packing], dtype, TIMED_EXPERTS), sizes
+
+
+def _plain_experts(width: int) -> Question:
+    """The same in float32."""
+    place, hidden, scores = _before_experts(ir.DataType.FLOAT, Kernels(), width)
+    up, down = (_floats(place, name, (EXPERTS, size, width)) for name, size in (("up", 2 * width), ("down", width)))
+    made = place.node(
+        PLAIN,
+        [hidden, scores, up, None, down],
+        dtype=ir.DataType.FLOAT,
+        shape=(1, width),
+        domain=DOMAIN,
+        attributes=GATED,
+    )
+    return _finished(place, [made]), _sizes(width)
 
 
 def asked_products(

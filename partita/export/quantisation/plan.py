@@ -9,7 +9,7 @@ from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
 from partita.export.quantisation.as_stored import AsStored
-from partita.export.quantisation.asking import ASKED_WIDTH, refused, settled, smaller_blocks, takes_experts
+from partita.export.quantisation.asking import ASKED_WIDTH, refused, refused_experts, settled, smaller_blocks
 from partita.export.quantisation.forms import Form, candidates
 from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
@@ -111,8 +111,13 @@ class Plan:
         """Every width that weights may be rounded to: that of the package, those that were asked for, and that of
         embeddings; where integers are taken as they are stored, those that were asked for alone.
         """
+        return self.multiplied_bits if self.stored is not None else tuple(dict.fromkeys([*self.multiplied_bits, 8]))
+
+    @property
+    def multiplied_bits(self) -> tuple[int, ...]:
+        """Those of products: an embedding that is only ever looked up may have eight bits besides."""
         asked = [keep.bits for keep in self.keep if keep.bits is not None]
-        return tuple(dict.fromkeys(asked if self.stored is not None else [self.bits, *asked, 8]))
+        return tuple(dict.fromkeys(asked if self.stored is not None else [self.bits, *asked]))
 
 
 def make_plan(
@@ -147,12 +152,16 @@ def make_plan(
     if target is None:
         return plan
     taken = [] if stored is None else stored.packings()
+    multiplied_bits = plan.rounded_bits if options.searches else plan.multiplied_bits
 
-    def packings(form: Form, kernels: Kernels) -> list[Packing]:
+    def packings(form: Form, kernels: Kernels, bits: tuple[int, ...] = plan.rounded_bits) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
         as_they_are = [replace(each, block_size=ASKED_WIDTH) if form.one_scale else each for each in taken]
-        rounded = [found for each in plan.rounded_bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
+        rounded = [found for each in bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
         return [*as_they_are, *rounded]
+
+    def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
+        return packings(form, kernels, multiplied_bits)
 
     def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
@@ -161,7 +170,7 @@ def make_plan(
         return list(dict.fromkeys([*as_they_are, *(each for each in found if each is not None)]))
 
     dtype = options.computing.dtype
-    form, found = settled(target, forms, packings, looked_up, dtype)
+    form, found = settled(target, forms, packings, looked_up, dtype, multiplied)
     if found.symmetric != kernels.symmetric:
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:
@@ -169,8 +178,11 @@ def make_plan(
     if stored is not None:
         stored = _taken_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
-    if has_experts and found.experts:
-        found = replace(found, experts=takes_experts(target, form, found, packings(form, found), dtype))
+    if has_experts and found.experts and form.experts is not None:
+        why = refused_experts(target, form, found, packings(form, found), dtype, multiplied(form, found))
+        found = replace(found, experts=not why)
+        if why:
+            told(f"experts stay floats; {form.experts.operator} on {target.provider}: {why}")
     plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan
@@ -181,7 +193,8 @@ def make_plan(
         return [packing for each in plan.rounded_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
 
     sizes = tuple(size for size in found.smaller if size < most)
-    return replace(plan, kernels=replace(found, smaller=smaller_blocks(target, form, found, sizes, in_blocks, dtype)))
+    smaller = smaller_blocks(target, form, found, sizes, in_blocks, dtype, multiplied_bits)
+    return replace(plan, kernels=replace(found, smaller=smaller))
 
 
 def looks_up_stored(form: Form, packing: Packing) -> bool:
@@ -194,10 +207,12 @@ def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dt
     if target.ask is None or form.one_scale:
         return stored
     packings = stored.packings()
+
+    def in_blocks(size: int) -> list[Packing]:
+        return [replace(each, block_size=size) for each in packings]
+
     sizes = tuple(
-        size
-        for size in stored.blocks()
-        if not refused(target, form, kernels, [replace(each, block_size=size) for each in packings], dtype)
+        size for size in stored.blocks() if not refused(target, form, kernels, in_blocks(size), dtype, in_blocks(size))
     )
     return replace(stored, sizes=sizes)
 

@@ -24,7 +24,7 @@ from partita.export.node_names import MODULE
 from partita.export.origins import Reordered
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers, replace
+from partita.export.passes.rewriting import drop_unused_initializers, only_consumer, replace
 from partita.export.quantisation import experts
 from partita.export.quantisation.as_stored import Taken, is_stored
 from partita.export.quantisation.forms import Place, Weight
@@ -237,12 +237,18 @@ class _Rewriter:
 
     def _product(self, node: ir.Node, packed: Packed) -> None:
         """Put the product of the form in the place of a MatMul or Gemm."""
-        hidden, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        views = _views_around(node)
+        hidden = node.inputs[0] if views is None else views[0].inputs[0]
         assert hidden is not None
         place = self._place(node)
         if isinstance(packed.origin, Reordered):
             hidden = reordered(place, hidden, packed.origin.order)
-        self._replace(node, self.plan.form.product.write(place, hidden, bias, self._weight(packed, node)))
+        made = self.plan.form.product.write(place, hidden, bias, self._weight(packed, node))
+        if views is None:
+            self._replace(node, made)
+        else:
+            self._replace(views[1], made, dead=(node, views[0]))
 
     def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
         """Put the look-up of the form in the place of the Gather of an embedding; False where it is not one."""
@@ -268,11 +274,11 @@ class _Rewriter:
         """Where what replaces `node` is written."""
         return Place(self.graph, node, self.plan.kernels, self.shared)
 
-    def _replace(self, node: ir.Node, value: ir.Value) -> None:
-        """Let `value` be read in place of what `node` gives."""
+    def _replace(self, node: ir.Node, value: ir.Value, dead: tuple[ir.Node, ...] = ()) -> None:
+        """Let `value` be read in place of what `node` gives, and remove what `dead` gave for it alone."""
         new = value.producer()
         assert new is not None
-        replace(self.graph, node, new)
+        replace(self.graph, node, new, dead)
 
     def _weight(self, packed: Packed, node: ir.Node, *, of_experts: bool = False) -> Weight:
         """A weight as nodes read it."""
@@ -359,6 +365,23 @@ def weight_of_product(node: ir.Node) -> Plain | None:
             return None
         turned = bool(node.attributes.get_int("transB", 0))
     return plain if turned else plain.permuted((1, 0))
+
+
+def _views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
+    """Two Reshapes that are there because a Gemm takes matrices alone: the one before it puts the tokens of all rows on
+    one axis, the one after it puts them back. What is written in its place needs neither. None where they are not both.
+    """
+    hidden, last = node.inputs[0], only_consumer(node.outputs[0])
+    first = None if hidden is None else hidden.producer()
+    if node.op_type != "Gemm" or first is None or last is None or {first.op_type, last.op_type} != {"Reshape"}:
+        return None
+    given, flat, made = first.inputs[0], first.outputs[0].shape, last.outputs[0].shape
+    if given is None or given.shape is None or flat is None or made is None or node.outputs[0].shape is None:
+        return None
+    sizes, becomes = list(given.shape), list(made)
+    known = all(isinstance(size, int) or size.value is not None for size in sizes)
+    widths = sizes[-1] == flat[-1] and becomes[-1] == node.outputs[0].shape[-1]
+    return (first, last) if known and widths and sizes[:-1] == becomes[:-1] else None
 
 
 def _matrix(weight: StoredPart) -> Plain | None:

@@ -4,7 +4,7 @@
     q = QuantizeLinear(x, s, 128)                                 [..., K] uint8, a scale along the axis of tokens
 
 Products that read the same x share s and q. QuantizeLinear goes through x once where dividing, rounding, adding and
-casting it go through it four times.
+casting it go through it four times. Nothing asks for a shape: a provider may have no integers of 64 bits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ ROUNDED = "rounded"
 ZERO_POINTS = "zero_points"
 LARGEST, MIDDLE = 127, 128
 """Of rounded activations, and the number that stands for 0."""
+BLOCKS_SINCE = 21
+"""The operator set of ONNX since which QuantizeLinear takes a scale for each block of a row: here a whole row."""
 TINY = 1e-30
 """In place of the scale of a row that is 0 everywhere."""
 
@@ -44,16 +46,27 @@ def rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Va
 
 
 def _integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
-    """Activations [..., K] as integers, given the scale of each token [..., 1]. QuantizeLinear takes scales along one
-    axis only, so tokens that lie along several, as those of a batch do, are put along one meanwhile.
+    """Activations [..., K] as integers, given the scale of each token [..., 1]."""
+    axis, byte = _axis_of_tokens(hidden), ir.DataType.UINT8
+    if axis is not None:
+        scales = place.node("Reshape", [scale, _sizes(place, [-1])], dtype=hidden.dtype, shape=None)
+        inputs, attributes = [hidden, scales, _zero_points(place, hidden, scales)], {"axis": axis}
+    elif (place.graph.opset_imports.get("") or 0) >= BLOCKS_SINCE:
+        inputs, attributes = [hidden, scale, _zero_points(place, hidden, scale)], {"axis": -1, "block_size": width}
+    else:
+        return _flat_integers(place, hidden, scale, width)
+    return place.node(QUANTIZE, inputs, dtype=byte, shape=hidden.shape, attributes=attributes)
+
+
+def _flat_integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
+    """The same where tokens lie along several axes, as those of a batch do, and QuantizeLinear takes scales along one
+    only: they are put along one meanwhile.
     """
     kind, byte = hidden.dtype, ir.DataType.UINT8
-    scales = place.node("Reshape", [scale, _sizes(place, [-1])], dtype=kind, shape=None)
-    axis = _axis_of_tokens(hidden)
-    if axis is not None:
-        inputs = [hidden, scales, _zero_points(place, hidden, scales)]
-        return place.node(QUANTIZE, inputs, dtype=byte, shape=hidden.shape, attributes={"axis": axis})
-    rows = place.node("Reshape", [hidden, _sizes(place, [-1, width])], dtype=kind, shape=None)
+    scales, rows = (
+        place.node("Reshape", [value, _sizes(place, sizes)], dtype=kind, shape=None)
+        for value, sizes in ((scale, [-1]), (hidden, [-1, width]))
+    )
     inputs = [rows, scales, _zero_points(place, hidden, scales)]
     flat = place.node(QUANTIZE, inputs, dtype=byte, shape=None, attributes={"axis": 0})
     sizes = place.node("Shape", [hidden], dtype=ir.DataType.INT64, shape=None)
@@ -74,13 +87,21 @@ def _axis_of_tokens(hidden: ir.Value) -> int | None:
 
 
 def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
-    """The number that stands for 0, once for every token; shared by all activations of as many tokens."""
+    """The number that stands for 0, once for every token; shared by all activations of as many tokens.
+
+    A constant for one token. For more of them it is made of their scales, each of which is brought to that number.
+    """
     sizes = () if hidden.shape is None else tuple(str(size) for size in hidden.shape[:-1])
+    if sizes and set(sizes) == {"1"}:
+        return place.constant(np.array([MIDDLE], np.uint8), "rounding.zero_point_of_one")
     known = place.shared.get((ZERO_POINTS, sizes))
     if known is not None:
         return known[0]
-    count = place.node("Shape", [scales], dtype=ir.DataType.INT64, shape=None)
-    made = place.node("Expand", [zero_point(place), count], dtype=ir.DataType.UINT8, shape=None)
+    assert scales.dtype is not None
+    middle = place.constant(np.array(MIDDLE, scales.dtype.numpy()), "rounding.middle")
+    same = place.node("Clip", [scales, middle, middle], dtype=scales.dtype, shape=scales.shape)
+    byte = {"to": int(ir.DataType.UINT8)}
+    made = place.node("Cast", [same], dtype=ir.DataType.UINT8, shape=scales.shape, attributes=byte)
     if sizes and "None" not in sizes:
         place.shared[ZERO_POINTS, sizes] = (made,)
     return made

@@ -15,7 +15,7 @@ from partita.providers.resolve import Resolution
 from partita.runtime.cpu.timing import thread_clock
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import host_buffer
-from partita.runtime.ort.session import Opening, open_native
+from partita.runtime.ort.session import Opening, PortInfo, open_native
 
 FILE = Path("product.onnx")
 """Where a model would lie, were it a file."""
@@ -24,7 +24,8 @@ LEAST_ROUNDS = 3
 SECONDS = 0.5
 """No further round is begun after this much CPU time, but for the first few."""
 Question = tuple[bytes, Mapping[str, tuple[int, ...]]]
-"""A model with one float32 input and one output, and the size of the input."""
+"""A model with inputs of float32 or float16 and one output, and the sizes of the inputs."""
+HALF = "tensor(float16)"
 
 
 def product_seconds(questions: Sequence[Question], cpu: Resolution) -> list[float]:
@@ -52,14 +53,20 @@ def product_seconds(questions: Sequence[Question], cpu: Resolution) -> list[floa
 
 
 def _bound(stack: ExitStack, model: bytes, sizes: Mapping[str, tuple[int, ...]], cpu: Resolution) -> Binding:
-    """A session of a model with its input bound to random numbers, and its output."""
+    """A session of a model with its inputs bound to random numbers, and its output."""
     session = stack.enter_context(closing(open_native(FILE, [cpu], Opening(threads=1, model=model))))
     binding = session.binding()
-    for name, shape in sizes.items():
-        buffer = host_buffer(shape, "float32")
+    for port in session.inputs:
+        shape = sizes[port.name]
+        buffer = host_buffer(shape, _dtype(port))
         buffer.host[:] = np.random.default_rng(0).standard_normal(shape, np.float32)
-        binding.bind_input(name, buffer)
+        binding.bind_input(port.name, buffer)
     for port in session.outputs:
         shape = tuple(size if isinstance(size, int) else 1 for size in port.shape)
-        binding.bind_output(port.name, host_buffer(shape, "float32"))
+        binding.bind_output(port.name, host_buffer(shape, _dtype(port)))
     return binding
+
+
+def _dtype(port: PortInfo) -> str:
+    """The element type of an input or output."""
+    return "float16" if port.type == HALF else "float32"

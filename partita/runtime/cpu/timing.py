@@ -74,14 +74,19 @@ _IN_MEMORY: dict[Path | None, Kept] = {}
 
 def kept_timings() -> Kept:
     """Those of this processor and this build of ONNX Runtime."""
-    build = asdict(ort_build())
-    build.pop("folder")
-    identity = json.dumps([FORMAT, build, cpu_identity()], sort_keys=True)
-    folder = cache_folder(KIND)
-    path = None if folder is None else folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+    path = file_of_machine(KIND, FORMAT)
     if path is None:
         return _IN_MEMORY.setdefault(None, Kept(None))
     return Kept(path)
+
+
+def file_of_machine(kind: str, version: int) -> Path | None:
+    """Where timings of a kind are kept for this processor and this build of ONNX Runtime; None where nothing is."""
+    build = asdict(ort_build())
+    build.pop("folder")
+    identity = json.dumps([version, build, cpu_identity()], sort_keys=True)
+    folder = cache_folder(kind)
+    return None if folder is None else folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
 
 
 def _key(form: Form, lengths: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from partita.export.quantisation.rewrite import Placed
 from partita.export.quantisers import Grid
 from partita.export.weight_sources import initializers
 from tests.conftest import TinyCheckpoint
+from tests.export.integers import wide_integers
 from tests.export.quantisation.test_packed import plain
 
 WIDTH, ROWS = 96, 64
@@ -47,13 +49,15 @@ class Written:
         look_up: bool = False,
         products: int = 1,
         batch: int = 1,
+        opset: int = 18,
+        length: int | str = "S",
     ) -> None:
         self.folder, self.weight = folder, weight
         kind = ir.DataType.INT64 if look_up else ir.DataType.FLOAT
-        shape = ir.Shape([batch, "S"] if look_up else [batch, "S", weight.width])
+        shape = ir.Shape([batch, length] if look_up else [batch, length, weight.width])
         given = ir.Value(name="x", shape=shape, type=ir.TensorType(kind))
         self.values = initializers(weight, "w")
-        opsets = {"": max(written.opset, 18), "com.microsoft": 1}
+        opsets = {"": max(written.opset, opset), "com.microsoft": 1}
         graph = ir.Graph([given], [], nodes=[], initializers=list(self.values), opset_imports=opsets, name="one")
         place = Place(graph, None, Kernels())
         parts = Weight(self.values, weight.rows, weight.width, weight.packing)
@@ -123,11 +127,15 @@ def test_products_of_the_same_activations_share_their_rounding(tiny_checkpoint: 
     one.run(np.ones((1, 1, WIDTH), np.float32))
 
 
-def test_activations_of_a_batch_are_rounded_for_every_token(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize("opset", [18, 21])
+def test_activations_of_a_batch_are_rounded_for_every_token(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opset: int
+) -> None:
+    """Since opset 21 by one node; before, the tokens of all rows are put on one axis meanwhile."""
     written = form("matmul_integer")
     packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
     weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
-    one = Written(tmp_path, written, weight, batch=2)
+    one = Written(tmp_path, written, weight, batch=2, opset=opset)
     x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
     x[1, 2] *= 1000
     wanted = x @ found_by_quantiser(weight).T
@@ -135,6 +143,32 @@ def test_activations_of_a_batch_are_rounded_for_every_token(tiny_checkpoint: Tin
     assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all()
     written.product.exact(one.model)
     assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "operators"),
+    [
+        (1, 1, {"Reshape": 1}),  # the zero point of the one token is a constant
+        (1, "S", {"Reshape": 1, "Clip": 1, "Cast": 1}),
+        (2, "S", {"Clip": 1, "Cast": 1}),
+        (2, 1, {"Reshape": 1, "Clip": 1, "Cast": 1}),
+    ],
+)
+def test_rounding_asks_for_no_shape(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int, length: int | str, operators: dict[str, int]
+) -> None:
+    """Those are integers of 64 bits, which not every provider computes."""
+    written = form("matmul_integer_to_float")
+    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    one = Written(tmp_path, written, weight, batch=batch, length=length, opset=21)
+    x = np.random.default_rng(0).standard_normal((batch, 1, WIDTH)).astype(np.float32)
+    x[-1] = 0
+    wanted = x @ found_by_quantiser(weight).T
+    assert (np.abs(one.run(x) - wanted) <= 0.03 * np.abs(wanted).max(-1, keepdims=True)).all()
+    assert not wide_integers(tmp_path / "one.onnx")
+    usual = {"Abs": 1, "ReduceMax": 1, "Max": 1, "Mul": 2, "QuantizeLinear": 1, "MatMulIntegerToFloat": 1}
+    assert Counter(node.op_type for node in one.model.graph) == Counter({**usual, **operators})
 
 
 @pytest.mark.parametrize("name", ["matmul_nbits", "dequantize_linear", "matmul_integer"])

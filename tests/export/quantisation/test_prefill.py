@@ -30,6 +30,7 @@ from partita.runtime.engine.request import Request
 from partita.runtime.runner import load_runner
 from partita.runtime.scoring import open_scorer
 from tests.conftest import Exported, TinyCheckpoint
+from tests.export.integers import wide_integers
 from tests.export.quantisation.test_packed import plain
 from tests.export.quantisation.test_plan import MODULES, Asked, options, target
 
@@ -88,6 +89,8 @@ def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair:
     assert {first[name] for name in first if name.startswith("model.embed_tokens")} <= shared
     own = [name for name in first if first[name] not in shared]
     assert own and all(".int8" in name for name in own), "norms and tables are the same bytes, too"
+    assert not wide_integers(pair / "prefill.onnx") and not wide_integers(pair / "decode.onnx")
+    assert not prompts["Reshape"] and not decode["Reshape"], "no head of a tied embedding is put on one axis"
     found = manifest.prefill
     assert found is not None and found.written and found.packed is not None
     assert (found.packed.activations, sum(kind.weights for kind in found.packed.kinds)) == ("int8", 5 * layers)
