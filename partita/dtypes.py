@@ -130,6 +130,12 @@ def numbered(number: int) -> ElementType:
     return found
 
 
+def name_of(number: int) -> str:
+    """The name of the type with ONNX's number; empty for a number that no type has."""
+    found = _BY_NUMBER.get(number)
+    return "" if found is None else found.name
+
+
 def numbers(*names: str) -> tuple[int, ...]:
     """ONNX's numbers of some types. Raises ValueError for a name that is none."""
     return tuple(named(name).number for name in names)

@@ -34,6 +34,10 @@ class GraphNode:
     """Nodes in its bodies, however deep; of nodes of an optimised graph only."""
     body: str = ""
     """The attribute whose graph it is in: `then_branch`; empty in the main graph."""
+    matrix: str = ""
+    """Element type of the largest constant of two dimensions or more that it reads, e.g. bfloat16; empty where it reads
+    none. Of nodes of the file only.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from partita import dtypes
 from partita.diagnosis import naming, native_log
 from partita.diagnosis.fusion import COMPILED
 from partita.diagnosis.session_index import CONTROL_FLOW, Claims, SessionIndex, choose_provider
+from partita.observations.facts import GraphNode
 from partita.observations.records import PhaseName, Source
 from partita.partition_reports.records import Copy, Disagreement, NodePlacement
 from partita.partition_reports.timing import NodeTimes
@@ -14,10 +16,13 @@ from partita.partition_reports.timing import NodeTimes
 
 def place_nodes(index: SessionIndex, times: NodeTimes) -> tuple[NodePlacement, ...]:
     """One record per node, in execution order."""
-    return tuple(_place_node(index, times, position, name) for position, name in enumerate(index.order))
+    casts = {output: node for node in index.facts.graph if node.op_type == "Cast" for output in node.outputs}
+    return tuple(_place_node(index, times, casts, position, name) for position, name in enumerate(index.order))
 
 
-def _place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) -> NodePlacement:
+def _place_node(
+    index: SessionIndex, times: NodeTimes, casts: Mapping[str, GraphNode], position: int, name: str
+) -> NodePlacement:
     """Join what the sources say about one node."""
     module = index.module(name)
     return NodePlacement(
@@ -31,8 +36,29 @@ def _place_node(index: SessionIndex, times: NodeTimes, position: int, name: str)
         output_bytes=times.output_bytes.get(name),
         replaces=index.replaces(name),
         replaces_op_types=tuple(index.exported_op(each) for each in index.replaces(name)),
+        element_type=_element_type(index, times, name),
+        matrix_type=_matrix_type(index, casts, name),
         sources=_sources_of(index, name),
     )
+
+
+def _element_type(index: SessionIndex, times: NodeTimes, name: str) -> str | None:
+    """The first floating-point type that a node made, when it ran; None of a compiled one."""
+    event = times.last.get(name) or index.ran.get(name)
+    if event is None or name in index.compiled:
+        return None
+    made = (shape.partition("[")[0] for shape in event.output_shapes)
+    return next((each for each in made if dtypes.is_float(each)), None)
+
+
+def _matrix_type(index: SessionIndex, casts: Mapping[str, GraphNode], name: str) -> str | None:
+    """The type in which the file has the weight that a node reads, itself or through a Cast. `casts`: by output."""
+    for node in (index.exported[each] for each in (name, *index.replaces(name)) if each in index.exported):
+        read = (node.matrix, *(casts[tensor].matrix for tensor in node.inputs if tensor in casts))
+        found = next(filter(None, read), None)
+        if found is not None:
+            return found
+    return None
 
 
 def in_layers(

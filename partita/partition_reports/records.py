@@ -56,6 +56,14 @@ class NodePlacement(Record):
     """What the node is known by in every report of the model: the nodes of the file whose work it does, by name. Empty
     for a Memcpy node, and in a report that was written without.
     """
+    element_type: str | None = None
+    """Of the first floating-point output as the node ran, e.g. float16: what it computes in. Null where it makes none,
+    of a compiled node, which does not say, and in a report that was written without.
+    """
+    matrix_type: str | None = None
+    """Of the weight that it reads, as the ONNX file has it: another one than `element_type` where a Cast stands between
+    them. Null where it reads none, and in a report that was written without.
+    """
     sources: tuple[Source, ...]
 
 

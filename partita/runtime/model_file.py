@@ -7,12 +7,14 @@ sessions.
 from __future__ import annotations
 
 import ast
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
@@ -59,15 +61,23 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     except (DecodeError, ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
     _check_external_data(model, path, folder)
-    initializers = {tensor.name for tensor in model.graph.initializer}
+    initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(
-        nodes=tuple(graph_node(node) for node in model.graph.node),
+        nodes=tuple(replace(graph_node(node), matrix=_matrix(node, initializers)) for node in model.graph.node),
         inner=inner_nodes(model.graph),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
         data_files=data_files(model),
         attention=find_attention(model),
     )
+
+
+def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:
+    """Element type of the largest constant of two dimensions or more that a node reads; empty for none."""
+    read = [constants[name] for name in node.input if name in constants]
+    matrices = [tensor for tensor in read if len(tensor.dims) > 1]
+    largest = max(matrices, key=lambda tensor: math.prod(tensor.dims), default=None)
+    return "" if largest is None else dtypes.name_of(largest.data_type)
 
 
 def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:

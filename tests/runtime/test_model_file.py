@@ -112,3 +112,15 @@ def test_a_node_without_metadata_goes_by_its_name():
     assert graph_node(onnx.helper.make_node("Add", ["a"], ["b"], name="x.y/Add")).module == "x.y"
     plain = graph_node(onnx.helper.make_node("Add", ["a"], ["b"], name="Add_1"))
     assert (plain.module, plain.module_class, plain.source) == (None, None, None)
+
+
+def test_the_type_of_the_weight_that_a_node_reads(tmp_path):
+    """Of several constants the largest with two dimensions; not what is computed, and not a vector."""
+    kinds = {"table": (onnx.TensorProto.BFLOAT16, [4, 2]), "bias": (onnx.TensorProto.FLOAT, [9]), "odd": (0, [9, 9])}
+    constants = [onnx.TensorProto(name=name, data_type=kind, dims=dims) for name, (kind, dims) in kinds.items()]
+    reads = {"rows": ["table", "ids"], "sum": ["rows", "bias"], "wide": ["table", "bias"], "strange": ["odd"]}
+    nodes = [onnx.helper.make_node("Any", inputs, [name], name=name) for name, inputs in reads.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], constants)
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    found = {node.name: node.matrix for node in read_model_file(tmp_path / "m.onnx", tmp_path).nodes}
+    assert found == {"rows": "bfloat16", "sum": "", "wide": "bfloat16", "strange": ""}

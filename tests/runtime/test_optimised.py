@@ -54,6 +54,16 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     assert [check for check in report.checks if not check.passed] == [] and report.disagreements == ()
 
 
+def test_what_nodes_make_is_told_in_the_type_that_they_ran_in(tmp_path):
+    """The CPU provider has no kernel for Erf in float16: ONNX Runtime casts before and behind it."""
+    half = TensorProto.FLOAT16
+    nodes = [helper.make_node("Erf", ["x"], ["y"], name="m.a/Erf")]
+    result = placed(save(tmp_path / "m.onnx", nodes, [port("x", half)], [port("y", half)]))
+    report = join(result.facts, result.resolutions, Asked("place", tmp_path, ("cpu",), "default", {}, None))
+    made = [(node.op_type, node.element_type) for node in report.phases[0].nodes]
+    assert made == [("Cast", "float32"), ("Erf", "float32"), ("Cast", "float16")]
+
+
 def test_nodes_that_got_names_of_ours_have_them_in_the_optimised_graph_too(tmp_path):
     path = save(
         tmp_path / "m.onnx",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections import (
+    arithmetic,
     cache,
     checks,
     copies,
@@ -28,6 +29,7 @@ PARTS = (
     fallbacks.section,
     placement.section,
     packed.section,
+    arithmetic.section,
     layers.section,
     partitions.section,
     copies.section,

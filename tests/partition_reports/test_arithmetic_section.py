@@ -1,0 +1,154 @@
+"""A report of a 16-bit package says which nodes compute in 16 bits, and which only read weights that are stored so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partita.observations.facts import GraphNode, RunWindow, SessionFacts
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.arithmetic import section
+from partita.partition_reports.sections.model import Line, Table
+from partita.partition_reports.views import html, markdown, text
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    PACKAGE,
+    event,
+    exported,
+    report_of,
+    run_facts,
+    session_facts,
+)
+
+GATHER, ROWS, FOLDED, PRODUCT, SUM = (
+    "model.embed/Gather",
+    "model.embed/Cast",
+    "model.l/Cast",
+    "model.l/MatMul",
+    "model.l/Add",
+)
+
+
+def reading(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], matrix: str = "") -> GraphNode:
+    """A node of the file, and the type of the weight that it reads itself."""
+    return replace(exported(name, inputs, outputs), matrix=matrix)
+
+
+STORED = (
+    reading(GATHER, ("table", "ids"), ("rows",), "bfloat16"),
+    reading(ROWS, ("rows",), ("hidden",)),
+    reading(FOLDED, ("weight",), ("wide",), "bfloat16"),
+    reading(PRODUCT, ("hidden", "wide"), ("product",)),
+    reading(SUM, ("hidden", "product"), ("sum",)),
+)
+"""Weights in bfloat16, each behind a Cast to float32: of rows as they are looked up, of the matrix as it is opened."""
+COMPUTED = (
+    reading(GATHER, ("table", "ids"), ("rows",), "float16"),
+    reading(PRODUCT, ("rows", "weight"), ("product",), "float16"),
+    reading(SUM, ("rows", "product"), ("sum",)),
+)
+
+
+def session(graph: tuple[GraphNode, ...], types: dict[str, str], provider: str = CPU) -> SessionFacts:
+    """A session that ran nodes, each of which made a tensor of a type, once in each phase."""
+    events = tuple(
+        event(run, order, name, name.partition("/")[2], provider, output_shapes=(f"{dtype}[1,8]",) if dtype else ())
+        for run in range(2)
+        for order, (name, dtype) in enumerate(types.items())
+    )
+    windows = tuple(RunWindow(run, phase, 1, run * 100_000, 9_000) for run, phase in enumerate(("prefill", "decode")))
+    return session_facts(graph=graph, plan=(tuple(types),), events=events, runs=windows, registered=(provider,))
+
+
+def report(precision: str, *sessions: SessionFacts) -> Report:
+    return report_of(run_facts(*sessions), package=PACKAGE.model_copy(update={"precision": precision}))
+
+
+def told(found: Report) -> tuple[list[str], dict[str, tuple[object, ...]]]:
+    """The lines of the section, and the rows of its table by operator and type."""
+    shown = section(found)
+    assert shown is not None and shown.title == "16-bit arithmetic"
+    (table,) = [block for block in shown.blocks if isinstance(block, Table)]
+    lines = [str(block.text) for block in shown.blocks if isinstance(block, Line)]
+    return lines, {f"{row.cells[0]} {row.cells[1]}": tuple(row.cells[2:]) for row in table.rows}
+
+
+def test_weights_that_are_only_stored_in_16_bits() -> None:
+    """The Cast of the matrix was folded, and what multiplies computes in float32."""
+    ran = {GATHER: "bfloat16", ROWS: "float32", PRODUCT: "float32", SUM: "float32"}
+    lines, rows = told(report("bf16", session(STORED, ran)))
+    assert lines == [
+        "prefill and decode: no node in bfloat16 and 2 in float32 (1 of them with weights that the file has in "
+        "bfloat16); 1 node cast numbers in every run."
+    ]
+    assert rows == {
+        "Gather bfloat16": ("bfloat16", "CPU", "1", "1"),
+        "MatMul float32": ("bfloat16", "CPU", "1", "1"),
+        "Cast float32": ("-", "CPU", "1", "1"),
+        "Add float32": ("-", "CPU", "1", "1"),
+    }
+
+
+def test_products_that_compute_in_16_bits_and_a_sum_that_does_not() -> None:
+    """ONNX Runtime put a Cast before an operator that the provider has in float32 alone; no file has it."""
+    ran = {GATHER: "float16", PRODUCT: "float16", "InsertedPrecisionFreeCast_product/Cast": "float32", SUM: "float32"}
+    lines, rows = told(report("fp16", session(COMPUTED, ran, GPU)))
+    assert lines == ["prefill and decode: 1 node in float16 and 1 in float32; 1 node cast numbers in every run."]
+    assert rows["MatMul float16"] == ("float16", "WebGpu", "1", "1") and rows["Add float32"][0] == "-"
+
+
+def test_what_the_file_says_gives_way_to_what_ran() -> None:
+    """The same fp16 graph on a provider that computes all of it in float32."""
+    lines, rows = told(report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float32", SUM: "float32"})))
+    assert lines == [
+        "prefill and decode: no node in float16 and 2 in float32 (1 of them with weights that the file has in float16)."
+    ]
+    assert rows["MatMul float32"][0] == "float16"
+
+
+def test_without_a_run_nothing_is_said() -> None:
+    ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
+    assert section(report("fp16", replace(ran, events=(), runs=()))) is None
+
+
+def test_a_compiler_does_not_say() -> None:
+    built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"}))
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "nodes": tuple(
+                    node.model_copy(update={"op_type": "CompiledSubgraph", "element_type": None})
+                    for node in phase.nodes[:1]
+                )
+            }
+        )
+        for phase in built.phases
+    )
+    found = section(built.model_copy(update={"phases": phases}))
+    assert found is not None and [str(block.text) for block in found.blocks if isinstance(block, Line)] == [
+        "CPU compiled nodes, and does not say what it computes them in."
+    ]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4", "q4f16"])
+def test_other_packages_have_no_such_section(precision: str) -> None:
+    ran = session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"})
+    assert section(report(precision, ran)) is None
+
+
+def test_a_report_of_before_has_no_such_section() -> None:
+    built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float16"}))
+    written = built.model_dump(mode="json", by_alias=True)
+    for phase in written["phases"]:
+        for node in phase["nodes"]:
+            del node["element_type"], node["matrix_type"]
+    assert section(built) is not None and section(Report.model_validate(written)) is None
+
+
+def test_every_view_has_it() -> None:
+    built = report("fp16", session(COMPUTED, {GATHER: "float16", PRODUCT: "float16", SUM: "float32"}))
+    for each in (text, markdown, html):
+        shown = " ".join(each.VIEW.to_text(built).split())
+        assert "prefill and decode: 1 node in float16 and 1 in float32" in shown, each.VIEW.name
