@@ -25,7 +25,7 @@ from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
 from partita.library.chain import ChainOptions
 from partita.library.cluster.options import block_rows, read_cluster
 from partita.library.cluster.running import ClusterRun
-from partita.library.cluster.worker import ANSWER, ROW, Setup
+from partita.library.cluster.worker import BLOCK, Setup, told_of
 from partita.library.sampling import Sampling
 
 SLOTS = 16
@@ -37,14 +37,17 @@ class Sleeper:
 
     def __init__(self, setup: str, ledger: Any) -> None:
         """As `Worker` is made."""
-        self._ms = float(json.loads(setup)["adapter"])
+        self._ms, self._ledger = float(json.loads(setup)["adapter"]), ledger
 
-    def __call__(self, block: Any) -> dict[str, list[str]]:
+    def __call__(self, block: Any) -> Any:
         """Answers to a block, after the time that it takes with `SLOTS` rows at once."""
-        rows = [json.loads(text) for text in block[ROW].to_pylist()]
+        import ray
+
+        (number,) = block[BLOCK].to_pylist()
+        rows = [json.loads(text) for text in ray.get(self._ledger.take.remote(number))]
         time.sleep(self._ms / 1e3 * math.ceil(len(rows) / SLOTS))
         empty = RowAnswer(0, None, None, (), 1, "stop", None, None)
-        return {ANSWER: [json.dumps(replace(empty, index=row["index"]).to_json()) for row in rows]}
+        return told_of(number, [json.dumps(replace(empty, index=row["index"]).to_json()) for row in rows])
 
 
 def main() -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from partita.cli import run
+from partita.commands import batch
+from partita.library.batches.rows import InputRow
 from partita.partition_reports import storage
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.runtime.handmade import ALL, handmade, known_tokens
@@ -234,3 +243,148 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
     assert run([*words, "--report", name]) == 2
     assert "which this command writes as well; name another" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path, capsys, monkeypatch, name):
+    """The table is larger than the journal, so a limit on the size of files meets it alone."""
+    require("pyarrow")
+    source, out = written(tmp_path / "in.jsonl", ROWS[:6]), tmp_path / name
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with monkeypatch.context() as patched:
+        if name.endswith("jsonl"):
+            patched.setattr("partita.library.batches.writing.os.fsync", no_room)
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+        try:
+            code = run(words(summing, source, out))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err
+    assert code == 1 and "every row has its answer, so make room and run the same command again" in " ".join(
+        said.split()
+    )
+    assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
+    monkeypatch.setattr("partita.library.scheduler.Scheduler.submit", None)  # nothing is answered again
+    assert run(words(summing, source, out)) == 0
+    assert "6 rows were answered before" in capsys.readouterr().err and not (tmp_path / f"{name}.partial").exists()
+    if name.endswith("jsonl"):
+        assert [row["tokens"] for row in read(out)] == [
+            known_tokens(r["tokens"], r["max_new_tokens"]) for r in ROWS[:6]
+        ]
+
+
+def no_room(file: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_rows_before_a_damaged_block_are_answered_and_the_error_says_where(summing, tmp_path, capsys):
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    source = tmp_path / "in.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS[:30]), source, row_group_size=10)
+    group = parquet.ParquetFile(source).metadata.row_group(1)
+    columns = [group.column(number) for number in range(group.num_columns)]
+    begin = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
+    with source.open("r+b") as file:
+        file.seek(begin)
+        file.write(b"\xff" * sum(column.total_compressed_size for column in columns))
+    for told in ("10 of 30 rows answered", ""):
+        assert run(words(summing, source, tmp_path / "out.jsonl")) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert "in.parquet: damaged behind row 10" in said and told in said
+    kept = read_journal(tmp_path / "out.jsonl.partial")
+    assert sorted(row["index"] for row in kept) == list(range(10))
+    assert all(row["tokens"] == known_tokens(ROWS[row["index"]]["tokens"], 20 + row["index"]) for row in kept)
+
+
+def test_a_disk_that_fails_in_the_middle_of_the_rows_is_one_line(summing, tmp_path, capsys, monkeypatch):
+    source = written(tmp_path / "in.jsonl", ROWS[:9])
+
+    def some(file: Any) -> Iterator[InputRow]:
+        yield InputRow(0, ROWS[0])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("partita.library.batches.reading._json_rows", some)
+    assert run(words(summing, source, tmp_path / "out.jsonl")) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "in.jsonl: cannot be read behind row 1 (Input/output error)" in said and "1 of 9 rows answered" in said
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, rows: Sequence[Any]) -> None:
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+
+def test_rows_come_through_a_pipe_and_the_same_ones_go_on_with_a_run(summing, tmp_path, capsys, monkeypatch):
+    out, given = tmp_path / "out.jsonl", words(summing, Path("-"), tmp_path / "out.jsonl", "--json")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    piped(monkeypatch, ROWS[:6])
+    with monkeypatch.context() as patched:
+        patched.setattr("partita.library.batches.filing.write_answers", interrupted)
+        assert run(given) == 130
+    assert "6 of 6 rows answered" in capsys.readouterr().err
+    piped(monkeypatch, ROWS[:5])
+    assert run(given) == 2 and "another run" in capsys.readouterr().err
+    piped(monkeypatch, ROWS[:6])
+    assert run(given) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["input"], told["rows"], told["resumed"]) == ("-", 6, 6)
+    assert [row["id"] for row in read(out)] == [row["id"] for row in ROWS[:6]]
+    assert not any((tmp_path / "temporary").iterdir()), "nothing is left of what came through the pipe"
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_pipe_is_read_only_when_everything_else_is_right(summing, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    (tmp_path / "out.jsonl").write_text("mine\n")
+    assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert run(words(summing, Path("-"), tmp_path / "o.jsonl")) == 2
+    assert "stdin, which is closed" in capsys.readouterr().err
+
+
+def test_no_room_for_what_comes_through_a_pipe_is_one_line(summing, tmp_path, capsys, monkeypatch):
+    piped(monkeypatch, ROWS[:6])
+    monkeypatch.setattr("partita.commands.rows_input.shutil.copyfileobj", lambda *_: no_room(None))
+    assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the rows cannot be kept in" in said and "No space left on device" in said and "TMPDIR" in said
+
+
+class Run:
+    """A run of which 16 rows are done, 4 of them before."""
+
+    def __init__(self) -> None:
+        self.journal, self.tokens = self, 60
+        self.resumed = 4
+
+    def __len__(self) -> int:
+        return 16
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_says_how_many_rows_and_how_fast(monkeypatch, terminal):
+    """Of this run, so that rows of an earlier one do not count as fast."""
+    shown, clock = io.StringIO(), iter([0.0, 2.0, 2.1])
+    console = Console(file=shown, force_terminal=terminal, width=120)
+    monkeypatch.setattr(batch, "stderr", console)
+    monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    source: Any = SimpleNamespace(rows=20)
+    with batch.RowBar() as bar:
+        bar.hear(cast(Any, Run()), source)
+        assert bar.last is not None
+        if terminal:
+            bar._bars.refresh()
+            said = shown.getvalue()
+            assert "16 of 20 rows" in said and "6.0 rows/s, 30 tokens/s" in said
+            before = bar._bars.tasks[0].fields["speed"]
+            bar.hear(cast(Any, SimpleNamespace(journal=range(0), tokens=0)), source)  # too soon to be shown
+            assert bar._bars.tasks[0].fields["speed"] == before
+    assert terminal or shown.getvalue() == ""

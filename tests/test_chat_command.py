@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import resource
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 import partita
 from partita.cli import run
 from partita.commands.chat import _CtrlC, read_conversation
-from partita.commands.chat_lines import TypedLines
+from partita.commands.chat_lines import PipedLines, TypedLines
 from partita.errors import UsageError
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
@@ -93,6 +94,24 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
 def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, options, code, says):
     assert piped(monkeypatch, text, str(package), *options) == code
     assert says in capsys.readouterr().err
+
+
+def test_a_disk_that_is_full_ends_a_save_and_not_the_session(package, monkeypatch, capsys, tmp_path):
+    """Where somebody is there to read it; a script must not go on as if it were saved."""
+    kept = tmp_path / "said.json"
+    kept.write_text("of before\n")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for typed, code in ((False, 1), (True, 0)):
+        monkeypatch.setattr(PipedLines, "typed", typed)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+        try:
+            assert piped(monkeypatch, f"/save {kept}\n/save /dev/full\nthe value\n", str(package), "-n", "2") == code
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        out, err = capsys.readouterr()
+        assert f"{kept}: cannot write the conversation: File too large" in err and kept.read_text() == "of before\n"
+        assert bool(out.strip()) is typed
+        assert not typed or "/dev/full: cannot write the conversation: No space left on device" in err
 
 
 def test_a_package_without_a_chat_template_is_told_of_generate(package, own_copy, monkeypatch, capsys):

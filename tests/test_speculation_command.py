@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from partita.cli import run
+from partita.errors import ResourceError
+from partita.runtime.speculation.draft import DraftGuesser
 from partita.runtime.speculation.governor import Governor
+from tests.runtime import handmade as handmade_module
 from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(8)]
@@ -85,3 +88,33 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
     assert "nowhere" in err
     _, err = generated("--draft", recurrent, code=2)
     assert "this package cannot draft: its conv and recurrent states" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("length", [16, 96], ids=["shorter", "longer"])
+def test_a_draft_with_another_cache_guesses_as_far_as_it_goes(
+    generated: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr(Governor, "measuring", False)
+    monkeypatch.setattr(Governor, "most", lambda self: 3)
+    monkeypatch.setattr(Governor, "choose", lambda self, offers, live: 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(handmade_module, "LENGTH", length)
+        draft = handmade(tmp_path / "draft", states=("key",))
+    told = json.loads(generated("--draft", draft, "--json")[0])
+    assert told["rows"][0]["tokens"] == known_tokens(PROMPT, N, ("key",))
+    reached = N if length > N + len(PROMPT) else length - len(PROMPT)
+    assert 0 < told["speculation"]["confirmed"] <= told["speculation"]["guessed"] <= 3 * reached
+
+
+def test_a_draft_that_gives_up_is_told_once_and_in_the_report(
+    generated: Generated, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: DraftGuesser, history: Any, most: int) -> Any:
+        raise ResourceError("no memory for the draft")
+
+    monkeypatch.setattr(DraftGuesser, "__call__", fails)
+    out, err = generated("--draft", package, "--report", tmp_path / "run.json")
+    assert [int(token) for token in out.split()] == known_tokens(PROMPT, N, ("key",))
+    said = " ".join(err.split())
+    assert said.count("no memory for the draft") == 1 and "nothing is guessed any more" in said
+    assert "no memory for the draft" in str(json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["notes"])

@@ -78,11 +78,13 @@ class RowBar:
         self._bars.update(self._task, completed=done, total=source.rows, description=words, speed=speed)
 
 
-def run_batch(options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None) -> int:
-    """Load, answer every row, write the report to `sink`; returns the exit code. `asked`: the sampling before it was
-    completed.
+def run_batch(
+    options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
+) -> int:
+    """Load, answer every row of `source`, write the report to `sink`; returns the exit code. `asked`: the sampling
+    before it was completed.
     """
-    assert options.input is not None and options.output is not None
+    assert options.output is not None
     parse_pins(target.pins, target.chain)  # what makes no sense is said before anything is opened
     check_placement(options, target)
     began = time.perf_counter()
@@ -114,7 +116,7 @@ def run_batch(options: GenerateOptions, asked: Sampling, target: Target, manifes
         say_notes(options, engine, notes=notes)
         try:
             filed = answer_file(
-                options.input,
+                source,
                 options.output,
                 scheduler,
                 manifest,

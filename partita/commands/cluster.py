@@ -12,6 +12,7 @@ from partita.commands.batch import RowBar, defaults_of, identity_of
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, resolved
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.results import ClusterResult
+from partita.commands.rows_input import read_from, rows_file
 from partita.commands.terminal import fold, note, print_record
 from partita.errors import INTERRUPTED, UsageError
 from partita.files import Output
@@ -43,7 +44,14 @@ def run_on_cluster(options: GenerateOptions) -> int:
         raise UsageError("--address is for files of prompts; give --input and --output")
     if options.limits.given():
         raise UsageError("--max-cpu-nodes, --max-copies and --max-copy-bytes-per-token are for a run on this machine")
-    cluster = read_cluster(options.address, options.workers, options.where.provider, options.kinds)
+    cluster = read_cluster(
+        options.address,
+        options.workers,
+        options.where.provider,
+        options.kinds,
+        cpus=options.worker_cpus,
+        threads=options.where.threads,
+    )
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
@@ -52,7 +60,9 @@ def run_on_cluster(options: GenerateOptions) -> int:
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)
-    reads = read_by(options.where, options.package, *options.choice.reads, *options.speculation.reads, source)
+    reads = read_by(
+        options.where, options.package, *options.choice.reads, *options.speculation.reads, read_from(source)
+    )
     claim_output(output, "answers", reads, option="--output")
     check_files(source, output)
     sink: Sink | None = None
@@ -72,16 +82,17 @@ def run_on_cluster(options: GenerateOptions) -> int:
         adapter=options.adapter,
         speculation=_everywhere(options.speculation),
     )
-    with RowBar() as bar:
+    with rows_file(source) as rows, RowBar() as bar:
         try:
             done = answer_file(
-                source,
+                rows,
                 output,
                 cluster,
                 setup,
                 manifest,
                 told=identity_of(options, asked),
                 heard=bar.hear,
+                noted=say,
             )
         except KeyboardInterrupt:
             _say_left(options, bar)

@@ -53,7 +53,10 @@ def run(options: GenerateOptions) -> int:
         sink = claim_output(options.report, "report", known, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     if options.input is not None:
-        return supervised(lambda: _answer_file(options, asked, target, manifest, sink), target)
+        from partita.commands.rows_input import rows_file
+
+        with rows_file(options.input) as source:
+            return supervised(lambda: _answer_file(options, asked, target, manifest, sink, source), target)
     return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)
 
 
@@ -61,18 +64,19 @@ def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
     """Check the files of a batch before anything is loaded."""
     if options.input is None or options.output is None:
         return
+    from partita.commands.rows_input import read_from
     from partita.library.batches.filing import check_files
 
-    claim_output(options.output, "answers", (*reads, options.input), option="--output")
+    claim_output(options.output, "answers", (*reads, read_from(options.input)), option="--output")
     check_files(options.input, options.output)
 
 
 def _answer_file(
-    options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None
+    options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
 ) -> int:
     from partita.commands.batch import run_batch
 
-    return run_batch(options, asked, target, manifest, sink)
+    return run_batch(options, asked, target, manifest, sink, source)
 
 
 def _generate(

@@ -25,6 +25,7 @@ from partita.library.engine import (
     RowRequest,
 )
 from partita.library.evaluating import evaluate
+from partita.library.notes import gave_up
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
 from partita.library.sampling import Sampling
@@ -75,6 +76,9 @@ class LocalEngine:
         self._lock = threading.RLock()
         self._last: Batch | None = None
         self._number, self._over = 0, True
+        self._gave_up: set[str] = set()
+        self._notes: tuple[str, ...] = ()
+        """What was worth knowing of the last generation."""
         try:
             self.runner = load_runner(
                 folder,
@@ -159,10 +163,14 @@ class LocalEngine:
             if self._over:
                 return None
             try:
-                return batch.step()
+                step = batch.step()
             except BaseException:  # what the rows have in the cache is not to be gone on with
                 self._over = True
                 raise
+            for line in () if step is None else gave_up(step.gave_up, self._gave_up):
+                self.audience.note(line)
+                self._notes += (line,)
+            return step
 
     def report(self, request: ReportRequest) -> Report:
         """The report of the last generation. One of `begin` is over then; one of `open` goes on."""
@@ -180,7 +188,7 @@ class LocalEngine:
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
-                notes=request.notes,
+                notes=request.notes + self._notes,
             )
             if request.complete:
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
@@ -269,6 +277,7 @@ class LocalEngine:
         wanted = _chunk(prefill_chunk)
         batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)
         self._over = False
+        self._gave_up, self._notes = set(), ()
         self._number += 1
         contract, executor = self.manifest.graph, self.runner.executor
         graphs = executor.graphs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from partita.library.engine import Begun
 from partita.observations.records import ChainEntry, remedy_of
 from partita.package import Manifest
@@ -41,3 +43,10 @@ def chunk_ignored(asked: int | None, begun: Begun) -> tuple[str, ...]:
     )
     given = spelled("prefill_chunk", asked)
     return (f"{given} is ignored: a run of this package takes {begun.chunk_tokens}, for {why}",)
+
+
+def gave_up(why: Iterable[str | None], told: set[str]) -> tuple[str, ...]:
+    """What a step says of rows in which nobody guesses any more, each reason once; those in `told` were told before."""
+    fresh = dict.fromkeys(reason for reason in why if reason is not None and reason not in told)
+    told.update(fresh)
+    return tuple(f"nothing is guessed any more, and the answer takes as long as without ({why})" for why in fresh)

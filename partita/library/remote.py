@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from partita.errors import ProviderError
 from partita.files import temporary_directory
 from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.audience import LOGGER
 from partita.library.chain import ChainOptions
 from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
@@ -31,6 +32,7 @@ from partita.library.engine import (
     ReportRequest,
     RowRequest,
 )
+from partita.library.notes import gave_up
 from partita.library.sampling import Sampling
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.names import CPU
@@ -85,6 +87,8 @@ class RemoteEngine:
         self._lost: ProviderError | None = None
         """How the child ended, once it has."""
         self._begun = 0
+        self._gave_up: set[str] = set()
+        """Why nobody guesses any more, as it was told."""
         self._reported: tuple[int, Report] | None = None
         """The last report, and the generation that it is about."""
         self._folder = temporary_directory()
@@ -149,7 +153,10 @@ class RemoteEngine:
     def step(self, number: int) -> Step | None:
         """The next step; None when there is none."""
         answer = self._ask("step", {"number": number})
-        return None if answer is None else STEPS.validate_python(answer)
+        step = None if answer is None else STEPS.validate_python(answer)
+        for line in () if step is None else gave_up(step.gave_up, self._gave_up):
+            LOGGER.warning(line)  # the child has nobody to tell
+        return step
 
     def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
         """Read a prefix there, and have the child write the file."""

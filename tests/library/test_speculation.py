@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import partita
+from partita.library.remote import STEPS, RemoteEngine
 from partita.partition_reports.sections.report import sections
+from partita.runtime.engine.recorder import Step
 from partita.runtime.speculation.governor import Governor
 from tests.runtime.handmade import ALL, handmade
 
@@ -96,3 +98,15 @@ def test_states_that_cannot_be_taken_back_are_named(tmp_path: Path) -> None:
             answered(model, speculate="ngram")
         assert "cannot confirm guesses" in str(caught.value)
         assert len(answered(model).tokens[0]) > 1, "and the model goes on without"
+
+
+def test_a_program_hears_of_a_child_whose_draft_gave_up(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    engine = object.__new__(RemoteEngine)
+    engine._gave_up = set()
+    step = Step("decode", 0, 1, 1, ((3,),), 0.1, 0.1, (None,), False, "model.onnx", gave_up=(None, "no memory"))
+    monkeypatch.setattr(engine, "_ask", lambda *_: STEPS.dump_python(step, mode="json"), raising=False)
+    with caplog.at_level("WARNING", logger="partita"):
+        assert [engine.step(1), engine.step(1)] == [step, step]
+    assert [record.message for record in caplog.records if "no memory" in record.message] == [
+        "nothing is guessed any more, and the answer takes as long as without (no memory)"
+    ]

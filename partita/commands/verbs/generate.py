@@ -59,7 +59,8 @@ def generate(
             metavar="FILE",
             parser=read_path,
             help="File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of "
-            "the row), .txt (a prompt per line) or .parquet. The rows take turns in the batch.",
+            "the row), .txt (a prompt per line) or .parquet; - reads .jsonl from stdin. The rows take turns in the "
+            "batch.",
         ),
     ] = None,
     output: Annotated[
@@ -82,8 +83,19 @@ def generate(
         ),
     ] = None,
     workers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|MIN-MAX",
+            help="Workers of the cluster, each with the package; MIN-MAX: as many as there is work and room for, for "
+            "which a cluster may add machines. Default: one per GPU, node or --worker.",
+        ),
+    ] = None,
+    worker_cpus: Annotated[
         int | None,
-        typer.Option(help="Workers of the cluster, each with the package. Default: one per GPU, node or --worker."),
+        typer.Option(
+            help="Processors that each worker asks the cluster for, and threads that it runs with. Default: an equal "
+            "part of those that there are."
+        ),
     ] = None,
     worker: Annotated[
         list[str] | None,
@@ -234,6 +246,7 @@ def generate(
                 output=output,
                 address=address,
                 workers=workers,
+                worker_cpus=worker_cpus,
                 kinds=tuple(worker or ()),
             )
         )

@@ -53,18 +53,23 @@ class FileAnswers:
         return self.new_tokens / self.seconds if self.new_tokens and self.seconds > 0 else None
 
 
+PIPE = Path("-")
+"""In place of a file of prompts: JSON Lines that come through stdin."""
+
+
 def check_files(source: Path, output: Path) -> None:
-    """Check before anything is loaded what can be: names, and that nothing is written over.
+    """Check before anything is loaded what can be: names, and that nothing is written over. `source` may be PIPE.
 
     Raises UsageError, InstallationError.
     """
-    format_of(source, "input", ("jsonl", "txt", "parquet"))
     format_of(output, "output", ("jsonl", "parquet"))
     journal = journal_path(output)
-    if not source.is_file():
-        what = "no file that can be read twice" if source.exists() else "no such file"
-        raise UsageError(f"{spelled('input', str(source))}: {what}")
-    refuse_same(journal, source, spelled("output"))
+    if source != PIPE:
+        format_of(source, "input", ("jsonl", "txt", "parquet"))
+        if not source.is_file():
+            what = "no file that can be read twice" if source.exists() else "no such file"
+            raise UsageError(f"{spelled('input', str(source))}: {what}")
+        refuse_same(journal, source, spelled("output"))
     if output.exists():
         raise UsageError(
             f"{spelled('output', str(output))}: exists already; remove it or name another. A run that was cut short "

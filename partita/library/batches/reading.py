@@ -30,8 +30,8 @@ class InputFile:
     format: Format
     sha256: str
     size_bytes: int
-    rows: int | None
-    """How many; None where only reading it all would tell."""
+    rows: int
+    """How many, at most: lines with nothing on them count, too."""
 
 
 def format_of(path: Path, argument: str, formats: tuple[Format, ...]) -> Format:
@@ -56,9 +56,7 @@ def look_at(path: Path) -> InputFile:
                 last = block[-1:]
     except OSError as error:
         raise UsageError(f"{spelled('input', str(path))}: cannot be read: {error.strerror or error}") from error
-    rows: int | None = lines + (last != b"\n")
-    if kind == "parquet":
-        rows = int(_parquet(path).metadata.num_rows)
+    rows = int(_parquet(path).metadata.num_rows) if kind == "parquet" else lines + (last != b"\n")
     return InputFile(path, kind, digest.hexdigest(), size, rows)
 
 
@@ -68,8 +66,14 @@ def read_rows(path: Path) -> Iterator[InputRow]:
     if kind == "parquet":
         yield from _parquet_rows(path)
         return
-    with path.open("rb") as file:
-        yield from _json_rows(file) if kind == "jsonl" else _text_rows(file)
+    index = 0
+    try:
+        with path.open("rb") as file:
+            for row in _json_rows(file) if kind == "jsonl" else _text_rows(file):
+                index = row.index + 1
+                yield row
+    except OSError as error:  # a disk that fails, or a file server that is gone
+        raise GenerationError(f"{path}: cannot be read behind row {index} ({error.strerror or error})") from error
 
 
 def _json_rows(file: IO[bytes]) -> Iterator[InputRow]:
@@ -126,9 +130,10 @@ def _parquet_rows(path: Path) -> Iterator[InputRow]:
             f"{path}: none of the columns {listing(PROMPTS)} is there; it has {listing(sorted(names)) or 'none'}"
         )
     try:
-        for block in file.iter_batches(batch_size=PARQUET_ROWS):
-            yield from _block_rows(block, index)
-            index += block.num_rows
+        for group in range(file.num_row_groups):  # apart, so that damage in one does not take the rows before it along
+            for block in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[group]):
+                yield from _block_rows(block, index)
+                index += block.num_rows
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise GenerationError(f"{path}: damaged behind row {index} ({' '.join(str(error).split())})") from error
 

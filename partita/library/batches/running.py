@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from partita.errors import PartitaError
@@ -36,12 +36,15 @@ class BatchRun:
     """Fields of rows that mean nothing here."""
     _logprobs: dict[Ticket, list[TokenLogprobs]] = field(default_factory=dict)
     _rows: dict[Ticket, InputRow] = field(default_factory=dict)
+    _unread: PartitaError | None = None
+    """What keeps the rows behind those that were read from being read."""
 
     def go(self, rows: Iterable[InputRow]) -> None:
         """Answer every row that has no answer yet.
 
         A row's own error is its answer. Raises what ends the run: ProviderError and others of a run of the model,
-        ResourceError of the journal, KeyboardInterrupt. Rows that were at work then have no answer.
+        ResourceError of the journal, KeyboardInterrupt. Rows that were at work then have no answer. What reading the
+        rows raises comes when those that were read have theirs.
         """
         source = (row for row in rows if row.index not in self.journal)
         try:
@@ -52,12 +55,17 @@ class BatchRun:
         finally:
             self._rows.clear()  # what is interrupted now is no answer
             self.scheduler.close()
+        if self._unread is not None:
+            raise self._unread
 
-    def _feed(self, source: Iterable[InputRow]) -> bool:
+    def _feed(self, source: Iterator[InputRow]) -> bool:
         """Have enough rows wait; whether there was one."""
         fed = False
         while self.scheduler.waiting < max(AHEAD, self.scheduler.slots):
-            row = next(iter(source), None)
+            try:
+                row = next(source, None)
+            except PartitaError as error:  # a generator that has raised has no more
+                self._unread, row = error, None
             if row is None:
                 break
             fed = True

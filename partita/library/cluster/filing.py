@@ -36,11 +36,13 @@ def answer_file(
     *,
     told: dict[str, Any],
     heard: Callable[[ClusterRun, InputFile], object],
+    noted: Callable[[str], object] = lambda _: None,
 ) -> FiledByCluster:
     """Answer every row of `source` into `output`, or those that an earlier run has left, wherever that one ran.
 
-    `told`: the options that tell this run from another, as JSON has them. `heard` is called with every block.
-    Raises what `ClusterRun.go` does, and UsageError, GenerationError, InstallationError for the files.
+    `told`: the options that tell this run from another, as JSON has them. `heard` is called with every block, `noted`
+    with what is worth knowing before. Raises what `ClusterRun.go` does, and UsageError, GenerationError,
+    InstallationError for the files.
     """
     began = time.perf_counter()
     looked = look_at(source)
@@ -53,6 +55,7 @@ def answer_file(
             journal,
             looked.rows,
             lambda at: heard(at, looked),
+            noted,
         )
         report = run.go(read_rows(source))
         journal.sync()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partita.errors import UsageError
+from partita.observations.text_format import listing, plural
 from partita.providers.base import Provider
 from partita.providers.resolve import parse_chain
 from partita.spelling import spelled
@@ -25,9 +26,13 @@ CHAIN_VARIABLE = "PARTITA_WORKER_CHAIN"
 """How a worker is told its chain: workers of one pool are made with the same arguments."""
 THREADS_VARIABLE = "PARTITA_WORKER_THREADS"
 MAX_WORKERS = 10_000
+MAX_CPUS = 1_024
 BLOCK_TURNS = 4
 """Rows of a block for each row of the batch: the rows that a worker which is killed has to be given again."""
 LEAST_BLOCK = 8
+WORDS = {"CPU": "processor", "GPU": "GPU"}
+ROUNDING = 0.01
+"""Of parts of a processor that are added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,12 @@ class ClusterOptions:
     address: str
     """`auto`, `local`, or HOST:PORT."""
     workers: int | None = None
-    """None: one per device, or one of each kind."""
+    """The most that there may be. None: one per device, or one of each kind."""
     kinds: tuple[WorkerKind, ...] = (WorkerKind(None),)
+    least: int | None = None
+    """The fewest, where the number follows from how much there is to do and what the cluster grows to; else None."""
+    cpus: int | None = None
+    """Processors that each asks for, whatever the cluster has now; None: an equal part of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class Means:
     nodes: int
     resources: Mapping[str, float]
     """Amounts by name, over all nodes."""
+    largest_cpus: float | None = None
+    """Processors of the node that has most; None where nobody looked."""
 
     def amount(self, name: str) -> int:
         """Whole pieces of a resource."""
@@ -76,18 +87,49 @@ class Share:
     threads: int | None
 
 
-def read_cluster(address: str, workers: int | None, provider: str | None, given: Sequence[str] = ()) -> ClusterOptions:
-    """Check what was asked. `given`: `CHAIN=PYTHON` for each kind of worker. Raises UsageError."""
+def read_cluster(
+    address: str,
+    workers: str | int | None,
+    provider: str | None,
+    given: Sequence[str] = (),
+    *,
+    cpus: int | None = None,
+    threads: int | None = None,
+) -> ClusterOptions:
+    """Check what was asked. `workers`: a number, or `MIN-MAX`; `given`: `CHAIN=PYTHON` for each kind of worker; `cpus`
+    and `threads` of each. Raises UsageError.
+    """
     if address not in (AUTO, LOCAL) and not re.fullmatch(r"[^\s:/]+:\d{1,5}", address):
         raise UsageError(f"{spelled('address', address)}: give auto, local or HOST:PORT, as `ray start` prints it")
-    if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise UsageError(f"{spelled('workers', workers)}: must be between 1 and {MAX_WORKERS:,}")
+    least, most = (None, None) if workers is None else _numbers(str(workers))
+    if cpus is not None and not 1 <= cpus <= MAX_CPUS:
+        raise UsageError(f"{spelled('worker_cpus', cpus)}: must be between 1 and {MAX_CPUS:,}")
     kinds = tuple(_kind(text) for text in given) or (WorkerKind(provider),)
     if given and provider is not None:
         raise UsageError(f"{spelled('worker')} names the chain of each worker; leave {spelled('providers')} out")
-    if workers is not None and workers < len(kinds):
+    if least is not None and least < len(kinds):
         raise UsageError(f"{spelled('workers', workers)}: fewer than the {len(kinds)} kinds of {spelled('worker')}")
-    return ClusterOptions(address, workers, kinds)
+    if least == most:
+        return ClusterOptions(address, most, kinds, cpus=cpus)
+    if cpus is None and threads is None and not all(map(_on_gpu, kinds)):
+        raise UsageError(
+            f"{spelled('workers', workers)}: the cluster may grow, so an equal part of what it has now tells nothing; "
+            f"give the processors of each worker with {spelled('worker_cpus')}"
+        )
+    return ClusterOptions(address, most, kinds, least, cpus or threads)
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    """The fewest and the most workers."""
+    found = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", text)
+    if found is None:
+        raise UsageError(f"{spelled('workers', text)}: give a number, or MIN-MAX such as 2-16")
+    least, most = int(found[1]), int(found[2] or found[1])
+    if not (1 <= least <= MAX_WORKERS and 1 <= most <= MAX_WORKERS):
+        raise UsageError(f"{spelled('workers', text)}: must be between 1 and {MAX_WORKERS:,}")
+    if least > most:
+        raise UsageError(f"{spelled('workers', text)}: MIN is more than MAX")
+    return least, most
 
 
 def _kind(text: str) -> WorkerKind:
@@ -100,18 +142,70 @@ def _kind(text: str) -> WorkerKind:
 
 
 def shares(options: ClusterOptions, means: Means, threads: int | None) -> tuple[Share, ...]:
-    """What a worker of each kind needs of this cluster. `threads`: of each; None: an equal part of the processors."""
+    """What a worker of each kind needs of this cluster. `threads`: of each; None: as many as its processors, which are
+    those that were asked for, or an equal part of what there is.
+    """
+    if options.cpus is not None or options.least is not None:
+        return tuple(_fixed_share(kind, means, options, threads) for kind in options.kinds)
     even = max(1, means.amount("CPU")) / worker_count(options, means)
     return tuple(_share(kind, means, threads or max(1, int(even)), even) for kind in options.kinds)
 
 
 def _share(kind: WorkerKind, means: Means, threads: int, even: float) -> Share:
-    leads = None if kind.chain is None else parse_chain(kind.chain)[0]
-    gpus = int(leads is not None and _by_gpu(leads) and means.amount("GPU") > 0)
-    named = None if leads is None else f"{RESOURCE}{leads.name}"
+    gpus = int(_on_gpu(kind) and means.amount("GPU") > 0)
     # A device computes by itself: its worker needs a processor to feed it, and no more.
     cpus = min(1 if gpus else threads, even)
-    return Share(kind, cpus, gpus, named if named in means.resources else None, threads)
+    return Share(kind, cpus, gpus, _resource(kind, means), threads)
+
+
+def _fixed_share(kind: WorkerKind, means: Means, options: ClusterOptions, threads: int | None) -> Share:
+    """The share of a worker for which a machine may have to be added: what the cluster has now does not matter to it,
+    so it asks for a GPU where its chain leads with one and the cluster may grow.
+    """
+    grows = options.least is not None
+    gpus = int(_on_gpu(kind) and (grows or means.amount("GPU") > 0))
+    cpus = options.cpus or 1
+    return Share(kind, cpus, gpus, _resource(kind, means), threads or cpus)
+
+
+def _on_gpu(kind: WorkerKind) -> bool:
+    """Whether a worker's chain leads with a provider that runs on one of Ray's GPUs."""
+    return kind.chain is not None and _by_gpu(parse_chain(kind.chain)[0])
+
+
+def _resource(kind: WorkerKind, means: Means) -> str | None:
+    """The resource that nodes have for workers of this kind, where some have one."""
+    named = None if kind.chain is None else f"{RESOURCE}{parse_chain(kind.chain)[0].name}"
+    return named if named in means.resources else None
+
+
+def lacking(options: ClusterOptions, means: Means, given: Sequence[Share]) -> str | None:
+    """What the fewest workers that were asked for need and the cluster does not have now, in words: they wait for it,
+    which nobody would see. None where there is enough.
+    """
+    dealt = [given[number % len(given)] for number in range(options.least or worker_count(options, means))]
+    wanted: dict[str, float] = {"CPU": sum(share.cpus for share in dealt), "GPU": sum(share.gpus for share in dealt)}
+    for share in dealt:
+        if share.resource is not None:
+            wanted[share.resource] = wanted.get(share.resource, 0) + 1
+    told = [
+        f"{_pieces(amount, name)} where the cluster has {means.resources.get(name, 0):g}"
+        for name, amount in wanted.items()
+        if amount > means.resources.get(name, 0) + ROUNDING
+    ]
+    one = max(share.cpus for share in dealt)
+    if not told and means.largest_cpus is not None and one > means.largest_cpus + ROUNDING:
+        told = [f"{_pieces(one, 'CPU')} each where the largest machine has {means.largest_cpus:g}"]
+    if not told:
+        return None
+    workers = plural(len(dealt), "worker")
+    return f"asked for {workers}: {listing(told)}; those without room wait for machines that are added"
+
+
+def _pieces(amount: float, name: str) -> str:
+    """So much of a resource, in words."""
+    word = WORDS.get(name)
+    return f"{amount:g} {name}" if word is None else f"{amount:g} {word}{'' if amount == 1 else 's'}"
 
 
 def _by_gpu(provider: Provider) -> bool:
@@ -120,21 +214,19 @@ def _by_gpu(provider: Provider) -> bool:
 
 
 def worker_count(options: ClusterOptions, means: Means) -> int:
-    """How many workers: as asked, else one per GPU where the chain leads with one, else one per node or kind."""
+    """How many workers at most: as asked, else one per GPU where the chain leads with it, else one per node or kind."""
     if options.workers is not None:
         return options.workers
     if len(options.kinds) > 1:
         return len(options.kinds)
-    chain = options.kinds[0].chain
-    if chain is not None and _by_gpu(parse_chain(chain)[0]) and means.amount("GPU"):
+    if _on_gpu(options.kinds[0]) and means.amount("GPU"):
         return means.amount("GPU")
     return max(1, means.nodes)
 
 
-def block_rows(slots: int, workers: int, rows: int | None) -> int:
+def block_rows(slots: int, workers: int, rows: int) -> int:
     """Rows of a block: some turns of a batch of `slots`, and less where that would leave workers without any."""
-    whole = max(LEAST_BLOCK, BLOCK_TURNS * slots)
-    return whole if rows is None else max(1, min(whole, rows // (2 * workers)))
+    return max(1, min(max(LEAST_BLOCK, BLOCK_TURNS * slots), rows // (2 * workers)))
 
 
 class Deal:

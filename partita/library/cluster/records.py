@@ -66,6 +66,8 @@ class ClusterReport(Record):
     seconds: float
     """From the first block to the last answer, the start of the workers included."""
     tokens_per_second: float | None
+    least: int
+    """Workers that were asked for at least; as many as `wanted` where their number is fixed."""
     wanted: int
-    """Workers that were asked for; more than these have been where some were lost."""
+    """Workers that were asked for at most; more than these have been where some were lost."""
     workers: tuple[WorkerFact, ...]

@@ -1,6 +1,7 @@
 """The rows of a file through a cluster: blocks out, answers into the journal as they come.
 
-Ray Data gives a block to a worker that has room, and again to another when a worker is lost. An answer counts once it
+Ray Data gives a block to a worker that has room, and again to another when a worker is lost; its rows lie at a desk
+beside the driver (`desk.py`), which is as far ahead with reading as workers are about to need. An answer counts once it
 is in the journal, and the first for a row is the one that counts, so neither the loss of a worker nor that of the
 command loses or doubles a row.
 """
@@ -8,23 +9,26 @@ command loses or doubles a row.
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from partita.errors import PartitaError
+from partita.errors import GenerationError, PartitaError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import READ, InputRow, RowAnswer
+from partita.library.cluster.desk import Desk
 from partita.library.cluster.ledger import Ledger
-from partita.library.cluster.options import ClusterOptions, block_rows, shares, worker_count
+from partita.library.cluster.options import ClusterOptions, block_rows, lacking, shares, worker_count
 from partita.library.cluster.records import ClusterReport, WorkerFact
 from partita.library.cluster.setting_up import check_kinds, connected, deal_of, means_of, run_error
-from partita.library.cluster.worker import ANSWER, AT_ONCE, ROW, ROWS, SETUPS, Setup, Worker
+from partita.library.cluster.worker import ANSWER, AT_ONCE, BLOCK, ROWS, SETUPS, Setup, Worker
 from partita.library.crossing import rebuilt
 
 ANSWERS = TypeAdapter(RowAnswer)
@@ -32,6 +36,79 @@ IN_FLIGHT = 4
 """Blocks that wait at a worker or are with it."""
 LOST_STARTS = 3
 """Workers that may die one after the other while they start."""
+CALLS = 100
+"""Of the driver, and of workers that do not wait, at what is beside the driver."""
+AHEAD = 2
+"""Blocks for each worker that are read before it asks for them."""
+
+
+class Beside(Ledger, Desk):
+    """What is beside the driver, in one process."""
+
+    def __init__(self, ahead: int) -> None:
+        """`ahead` is that of the desk."""
+        Ledger.__init__(self)
+        Desk.__init__(self, ahead)
+
+
+class Reader(threading.Thread):
+    """Reads the rows of a run, and lays blocks of them down at the desk as fast as they are asked for."""
+
+    def __init__(self, ray: Any, desk: Any, rows: Iterator[InputRow], size: int, blocks: int) -> None:
+        """`blocks` of `size` rows each: as many as are counted on."""
+        super().__init__(name="partita-rows", daemon=True)
+        self.unread: set[str] = set()
+        """Fields of rows that mean nothing here."""
+        self.error: Exception | None = None
+        """What keeps it from the rows behind those that it has laid down."""
+        self._ray, self._desk, self._rows, self._size, self._blocks = ray, desk, rows, size, blocks
+        self._stopped = False
+
+    def run(self) -> None:
+        """Read to the end, or until it is stopped."""
+        try:
+            for block in self._in_blocks():
+                if self._stopped:
+                    return
+                self._lay_down(block)
+        except Exception as error:  # noqa: BLE001 - the driver raises it, when what was read before is answered
+            self.error = error
+        finally:
+            self._close()
+
+    def _in_blocks(self) -> Iterator[list[InputRow]]:
+        block: list[InputRow] = []
+        try:
+            for row in self._rows:
+                block.append(row)
+                if len(block) == self._size:
+                    yield block
+                    block = []
+        except Exception as error:  # noqa: BLE001 - as above
+            self.error = error
+        if block:
+            yield block
+
+    def _lay_down(self, block: list[InputRow]) -> None:
+        if not self._blocks:
+            raise GenerationError(
+                "the file of prompts has more rows than when the run began; the answers to those that it had are kept, "
+                "and another run has to be begun for all of them"
+            )
+        self._blocks -= 1
+        self.unread.update(*(row.unread for row in block))
+        texts = [ROWS.dump_json(portable(row)).decode() for row in block]
+        self._ray.get(self._desk.put.remote(texts))
+
+    def stop(self) -> None:
+        """Nobody wants more rows; back when it reads no more."""
+        self._stopped = True
+        self._close()
+        self.join()
+
+    def _close(self) -> None:
+        with suppress(Exception):  # the run ends, by an error of its own where the desk is gone
+            self._ray.get(self._desk.close.remote())
 
 
 @dataclass(slots=True)
@@ -43,10 +120,12 @@ class ClusterRun:
     slots: int
     """Rows of the package's batch."""
     journal: Journal
-    rows: int | None = None
-    """Of the file, where it is known."""
+    rows: int
+    """Of the file, at most."""
     heard: Callable[[ClusterRun], object] = lambda _: None
     """Called after every block of answers."""
+    noted: Callable[[str], object] = lambda _: None
+    """Told what is worth knowing before there is one."""
     worker: type[Any] = Worker
     """What Ray Data starts; made and called as `Worker` is."""
     tokens: int = 0
@@ -61,7 +140,8 @@ class ClusterRun:
         """Answer every row that has no answer yet.
 
         A row's own error is its answer. Raises InstallationError and UsageError where there is no such cluster, what a
-        worker's package or provider raises, and ResourceError of the journal.
+        worker's package or provider raises, ResourceError of the journal, and what reading the rows raises when those
+        that were read are answered.
         """
         with connected(self.options.address) as ray:
             return self._go(ray, (row for row in rows if row.index not in self.journal))
@@ -72,14 +152,25 @@ class ClusterRun:
         given = shares(self.options, means, self.setup.where.threads)
         deal = deal_of(given)
         check_kinds(ray, deal, given)
+        if waits := lacking(self.options, means, given):
+            self.noted(waits)
         began, before = time.perf_counter(), len(self.journal)
-        ledger = _beside(ray, deal)
-        size = block_rows(self.slots, count, None if self.rows is None else self.rows - before)
-        tables = self._put(ray, rows, size)
-        if tables:
-            self._answer(ray, tables, count, deal, ledger)
+        left = self.rows - before
+        size = block_rows(self.slots, count, left)
+        blocks = math.ceil(left / size)
+        beside = _beside(ray, deal, count)
+        if blocks:
+            reader = Reader(ray, beside, rows, size, blocks)
+            reader.start()
+            try:
+                self._answer(ray, blocks, count, deal, beside)
+            finally:
+                reader.stop()
+                self.unread |= reader.unread
+            if reader.error is not None:
+                raise reader.error
         seconds = time.perf_counter() - began
-        workers, _ = ray.get(ledger.read.remote())
+        workers, _ = ray.get(beside.read.remote())
         return ClusterReport(
             address=self.options.address,
             ray=str(ray.__version__),
@@ -89,50 +180,43 @@ class ClusterRun:
             tokens=self.tokens,
             seconds=seconds,
             tokens_per_second=self.tokens / seconds if self.tokens else None,
+            least=self.options.least or count,
             wanted=count,
             workers=tuple(WorkerFact(**_with_speed(fact)) for fact in workers),
         )
 
-    def _put(self, ray: Any, rows: Iterator[InputRow], size: int) -> list[Any]:
-        """The rows as blocks in the store of the cluster, which writes to disk what does not fit in memory."""
-        import pyarrow
-
-        found = []
-        while block := list(islice(rows, size)):
-            self.unread.update(*(row.unread for row in block))
-            texts = [ROWS.dump_json(portable(row)).decode() for row in block]
-            found.append(ray.put(pyarrow.table({ROW: pyarrow.array(texts, pyarrow.string())})))
-        return found
-
-    def _answer(self, ray: Any, tables: list[Any], count: int, deal: Any, ledger: Any) -> None:
+    def _answer(self, ray: Any, blocks: int, count: int, deal: Any, beside: Any) -> None:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.max_consecutive_actor_init_deaths = LOST_STARTS
         pool = ray.data.ActorPoolStrategy(
-            size=min(count, len(tables)),
+            min_size=min(self.options.least or count, blocks),
+            max_size=min(count, blocks),
             max_tasks_in_flight_per_actor=IN_FLIGHT,
             max_concurrent_calls_per_actor=AT_ONCE,
             enable_true_multi_threading=True,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what deals is to go in Ray 2.64; the extra asks for one before it
-            answers = ray.data.from_arrow_refs(tables).map_batches(
+            numbers = ray.data.from_items([{BLOCK: number} for number in range(blocks)], override_num_blocks=blocks)
+            answers = numbers.map_batches(
                 self.worker,
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=pool,
-                fn_constructor_args=(SETUPS.dump_json(self.setup).decode(), ledger),
+                fn_constructor_args=(SETUPS.dump_json(self.setup).decode(), beside),
                 ray_remote_args_fn=deal,
             )
         try:
             for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
                 for text in block[ANSWER].to_pylist():
                     self._keep(ANSWERS.validate_json(text))
+                beside.kept.remote(sorted(set(block[BLOCK].to_pylist())))
                 self.heard(self)
         except PartitaError:
             raise
         except Exception as error:
-            _, told = ray.get(ledger.read.remote())
+            _, told = ray.get(beside.read.remote())
             raise (run_error(str(error)) if told is None else rebuilt(told)) from error
 
     def _keep(self, answer: RowAnswer) -> None:
@@ -159,13 +243,17 @@ def portable(row: InputRow) -> InputRow:
     return InputRow(row.index, data, error)
 
 
-def _beside(ray: Any, deal: Any) -> Any:
-    """A ledger on the machine of the command, which no worker takes along."""
+def _beside(ray: Any, deal: Any, workers: int) -> Any:
+    """A ledger and a desk on the machine of the command, which no worker takes along."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    environment = {"py_executable": deal.python, "env_vars": deal.variables}
-    return ray.remote(num_cpus=0, scheduling_strategy=here, runtime_env=environment)(Ledger).remote()
+    given = {
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+        "runtime_env": {"py_executable": deal.python, "env_vars": deal.variables},
+        "max_concurrency": CALLS + 2 * AT_ONCE * workers,  # each may wait for rows, and none is to keep them away
+    }
+    return ray.remote(**given)(Beside).remote(AHEAD * workers)
 
 
 def _with_speed(fact: dict[str, Any]) -> dict[str, Any]:

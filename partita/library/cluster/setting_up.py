@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,11 @@ START_SECONDS = 120.0
 """How long a first worker of a kind may take to start; a machine that has to be added takes longer."""
 LIVE_SECONDS = 10.0
 """How long an address may take to answer."""
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+HEADER, SETTINGS = 9, b"\4"
+"""Bytes before each frame of HTTP/2, and the fourth of them in the first frame that either side sends."""
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + SETTINGS + b"\0\0\0\0\0"
+"""What a client says first, with no settings of its own."""
 PASSED_ON = ("PYTHONPATH", "ORT_DISABLE_TELEMETRY", "HF_HOME")
 """Variables of the command that its workers get as well."""
 QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -54,11 +60,12 @@ def import_ray() -> Any:
 def connected(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster for as long as the block runs. Raises InstallationError, UsageError."""
     ray = import_ray()
-    given: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
-    if address != LOCAL:
-        given |= {"address": address}
-        del given["include_dashboard"]
-    _knock(address)
+    # A cluster for this run alone has to be asked for by name: without one Ray joins another where it finds one.
+    given: dict[str, Any] = {"address": address, "logging_level": logging.ERROR, "log_to_driver": False}
+    if address == LOCAL:
+        given["include_dashboard"] = False
+    else:
+        given["address"] = _found(address)
     try:
         with captured_output():  # it announces that it is to be quiet
             ray.init(**given)
@@ -70,16 +77,63 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Raise UsageError where nothing listens at HOST:PORT; Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if not colon:
-        return
+def _found(address: str) -> str:
+    """HOST:PORT of the cluster that is meant, where something answers as Ray does. Raises UsageError: Ray itself would
+    try for minutes, also at an address that an environment variable has, or that a cluster has left behind.
+    """
+    if address != AUTO:
+        _knock(address, spelled("address", address))
+        return address
+    named = os.environ.get(ADDRESS_VARIABLE)
+    written = f"{spelled('address', AUTO)}: {ADDRESS_VARIABLE} is {named}, and"
+    if named and not re.fullmatch(r"[^\s:/]+:\d{1,5}", named):
+        raise UsageError(f"{written} it has to be HOST:PORT, as `ray start` prints it, or not to be set")
+    if named:
+        _knock(named, written.removesuffix(", and"))
+        return named
+    from ray._private.services import canonicalize_bootstrap_address
+
     try:
-        socket.create_connection((host, int(port)), timeout=LIVE_SECONDS).close()
+        found = canonicalize_bootstrap_address(AUTO)
+    except ConnectionError as error:
+        raise _not_connected(AUTO, error) from error
+    if found is None:
+        raise _not_connected(AUTO, ConnectionError("there is none"))
+    _knock(found, f"{spelled('address', AUTO)}: the cluster that was started last on this machine was at {found}")
+    return found
+
+
+def _knock(address: str, written: str) -> None:
+    """Raise UsageError where nothing listens at HOST:PORT, or something that is not as a cluster is. `written` is how
+    the address was given.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        said = _answer_of(host, int(port))
     except (OSError, OverflowError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{written}: no cluster answers there ({why})", remedy=START) from error
+    if said is not None and said[3:4] != SETTINGS:
+        raise UsageError(f"{written}: what listens there is no cluster of Ray", remedy=START)
+
+
+def _answer_of(host: str, port: int) -> bytes | None:
+    """The first bytes that are said there to one who speaks HTTP/2, as Ray's gRPC does; None where it was not asked,
+    because lines are encrypted. Raises OSError, in `LIVE_SECONDS` at the latest.
+    """
+    deadline = time.monotonic() + LIVE_SECONDS
+    with socket.create_connection((host, port), timeout=LIVE_SECONDS) as line:
+        if os.environ.get("RAY_USE_TLS", "0") != "0":
+            return None
+        line.sendall(GREETING)
+        said = b""
+        while len(said) < HEADER:
+            line.settimeout(max(0.01, deadline - time.monotonic()))
+            more = line.recv(HEADER - len(said))
+            if not more:
+                break
+            said += more
+        return said
 
 
 def _not_connected(address: str, error: Exception) -> Exception:
@@ -88,7 +142,7 @@ def _not_connected(address: str, error: Exception) -> Exception:
     written = spelled("address", address)
     if "ersion mismatch" in said:
         return UsageError(f"{written}: the cluster is of another Python or Ray: {_versions(said)}", remedy=SAME)
-    if address == AUTO:
+    if address == AUTO and not os.environ.get(ADDRESS_VARIABLE):
         return UsageError(f"{written}: no cluster runs on this machine", remedy=START)
     if address == LOCAL:
         return InstallationError(f"{written}: Ray does not start: {said[:300]}")
@@ -104,7 +158,8 @@ def _versions(said: str) -> str:
 def means_of(ray: Any) -> Means:
     """What the cluster has."""
     alive = [node for node in ray.nodes() if node["Alive"]]
-    return Means(len(alive), dict(ray.cluster_resources()))
+    cpus = [float(node["Resources"].get("CPU", 0)) for node in alive]
+    return Means(len(alive), dict(ray.cluster_resources()), max(cpus, default=None))
 
 
 def variables() -> dict[str, str]:

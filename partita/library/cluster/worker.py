@@ -1,7 +1,8 @@
 """A worker: an actor of Ray Data that holds a loaded package and answers blocks of rows.
 
-Several blocks may be with it at a time, so that rows of the next one take the places of those that have ended. What it
-is given and what it gives back are columns of JSON texts, whatever the files of the run are.
+Several blocks may be with it at a time, so that rows of the next one take the places of those that have ended. It is
+given the number of a block, and asks the desk beside the driver for the rows. These and what it gives back are JSON
+texts, whatever the files of the run are.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.runtime.logprobs import TokenLogprobs
 from partita.spelling import read_as_fields
 
-ROW, ANSWER = "row", "answer"
-"""Columns of what a worker is given, and of what it gives back."""
+BLOCK, ANSWER = "block", "answer"
+"""Columns: the number of a block, which is what a worker is given, and is beside each answer that it gives back."""
 PLACEMENT_TOKENS = 6
 """New tokens of the run that tells where nodes run: as many steps as are observed."""
 AT_ONCE = 2
@@ -97,14 +98,17 @@ class Worker:
             self._failure = told(error)
             self._say("failed", self._failure)
 
-    def __call__(self, block: Any) -> dict[str, list[str]]:
-        """The answers to a block of rows, in no order. Raises RuntimeError for what ends the run."""
+    def __call__(self, block: Any) -> Any:
+        """The answers to the rows of a block, in no order: a table. Raises RuntimeError for what ends the run."""
         if self._failure is not None:
             raise RuntimeError(self._failure["said"])
-        rows = [ROWS.validate_json(text) for text in block[ROW].to_pylist()]
+        (number,) = block[BLOCK].to_pylist()
+        rows = [ROWS.validate_json(text) for text in self._ask("take", number)]
+        return told_of(number, self._answers(number, rows) if rows else [])
+
+    def _answers(self, number: int, rows: Sequence[InputRow]) -> list[str]:
         self._first = self._first or time.perf_counter()
-        name = f"block of row {rows[0].index}" if rows else "empty"
-        waiting = _Block(len(rows))
+        name, waiting = f"block {number}", _Block(len(rows))
         if self._ask("began", name) < LOST_TOGETHER:
             with self._room:
                 self._answer(rows, waiting)
@@ -112,7 +116,7 @@ class Worker:
             self._one_by_one(rows, waiting)
         self._say("ended", name)
         self._say("did", self._name, len(rows), waiting.tokens, time.perf_counter() - self._first)
-        return {ANSWER: waiting.answers}
+        return waiting.answers
 
     def _answer(self, rows: Sequence[InputRow], block: _Block) -> None:
         """Answer rows side by side. Raises RuntimeError for what ends the run."""
@@ -246,6 +250,14 @@ class Worker:
         import ray
 
         return ray.get(getattr(self._ledger, what).remote(*said))
+
+
+def told_of(number: int, answers: Sequence[str]) -> Any:
+    """A table of what came of a block: the answers, with its number beside each."""
+    import pyarrow
+
+    columns = {BLOCK: ([number] * len(answers), pyarrow.int64()), ANSWER: (answers, pyarrow.string())}
+    return pyarrow.table({name: pyarrow.array(values, kind) for name, (values, kind) in columns.items()})
 
 
 def _ends_the_run(error: PartitaError | None) -> bool:

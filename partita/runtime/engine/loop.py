@@ -242,6 +242,7 @@ class Engine:
             declined=guessing.declined,
             errors=_errors(self.rows),
             copied=0 if self.prefixes is None else self.prefixes.told(),
+            gave_up=_gave_up(self.rows),
         )
         self.mark = now
         self.made += 1
@@ -375,6 +376,12 @@ def _row_view(row: Row | None, filled: int) -> RowView:
 def _errors(rows: Sequence[Row | None]) -> tuple[str | None, ...]:
     """What went wrong in rows alone; empty where nothing did."""
     found = tuple(None if row is None else row.error for row in rows)
+    return found if any(found) else ()
+
+
+def _gave_up(rows: Sequence[Row | None]) -> tuple[str | None, ...]:
+    """Why nobody guesses any more; empty where somebody may in all rows that asked for it."""
+    found = tuple(None if row is None else row.gave_up for row in rows)
     return found if any(found) else ()
 
 

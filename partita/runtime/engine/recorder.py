@@ -51,6 +51,8 @@ class Step:
     """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
     copied: int = 0
     """Tokens that rows have copied from what others read instead of reading them, since the step before."""
+    gave_up: tuple[str | None, ...] = ()
+    """Why nobody guesses any more in a row in which somebody did; empty where that is so in none."""
 
 
 KEPT_STEPS = 512

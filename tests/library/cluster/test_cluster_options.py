@@ -12,6 +12,7 @@ from partita.library.cluster.options import (
     Means,
     WorkerKind,
     block_rows,
+    lacking,
     read_cluster,
     shares,
     worker_count,
@@ -68,6 +69,66 @@ def test_a_worker_gets_a_gpu_a_part_of_the_processors_or_the_resource_of_its_pro
     assert (crowded.cpus, crowded.threads) == (0.5, 1)
 
 
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        ("many", "a number, or MIN-MAX such as 2-16"),
+        ("-3", "a number, or MIN-MAX"),
+        ("2-", "a number, or MIN-MAX"),
+        ("0-4", "must be between 1"),
+        ("1-20000", "must be between 1"),
+        ("8-2", "MIN is more than MAX"),
+        ("2-8", "with --worker-cpus"),
+    ],
+)
+def test_a_number_of_workers_that_makes_no_sense_is_refused(workers, said):
+    with pytest.raises(UsageError, match=said):
+        read_cluster("auto", workers, "cpu")
+
+
+def test_processors_of_a_worker_that_make_no_sense_are_refused():
+    with pytest.raises(UsageError, match="--worker-cpus 0: must be between 1"):
+        read_cluster("auto", 2, "cpu", cpus=0)
+
+
+def test_workers_of_a_cluster_that_grows_ask_for_what_they_need_and_not_for_a_part_of_what_there_is():
+    options = read_cluster("auto", "2-40", "cpu", cpus=4)
+    assert (options.least, options.workers, worker_count(options, LAPTOP)) == (2, 40, 40)
+    (share,) = shares(options, LAPTOP, None)
+    assert (share.cpus, share.threads, share.gpus) == (4, 4, 0)
+    (share,) = shares(read_cluster("auto", "1-40", "cpu", threads=3), LAPTOP, 3)
+    assert (share.cpus, share.threads) == (3, 3)
+    (share,) = shares(read_cluster("auto", "1-40", "cuda,cpu"), LAPTOP, None)
+    assert (share.cpus, share.gpus) == (1, 1), "the machines with GPUs may be those that are not there yet"
+
+
+def test_a_fixed_number_of_workers_may_ask_for_more_than_there_is_too():
+    options = read_cluster("auto", 16, "cpu", cpus=4)
+    (share,) = shares(options, LAPTOP, None)
+    assert (options.least, share.cpus, share.threads) == (None, 4, 4)
+    (share,) = shares(options, LAPTOP, 2)
+    assert (share.cpus, share.threads) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("workers", "kinds", "cpus", "means", "said"),
+    [
+        (16, (), 4, LAPTOP, "16 workers: 64 processors where the cluster has 8;"),
+        ("2-16", (), 4, LAPTOP, None),
+        ("2-16", (), 5, LAPTOP, "2 workers: 10 processors where the cluster has 8;"),
+        ("1-16", ("cuda,cpu",), None, LAPTOP, "1 worker: 1 GPU where the cluster has 0;"),
+        (2, (), 20, Means(3, {"CPU": 48.0}, 16.0), "20 processors each where the largest machine has 16;"),
+        (9, ("webgpu",), None, CLUSTER, "9 partita-webgpu where the cluster has 2;"),
+        (16, (), None, LAPTOP, None),
+        (7, (), None, LAPTOP, None),
+    ],
+)
+def test_what_workers_wait_for_is_said(workers, kinds, cpus, means, said):
+    options = read_cluster("auto", workers, None if kinds else "cpu", kinds, cpus=cpus)
+    told = lacking(options, means, shares(options, means, None))
+    assert told is None if said is None else said in str(told)
+
+
 def test_workers_are_dealt_out_in_turn_each_with_its_interpreter_and_chain():
     deal = Deal(shares(read_cluster("auto", 3, None, KINDS), CLUSTER, 2), {"PYTHONPATH": "here"}, "/own/python")
     dealt = [deal() for _ in range(4)]
@@ -81,7 +142,6 @@ def test_workers_are_dealt_out_in_turn_each_with_its_interpreter_and_chain():
 
 
 def test_blocks_leave_no_worker_without_any():
-    assert block_rows(16, 4, None) == 64
     assert block_rows(16, 4, 1000) == 64
     assert block_rows(16, 4, 40) == 5
     assert block_rows(1, 2, 3) == 1

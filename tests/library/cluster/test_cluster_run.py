@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from partita.library.cluster.ledger import Ledger
 from partita.library.cluster.options import read_cluster
 from partita.library.cluster.running import ClusterRun, portable
 from partita.library.cluster.setting_up import manifest_hash
-from partita.library.cluster.worker import ANSWER, ROW, SETUPS, Setup, Worker
+from partita.library.cluster.worker import ANSWER, BLOCK, SETUPS, Setup, Worker
 from partita.library.cluster.worker import ROWS as ROWS_ADAPTER
 from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation
@@ -134,29 +135,40 @@ class Told(Worker):
         return getattr(self._ledger, what)(*said)
 
 
+class Given(Ledger):
+    """A ledger with a block of rows."""
+
+    rows: Sequence[InputRow] = ()
+
+    def take(self, number: int) -> list[str]:
+        return [ROWS_ADAPTER.dump_json(portable(row)).decode() for row in self.rows]
+
+
 def told_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, **more: Any) -> Told:
     monkeypatch.setattr(worker_module, "_place", lambda name: {"worker": name})
     setup = setup_of(handmade(tmp_path / "package", batch=3), **more)
     return Told(SETUPS.dump_json(setup).decode(), ledger)
 
 
-def block_of(rows: list[InputRow]) -> Any:
+def called(worker: Told, rows: Sequence[InputRow]) -> Any:
     require("pyarrow")
     import pyarrow
 
-    return pyarrow.table({ROW: [ROWS_ADAPTER.dump_json(portable(row)).decode() for row in rows]})
+    worker._ledger.rows = rows
+    return worker(pyarrow.table({BLOCK: [4]}))
 
 
-def answers_of(worker: Worker, rows: list[InputRow]) -> dict[int, dict[str, Any]]:
-    found = [json.loads(text) for text in worker(block_of(rows))[ANSWER]]
-    assert len(found) == len(rows)
+def answers_of(worker: Told, rows: Sequence[InputRow]) -> dict[int, dict[str, Any]]:
+    table = called(worker, rows)
+    found = [json.loads(text) for text in table[ANSWER].to_pylist()]
+    assert len(found) == len(rows) and set(table[BLOCK].to_pylist()) <= {4}
     return {answer["index"]: answer for answer in found}
 
 
 def test_after_two_deaths_rows_are_answered_alone_and_only_the_one_that_kills_is_an_error(tmp_path, monkeypatch):
-    ledger, rows = Ledger(), ROWS[:6]
+    ledger, rows = Given(), ROWS[:6]
     for _ in range(2):
-        ledger.began(f"block of row {rows[0].index}")  # and the process ended
+        ledger.began("block 4")  # and the process ended
         ledger.began("row 4")
     answers = answers_of(told_worker(tmp_path, monkeypatch, ledger), rows)
     assert "process ended each time" in answers[4]["error"]
@@ -165,14 +177,18 @@ def test_after_two_deaths_rows_are_answered_alone_and_only_the_one_that_kills_is
 
 
 def test_an_error_that_loses_the_batch_ends_the_run_and_is_no_rows_answer(tmp_path, monkeypatch):
-    worker = told_worker(tmp_path, monkeypatch, Ledger())
+    worker = told_worker(tmp_path, monkeypatch, Given())
 
     def full(*_: object, **__: object) -> Any:
         raise ResourceError("out of memory")
 
     monkeypatch.setattr(worker._scheduler._engine, "step", full)
     with pytest.raises(RuntimeError, match="out of memory"):
-        worker(block_of(ROWS[:4]))
+        called(worker, ROWS[:4])
+
+
+def test_a_block_behind_the_last_row_has_no_answers(tmp_path, monkeypatch):
+    assert answers_of(told_worker(tmp_path, monkeypatch, Given()), []) == {}
 
 
 def test_what_has_no_form_in_json_is_a_rows_error_where_it_is_read_and_nothing_elsewhere() -> None:
@@ -184,7 +200,7 @@ def test_what_has_no_form_in_json_is_a_rows_error_where_it_is_read_and_nothing_e
 
 
 def test_guesses_are_asked_of_the_workers_too(tmp_path, monkeypatch):
-    worker = told_worker(tmp_path, monkeypatch, Ledger(), speculation=Speculation("ngram"))
+    worker = told_worker(tmp_path, monkeypatch, Given(), speculation=Speculation("ngram"))
     assert (
         worker._failure is not None and "--speculate ngram" in worker._failure["said"]
     )  # of this package they are not
@@ -200,7 +216,8 @@ def test_another_package_at_the_path_of_the_workers_is_refused(tmp_path):
     require("ray")
     package = handmade(tmp_path / "package", batch=3)
     with Journal(tmp_path / "journal", {}, 0) as journal:
-        asked = ClusterRun(read_cluster("local", 1, "cpu"), setup_of(package, manifest_sha256="0"), 3, journal)
+        setup = setup_of(package, manifest_sha256="0")
+        asked = ClusterRun(read_cluster("local", 1, "cpu"), setup, 3, journal, len(ROWS))
         with pytest.raises(PackageError, match="another package on"):
             asked.go(iter(ROWS))
 
@@ -230,7 +247,9 @@ def test_without_ray_it_is_one_line(tmp_path, capsys, monkeypatch):
     [
         (("--workers", "2"), "give its address with --address"),
         (("--address", "nowhere"), "give auto, local or HOST:PORT"),
+        (("--worker-cpus", "2"), "give its address with --address"),
         (("--address", "auto", "--workers", "0"), "must be between 1"),
+        (("--address", "auto", "--workers", "2-8"), "give the processors of each worker with --worker-cpus"),
         (("--address", "auto", "--max-cpu-nodes", "0"), "for a run on this machine"),
     ],
 )

@@ -1,23 +1,38 @@
-"""A cluster or a worker of another version is one line that names both. No Ray."""
+"""Between a command and a cluster: what answers at an address, and whether it is of this version. No cluster runs."""
 
 from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from partita import __version__
 from partita.errors import UsageError
-from partita.library.cluster.setting_up import _check_probe, _not_connected
+from partita.library.cluster import setting_up
+from partita.library.cluster.setting_up import _check_probe, _found, _not_connected, connected
+from tests.conftest import require
 
-MISMATCH = (
-    "Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.1\n"
-    "This process on node 1.2.3.4 was started with:\n    Ray: 2.60.0\n    Python: 3.11.9\n"
-)
+SECONDS = 30.0
 
 
 def test_a_cluster_of_another_python_is_named_with_that_of_the_command():
-    error = _not_connected("auto", RuntimeError(MISMATCH))
-    assert isinstance(error, UsageError) and "\n" not in str(error)
-    assert "Python: 3.12.1" in str(error) and "Python: 3.11.9" in str(error)
+    """In the words of the Ray that is installed."""
+    require("ray")
+    from ray._private.utils import check_version_info, compute_version_info
+
+    ray, python = compute_version_info()
+    for there in ((ray, "3.99.1"), ("1.0.0", python)):
+        with pytest.raises(RuntimeError) as raised:
+            check_version_info(
+                {"ray_version": there[0], "python_version": there[1]}, "node 1.2.3.4", raise_on_mismatch=True
+            )
+        error = _not_connected("auto", raised.value)
+        assert isinstance(error, UsageError) and "\n" not in str(error)
+        assert f"it has Ray: {there[0]} Python: {there[1]}, and the command Ray: {ray} Python: {python}" in str(error)
 
 
 @pytest.mark.parametrize(("there", "said"), [("0.0.0", "has Partita 0.0.0"), ("", "has no Partita")])
@@ -28,3 +43,105 @@ def test_a_worker_of_another_partita_is_refused(there, said):
 
 def test_a_worker_of_the_same_partita_is_taken():
     _check_probe({"host": "host", "partita": __version__, "why": ""}, "/env/python")
+
+
+class Page(BaseHTTPRequestHandler):
+    """A web server that has nothing."""
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on stderr."""
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], object]) -> Iterator[str]:
+    """HOST:PORT where somebody takes one connection, and does with it as `answer` does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take() -> None:
+            line, _ = server.accept()
+            with line:
+                answer(line)
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        thread.join(SECONDS)
+
+
+def test_a_web_server_is_no_cluster():
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"127.0.0.1:{server.server_port}"
+    try:
+        with pytest.raises(
+            UsageError, match=f"--address {address}: what listens there is no cluster of Ray.*ray start"
+        ):
+            _found(address)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_who_listens_and_says_nothing_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr(setting_up, "LIVE_SECONDS", 0.2)
+    gone = threading.Event()
+    with listening(lambda line: gone.wait(SECONDS)) as address:
+        with pytest.raises(UsageError, match=f"--address {address}: no cluster answers there .timed out"):
+            _found(address)
+        gone.set()
+
+
+def test_who_says_a_byte_at_a_time_is_given_up_in_time_too(monkeypatch):
+    monkeypatch.setattr(setting_up, "LIVE_SECONDS", 0.3)
+    gone = threading.Event()
+
+    def drip(line: socket.socket) -> None:
+        while not gone.wait(0.2):
+            line.sendall(b"\0")
+
+    with listening(drip) as address:
+        with pytest.raises(UsageError, match="no cluster answers there"):
+            _found(address)
+        gone.set()
+
+
+def test_who_speaks_as_ray_does_is_asked_further():
+    settings = b"\0\0\0\4\0\0\0\0\0"
+    with listening(lambda line: line.sendall(settings + bytes(40))) as address:
+        assert _found(address) == address
+
+
+def test_an_address_of_the_environment_is_named_where_it_does_not_answer(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UsageError, match="--address auto: RAY_ADDRESS is 127.0.0.1:1: no cluster answers there"):
+        _found("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(UsageError, match="RAY_ADDRESS is ray://head:10001, and it has to be HOST:PORT"):
+        _found("auto")
+
+
+def test_no_cluster_at_all_and_one_that_is_gone_are_one_line(monkeypatch):
+    require("ray")
+    from ray._private import services
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    with pytest.raises(UsageError, match="--address auto: no cluster runs on this machine.*ray start --head"):
+        _found("auto")
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: "127.0.0.1:1")
+    with pytest.raises(UsageError, match=r"started last on this machine was at \S+:1: no cluster answers"):
+        _found("auto")
+
+
+def test_a_cluster_of_its_own_is_asked_for_by_name(monkeypatch):
+    """Without an address Ray would join one that runs, or try one that RAY_ADDRESS has."""
+    require("ray")
+    import ray
+
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(ray, "init", lambda **given: asked.append(given))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with connected("local"):
+        assert asked[0]["address"] == "local"
