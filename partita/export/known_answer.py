@@ -60,24 +60,33 @@ class KnownAnswer:
     reference: str
 
 
-def check_memory(parameters: int, cache_bytes: int, beside_bytes: int = 0) -> None:
+def check_memory(
+    parameters: int,
+    cache_bytes: int,
+    beside_bytes: int = 0,
+    *,
+    use: str = "for its known answer",
+    needed: bool = False,
+) -> None:
     """Raise ResourceError when the original model, or the cache of the replay, will not fit into memory.
 
     `parameters` are those that it has in memory (`spilled.resident_parameters`), in float32; the cache is not there at
-    the same time, and `beside_bytes` are.
+    the same time, and `beside_bytes` are. `use`: what it is there for; `needed`: the package is not written without.
     """
     free = free_bytes()
-    needed = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
-    if needed > free:
+    takes = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
+    without = spelled("verify", False)
+    if takes > free:
+        otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
         raise ResourceError(
-            f"the original model needs about {human_bytes(needed)} for its known answer, and "
-            f"{human_bytes(int(free))} are free; free more, or have room for its weights in float32 on the disk of "
-            f"{spelled('out')}, or export with {spelled('verify', False)} and verify on a machine with more memory"
+            f"the original model needs about {human_bytes(takes)} {use}, and {human_bytes(int(free))} are free; free "
+            f"more, or have room for its weights in float32 on the disk of {spelled('out')}{otherwise}"
         )
     if cache_bytes > free:
+        otherwise = "" if needed else f", or with {without}"
         raise ResourceError(
             f"the cache takes {human_bytes(cache_bytes)} and {human_bytes(int(free))} are free; export with a smaller "
-            f"{spelled('max_length')} or {spelled('batch_size')}, or with {spelled('verify', False)}"
+            f"{spelled('max_length')} or {spelled('batch_size')}{otherwise}"
         )
 
 

@@ -20,7 +20,7 @@ from partita.export import known_answer, spilled, texts, weights
 from partita.export.drafts import Draft, Graphs, repacked
 from partita.export.naming import match_names
 from partita.export.progress import Stage, stage
-from partita.export.quality import RANDOM, measured_tokens
+from partita.export.quality import RANDOM, SHORTEST_TEXT, measured_tokens
 from partita.export.quantisation import mixing
 from partita.export.quantisation.mixing import Ladder
 from partita.export.quantisation.plan import Plan
@@ -79,7 +79,8 @@ class Mixes:
             )
         self.text, self.unseen = _search_text(draft)
         held = spilled.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
-        known_answer.check_memory(held + self.text.tokens * draft.fake.vocab_size, 0)
+        beside = 4 * self.text.tokens * draft.fake.vocab_size
+        known_answer.check_memory(held, 0, beside, use=f"to choose widths on {self.text.tokens:,} tokens", needed=True)
         placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
         names = match_names(draft.fake.module, draft.checkpoint.tensors)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-rounded-") as found:
@@ -172,6 +173,7 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length)), True
     judged = options.max_perplexity_ratio is not None
     measured, name = measured_tokens(draft.fake.parameters, judged=judged), options.quality_text.name
+    texts.refuse_useless(found.part(0, measured), SHORTEST_TEXT, options.quality_text, "quality_text")
     rest = found.part(measured, measured + wanted)
     if len(rest.ids) >= mixing.FEWEST_TOKENS:
         return Text(f"{name} after what quality is measured on", sha256, rest.windows(length)), True

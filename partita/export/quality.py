@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import save as serialised
 
-from partita.errors import ParityError, UsageError
+from partita.errors import ParityError
 from partita.export import texts
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
@@ -31,7 +31,6 @@ from partita.export.texts import WINDOW_TOKENS, Text, Tokens
 from partita.package import QUALITY, Manifest
 from partita.package_records import PhaseQuality, Quality
 from partita.process import give_back
-from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
 MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
@@ -110,11 +109,7 @@ def read_text(
         name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
         found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist())
     taken = found.part(0, wanted)
-    if len(taken.ids) < SHORTEST_TEXT:
-        raise UsageError(
-            f"{spelled('quality_text', path)}: too short: {len(taken.ids)} tokens, and at least {SHORTEST_TEXT} are "
-            "needed"
-        )
+    texts.refuse_useless(taken, SHORTEST_TEXT, path, "quality_text")
     return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from partita.export.fake_model import quiet, translated
 from partita.spelling import spelled
 
 WINDOW_TOKENS = 512
+MOST_UNKNOWN = 0.5
+"""Share of the tokens of a text that may be the one which stands for what the tokenizer does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Tokens:
     first: list[int]
     """What the tokenizer puts before every text: a token, or none."""
     ids: list[int]
+    unknown_id: int | None = None
+    """What the tokenizer puts for what it does not know, where it puts one token for all of that."""
 
     def windows(self, length: int) -> npt.NDArray[np.int64]:
         """The tokens in windows [W, up to `length`]; what is left at the end is left out."""
@@ -52,12 +57,16 @@ class Tokens:
 
     def part(self, start: int, stop: int | None = None) -> Tokens:
         """Some of the tokens."""
-        return Tokens(self.first, self.ids[start:stop])
+        return Tokens(self.first, self.ids[start:stop], self.unknown_id)
 
 
 def read(path: Path, option: str) -> tuple[str, str]:
     """The text in a file and the SHA-256 of its bytes. Raises UsageError, which names the `option`."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which is read once, and may never end"
+            raise UsageError(f"{spelled(option, path)}: {what}; a text is read from a file")
         raw = path.read_bytes()
         return raw.decode("utf-8"), hashlib.sha256(raw).hexdigest()
     except OSError as error:
@@ -80,4 +89,21 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     except PartitaError:  # what is wrong with it is told where it is probed
         return None
     begins = first is not None and bool(ids) and ids[0] == first
-    return Tokens([first] if begins else [], [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size])
+    kept = [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size]
+    return Tokens([first] if begins else [], kept, tokenizer.unk_token_id)
+
+
+def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:
+    """Raise UsageError, which names the `option`, for a text of fewer tokens than that, and for one that the tokenizer
+    does not know: a text of one token says nothing of a model.
+    """
+    if len(found.ids) < fewest:
+        raise UsageError(
+            f"{spelled(option, path)}: too short: {len(found.ids):,} tokens, and at least {fewest:,} are needed"
+        )
+    unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
+    if unknown > MOST_UNKNOWN * len(found.ids):
+        raise UsageError(
+            f"{spelled(option, path)}: the tokenizer does not know {unknown:,} of its {len(found.ids):,} tokens; name "
+            "a text like those that the model was made for"
+        )

@@ -90,7 +90,9 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     if options.verify:
         twin = options.computing.twin  # which keeps all of its cache in its own type
         held = spilled.resident_parameters(checkpoint.tensors, work.scratch)
-        known_answer.check_memory(held, _cache_bytes(contract, twin))
+        known_answer.check_memory(held, _cache_bytes(contract, twin), needed=options.measures)
+        if text is not None:
+            _check_memory_of_quality(exported, held)
     _check_space(options.out.parent, contract.weight_bytes)
     with (
         _calibrated(exported, work) as exported,
@@ -173,13 +175,20 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     """The manifest with what the precision costs, where weights are packed or the cache is rounded."""
     if text is None or runtime.scorer is None:
         return manifest
-    held = spilled.resident_parameters(exported.checkpoint.tensors, work.scratch)
-    packed_twice = 2 * exported.contract.weight_bytes  # it is open beside the original
-    known_answer.check_memory(held, manifest.graph.cache_bytes, packed_twice)
+    _check_memory_of_quality(exported, spilled.resident_parameters(exported.checkpoint.tensors, work.scratch))
     with stage(work.progress, "quality", work.seconds) as current:
         found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current, work.scratch)
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
+
+
+def _check_memory_of_quality(exported: Exported, held: int) -> None:
+    """Raise ResourceError when the original, of which `held` parameters are in memory, does not fit beside the package:
+    before anything is written, and again when it is opened.
+    """
+    packed_twice = 2 * exported.contract.weight_bytes
+    cache = _cache_bytes(exported.contract)
+    known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=True)
 
 
 def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:

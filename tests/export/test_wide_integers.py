@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from partita.demo import heldout_path
 from partita.export.fewer_rows import BATCH
 from partita.package import read_manifest
 from tests.conftest import Exported, TinyCheckpoint
@@ -50,6 +49,6 @@ def test_a_step_computes_no_wide_integers(
 def test_a_head_that_is_the_embedding_in_a_batch(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, options: dict[str, Any], expected: set[str]
 ) -> None:
-    package = exported(tiny_checkpoint("llama", tied=True), batch_size=2, quality_text=heldout_path(), **options)
+    package = exported(tiny_checkpoint("llama", tied=True), batch_size=2, **options)
     found = wide_integers(package / "model.onnx")
     assert set(found.values()) == expected and all(name.startswith(BATCH) for name in found)

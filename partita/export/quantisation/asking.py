@@ -89,12 +89,15 @@ def settled(
     looked_up: Packings,
     dtype: str,
     multiplied: Packings = _nothing,
+    *,
+    option: tuple[str, str] | None = None,
 ) -> tuple[Form, Kernels]:
     """The first of `forms` that `target` takes, computing in `dtype`, and how.
 
     Each is asked about with and without zero points, that of the target's record first. Where nobody can be asked, the
     record decides. Raises ProviderError, which names the operators, when there is no kernel for any, or none that
     computes with packed weights, or is as fast as float32 with those that are `multiplied` in steps of one token.
+    `option`: what was asked for by it, and can be left out, where it is not the precision.
     """
     if target.ask is None:
         standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
@@ -110,11 +113,15 @@ def settled(
     asked = packings(forms[0], target.kernels)
     kinds = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in asked))
     kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
-    told = "; ".join(f"for {form.product.operator}, with or without zero points: {answer}" for form, answer in said)
+    tried = "" if forms[0].one_scale else ", with or without zero points"
+    told = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in said)
+    wanted, otherwise = spelled("precision", asked[0].name), f"a {spelled('precision')} that it computes in, as fp16"
+    if option is not None:
+        wanted = spelled(*option)
+        otherwise = f"leave {wanted} out"
     raise ProviderError(
-        f"{spelled('precision', asked[0].name)}: {target.provider} has no kernel that computes {dtype} activations "
-        f"with {kinds}: {told}; nothing was written; name another {spelled('target')}, as cpu, or a "
-        f"{spelled('precision')} that it computes in, as fp16"
+        f"{wanted}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: {told}; nothing "
+        f"was written; name another {spelled('target')}, as cpu, or {otherwise}"
     )
 
 

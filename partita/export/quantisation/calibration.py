@@ -68,11 +68,7 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
             f"{spelled('calibrate', path)}: no tokenizer of the checkpoint loads, so that no text can be read; leave "
             f"{spelled('calibrate')} out"
         )
-    if len(found.ids) < FEWEST_TOKENS:
-        raise UsageError(
-            f"{spelled('calibrate', path)}: too short: {len(found.ids):,} tokens, and at least {FEWEST_TOKENS:,} are "
-            "needed"
-        )
+    texts.refuse_useless(found, FEWEST_TOKENS, path, "calibrate")
     return Text(path.name, sha256, found.windows(min(texts.WINDOW_TOKENS, max_length))[:MOST_WINDOWS])
 
 

@@ -170,7 +170,8 @@ def make_plan(
         return list(dict.fromkeys([*as_they_are, *(each for each in found if each is not None)]))
 
     dtype = options.computing.dtype
-    form, found = settled(target, forms, packings, looked_up, dtype, multiplied)
+    option = ("activations", INTEGERS) if options.activations == INTEGERS else None
+    form, found = settled(target, forms, packings, looked_up, dtype, multiplied, option=option)
     if found.symmetric != kernels.symmetric:
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:

@@ -78,7 +78,8 @@ def make_beside(options: ExportOptions, target: Target | None, plan: Plan | None
         return [] if found is None else [found]
 
     try:
-        taken, _ = settled(target, forms, packings, packings, options.computing.dtype)
+        option = ("prefill_precision", asked)
+        taken, _ = settled(target, forms, packings, packings, options.computing.dtype, option=option)
     except ProviderError as error:
         if asked != AUTO:
             raise

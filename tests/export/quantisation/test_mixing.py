@@ -12,7 +12,7 @@ import pytest
 
 from partita.demo import heldout_path
 from partita.errors import ParityError, ResourceError, UsageError
-from partita.export import mixes, quality
+from partita.export import known_answer, mixes, quality
 from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import load
 from partita.export.naming import match_names
@@ -221,6 +221,20 @@ def test_a_budget_that_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         export_to(tmp_path / "package", tiny_checkpoint("llama"), **options)
+
+
+def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_loaded(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_load(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: 1e6)
+    monkeypatch.setattr(known_answer, "load", no_load)
+    said = r"the original model needs about .* to choose widths on [\d,]+ tokens, and .* are free; free more"
+    with pytest.raises(ResourceError, match=said) as caught:
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
+    assert "--no-verify" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
 def test_weights_that_are_too_large_at_their_smallest_are_refused(

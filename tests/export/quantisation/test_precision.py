@@ -15,7 +15,9 @@ import onnx
 import pytest
 
 from partita.demo import heldout_path
-from partita.errors import CheckpointError, PartitaError, UsageError
+from partita.errors import CheckpointError, PartitaError, ResourceError, UsageError
+from partita.export import known_answer, spilled, weights
+from partita.export.checkpoint import open_checkpoint
 from partita.package import QUALITY, Manifest, check_files, read_manifest
 from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint
@@ -290,6 +292,36 @@ def export_to(out: Path, checkpoint: Path, **options: object) -> None:
     if options.get("precision") in ("int8", "int4"):
         options.setdefault("quality_text", heldout_path())
     export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
+
+
+def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Nor does a smaller one."""
+    heads = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
+    checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
+    with pytest.raises(
+        UsageError, match=r"--block-size 32 divides nothing, and no smaller one .* rows of 40, 56; leave"
+    ):
+        export_to(tmp_path / "package", checkpoint, precision="int4", block_size=32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_written(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original alone fits, and beside the package it does not; without it no such package is written."""
+
+    def no_write(*_: object) -> None:
+        raise AssertionError("weights were written")
+
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    held = spilled.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
+    monkeypatch.setattr(weights, "write_data", no_write)
+    said = r"the original model needs about .* to measure what rounding costs, and .* are free; free more, or have room"
+    with pytest.raises(ResourceError, match=said) as caught:
+        export_to(tmp_path / "package", checkpoint, precision="int4")
+    assert "--no-verify" not in str(caught.value), "which would be refused"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,86 @@
+"""Texts that weights are rounded on and quality is measured on: what is of no use is refused by the option and file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partita.errors import UsageError
+from partita.export import quality
+from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.quantisation import calibration
+from partita.export.texts import Text, Tokens, refuse_useless
+from tests.conftest import TinyCheckpoint
+
+Reads = Callable[[Path, Checkpoint], Text]
+READERS: dict[str, Reads] = {
+    "calibrate": lambda path, checkpoint: calibration.read_text(path, checkpoint, 64),
+    "quality-text": lambda path, checkpoint: quality.read_text(path, checkpoint, 300, 64, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_a_folder_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    with pytest.raises(UsageError, match=rf"^--{option} {tmp_path}: a folder; a text is read from a file"):
+        READERS[option](tmp_path, open_checkpoint(str(tiny_checkpoint("llama"))))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
+@pytest.mark.parametrize("option", READERS)
+def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    """It is read once, and a text more often; one that nobody writes into is waited for without an end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"too short a text",), daemon=True)
+    writer.start()
+    with pytest.raises(UsageError, match=rf"--{option} .*pipe: a pipe or a device, .* a text is read from a file"):
+        READERS[option](pipe, open_checkpoint(str(tiny_checkpoint("llama"))))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer.join()
+    os.close(reader)
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_an_empty_text_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
+    (path := tmp_path / "empty.txt").touch()
+    with pytest.raises(UsageError, match=rf"--{option} .*empty\.txt: too short: 0 tokens, and at least"):
+        READERS[option](path, open_checkpoint(str(tiny_checkpoint("llama"))))
+
+
+@pytest.fixture(scope="module")
+def words(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A checkpoint whose tokenizer knows two words, and has one token for all others."""
+    import shutil
+
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("words") / "checkpoint"
+    shutil.copytree(tiny_checkpoint("llama", tokenizer=False), folder)
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
+    return open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("option", READERS)
+def test_a_text_that_the_tokenizer_does_not_know_says_nothing(words: Checkpoint, tmp_path: Path, option: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("drei vier " * 2000)
+    with pytest.raises(UsageError, match=rf"--{option} .*: the tokenizer does not know ([\d,]+) of its \1 tokens"):
+        READERS[option](path, words)
+    path.write_text("one two three " * 2000)
+    assert READERS[option](path, words).tokens > 256
+
+
+def test_a_few_unknown_tokens_do_no_harm() -> None:
+    mixed = [0] * 128 + [1] * 128
+    refuse_useless(Tokens([], mixed, 0), 256, Path("text"), "calibrate")
+    refuse_useless(Tokens([], mixed), 256, Path("text"), "calibrate")
+    with pytest.raises(UsageError, match="does not know 129 of its 257 tokens"):
+        refuse_useless(Tokens([5], [*mixed, 0], 0), 256, Path("text"), "calibrate")
