@@ -9,6 +9,7 @@ timed, so the machine need not be idle; it takes some minutes.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import statistics
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from benchmarks.passes import SHAPE, make, optimised
@@ -42,11 +44,14 @@ Count = tuple[float, float] | None
 
 def export(checkpoint: Path, out: Path, lowering: str, form: Sequence[str], without: Sequence[str]) -> str:
     """Write a package; returns why there is none, empty when there is."""
-    command = [sys.executable, "-m", "partita", "export", str(checkpoint), str(out), "--force", *form]
-    command += ["--attention", lowering, "--max-length", str(LENGTH)]
-    command += [word for name in without for word in ("--without-pass", name)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1] if done.returncode else ""
+    from partita import cli
+
+    words = ["export", str(checkpoint), str(out), "--force", *form, "--attention", lowering]
+    words += ["--max-length", str(LENGTH), *(word for name in without for word in ("--without-pass", name))]
+    said = io.StringIO()
+    with redirect_stdout(io.StringIO()), redirect_stderr(said):
+        code = cli.run(words)
+    return (said.getvalue().strip().splitlines() or [f"exit code {code}"])[-1] if code else ""
 
 
 def counted(package: Path, target: str, webgpu: Path) -> Count:

@@ -29,9 +29,24 @@ from partita.export.weight_sources import stored
 
 WAVES = frozenset({"Cos", "Sin"})
 MOVES = frozenset(
-    {"Concat", "Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
+    {
+        "Concat",
+        "Expand",
+        "Gather",
+        "Identity",
+        "Range",
+        "Reshape",
+        "ScatterElements",
+        "ScatterND",
+        "Shape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
 )
-BEFORE = MOVES | {"Cast", "MatMul", "Mul", "Shape"}
+BEFORE = MOVES | {"Cast", "MatMul", "Mul"}
 AFTER = MOVES | {"Cast", "Mul"}
 """Operators between the positions and a wave, and behind one."""
 UNFIT = (IndexError, RuntimeError, TypeError, ValueError)
