@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -121,6 +122,37 @@ def bitsandbytes() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
         K=64, N=128, block_size=64, quant_type=1,
     )  # fmt: skip
     return [node], [weight("w", (4096,), np.uint8), weight("s", (128,))]
+
+
+def codes(kind: type[Any]) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    """Floats of 8 bits, or places of 4 bits in a table, as packages have them."""
+    tabled = kind is ml_dtypes.uint4
+    nodes = [
+        helper.make_node("Cast", ["w"], ["c"], "a", to=onnx.TensorProto.INT32 if tabled else FLOAT),
+        *([helper.make_node("Gather", ["t", "c"], ["g"], "b")] if tabled else []),
+        helper.make_node("Reshape", ["g" if tabled else "c", "sizes"], ["r"], "d"),
+        helper.make_node("Mul", ["r", "s"], ["m"], "e"),
+        helper.make_node("Reshape", ["m", "whole"], ["n"], "f"),
+        helper.make_node("Cast", ["n"], ["o"], "h", to=onnx.TensorProto.BFLOAT16),
+        helper.make_node("Cast", ["o"], ["v"], "i", to=FLOAT),
+        helper.make_node("MatMul", ["x", "v"], ["y"], "/model/layers.0/mlp/up_proj/MatMul"),
+    ]
+    table = [weight("t", (16,))] if tabled else []
+    return nodes, [weight("w", (64, 128), kind), weight("s", (2, 1, 128)), *table]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "size"),
+    [
+        (ml_dtypes.uint4, "uint4, Gather, blocks of 32", 64 * 128 // 2 + 4 * (256 + 16)),
+        (ml_dtypes.float8_e4m3fn, "float8e4m3fn, Cast, blocks of 32", 64 * 128 + 4 * 256),
+    ],
+    ids=["table", "floats"],
+)
+def test_codes_are_one_weight_with_their_scales(tmp_path, kind, how, size):
+    (row,) = partita.inspect(save(model(*codes(kind)), tmp_path / "model.onnx")).modules
+    assert (row.module, how_kept(row)) == ("model.layers.0.mlp.up_proj", f"{how}, computed in float32")
+    assert (row.parameters, row.size_bytes) == (64 * 128, size)
 
 
 def unknown_operator() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:

@@ -1,7 +1,8 @@
 """Which module keeps its weights in which precision, told from the nodes that read them.
 
 A weight belongs to the module of the node that computes with it; Cast, Transpose and their like are looked through, and
-so is DequantizeLinear. Where nodes tell no module, the name of the tensor does, if it is a path.
+so is DequantizeLinear. Small codes of which constant nodes make numbers (a Cast, or a Gather of their table, and a
+product with scales) are one weight with these. Where nodes tell no module, the name of a tensor does, if it is a path.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CARRIERS = frozenset({"Cast", "Transpose", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand"})
 """Operators that hand a weight on as it is, or in another type."""
 RESTORES = "DequantizeLinear"
+TABLED, SMALL_FLOATS = "uint4", "float8"
+"""Types of codes that are places in a table, and of codes that are numbers."""
 SMALL_ELEMENTS = 1024
 """Fewer integers than this are sizes, axes and indices, and no weights."""
 DEEPEST = 8
@@ -43,6 +46,18 @@ class Use:
     """None: as many as it has elements."""
     companions: tuple[str, ...] = ()
     """Names of its scales and zero points."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """How constant nodes make the numbers of a weight of small codes."""
+
+    reads: str
+    """The operator that reads the codes: a Cast, or the Gather of their table."""
+    product: onnx.NodeProto
+    scales: str
+    table: str
+    """Names of stored tensors; of the table empty where codes are numbers themselves."""
 
 
 @dataclass(slots=True)
@@ -68,8 +83,9 @@ class Weight:
 
 def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, Stored]]) -> tuple[Weight, ...]:
     """The weights among the stored `tensors` of a file, by the names that nodes have for them."""
-    readers = _Readers(proto)
-    named, companions = dict(tensors), readers.companions()
+    named = dict(tensors)
+    readers = _Readers(proto, named)
+    companions = readers.companions()
     found = []
     for name, tensor in tensors:
         uses = tuple(readers.uses(name, tensor)) if name not in companions else ()
@@ -140,7 +156,8 @@ def _path_in(name: str) -> str:
 class _Readers:
     """The nodes of a file by what they read."""
 
-    def __init__(self, proto: onnx.ModelProto) -> None:
+    def __init__(self, proto: onnx.ModelProto, stored: Mapping[str, Stored]) -> None:
+        self._stored = stored
         self._by_name: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
         for node in all_nodes(proto.graph):
             for position, name in enumerate(node.input):
@@ -155,10 +172,43 @@ class _Readers:
                 packed = _packed_at(node, position)
                 if packed is not None:
                     found |= set(_companions(node, packed))
+        for name, tensor in self._stored.items():
+            decoding = self._decoding(name, tensor)
+            found |= {decoding.scales, decoding.table} - {""} if decoding is not None else set()
         return frozenset(found)
+
+    def _decoding(self, name: str, tensor: Stored) -> _Decoding | None:
+        """How a tensor of codes is made numbers of; None where it is none, or read in another way."""
+        if tensor.dtype != TABLED and not tensor.dtype.startswith(SMALL_FLOATS):
+            return None
+        reads, table = "Cast", ""
+        readers = list(self._through(name, "", 0))
+        if tensor.dtype == TABLED and readers and readers[0][0].op_type == "Gather" and readers[0][1] == 1:
+            reads, table = "Gather", readers[0][0].input[0]
+            readers = list(self._through(readers[0][0].output[0], "", 0))
+        if not readers or readers[0][0].op_type != "Mul" or bool(table) is not (tensor.dtype == TABLED):
+            return None
+        product, position, _ = readers[0]
+        scales = product.input[1 - position]
+        stored = scales in self._stored and (not table or table in self._stored)
+        return _Decoding(reads, product, scales, table) if stored else None
 
     def uses(self, name: str, tensor: Stored) -> Iterator[Use]:
         """How a stored tensor is read, once for each node that computes with it; nothing for what is no weight."""
+        decoding = self._decoding(name, tensor)
+        if decoding is not None:
+            blocks = self._stored[decoding.scales].elements
+            companions = tuple(filter(None, (decoding.scales, decoding.table)))
+            for node, _, computed in self._through(decoding.product.output[0], "float32", 0):
+                yield Use(
+                    _module(node) or _module(decoding.product),
+                    packed=decoding.reads,
+                    block_size=tensor.elements // blocks if blocks else None,
+                    zero_points=False,
+                    computed=computed,
+                    companions=companions,
+                )
+            return
         for node, position, computed in self._through(name, "", 0):
             packed = _packed_at(node, position)
             if packed is not None:
