@@ -178,7 +178,9 @@ class Manifest(Record):
     rounded_cache: RoundedCache | None = None
     """Null where keys and values are cached in the type of the activations."""
     quality: Quality | None = None
-    """Null for a precision of 16 bits or more with a cache of floats: there the known answer says it all."""
+    """Null where nothing is rounded, in fp32 with a cache of floats: there the known answer says it all. And where the
+    original was not run.
+    """
     foreign: ForeignRecord | None = None
     """Of a folder that Partita did not write: its manifest is inferred, and is nowhere on disk. Null in a package."""
 

@@ -214,6 +214,19 @@ class PhaseQuality(Record):
     kl_mean: float
 
 
+class LikelyDivergence(Record):
+    """The divergence over the tokens that the original thinks most likely, all others taken as one: at most that of the
+    whole distributions. The package keeps what it takes, so any provider can be asked for it again.
+    """
+
+    tokens: int
+    """How many tokens of a position are told apart. With all of the vocabulary it is the whole divergence."""
+    share: float
+    """What they have of the original's probability, mean over the positions."""
+    kl_mean: float
+    kl_p99: float
+
+
 class Quality(Record):
     """What the precision costs: the package beside the original model, on the same text."""
 
@@ -226,6 +239,8 @@ class Quality(Record):
     """Tokens that are read at a time, each window from the beginning of an empty cache."""
     provider: str
     """What the package ran on."""
+    twin: str | None = None
+    """What was run in place of the package's own graphs, where the provider has no kernels for those."""
     original_perplexity: float
     """Of the original model in float32."""
     perplexity: float
@@ -237,6 +252,8 @@ class Quality(Record):
     """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
     kl_p99: float
     """Its 99th percentile."""
+    likely: LikelyDivergence | None = None
+    """As far as an evaluation can repeat it; null in a package that was written without."""
     phases: tuple[PhaseQuality, ...] = ()
     """Where prompts have a graph in another precision: it read the first half of each window, and the decode graph the
     other over its cache, as in a generation. Empty otherwise.

@@ -13,6 +13,7 @@ from partita.commands.supervise import supervised
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
 from partita.foreign.folder import open_folder
 from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.observations.text_format import nats, plural
 from partita.package import Manifest, check_files
 from partita.package_records import Quality
 from partita.partition_reports.render.terminal import Page
@@ -63,6 +64,10 @@ def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> Evaluat
                 "original_perplexity": result.original_perplexity,
                 "perplexity_ratio": result.perplexity_ratio,
                 "top1_agreement": result.top1_agreement,
+                "kl_mean_at_least": result.kl_mean_at_least,
+                "kl_p99_at_least": result.kl_p99_at_least,
+                "kl_tokens": result.kl_tokens,
+                "kl_share": result.kl_share,
             }
         ),
     )
@@ -77,20 +82,40 @@ def show(package: Path, manifest: Manifest, result: Evaluation, console: Console
         page.pairs([("text", f"{stored.text}, {result.tokens:,} tokens predicted, {stored.window_tokens} at a time")])
     columns = (words("figure"), Column("here"), Column("at export"))
     page.table(columns, list(_rows(result, stored)))
+    page.pairs([("divergence", _bound(result, stored))])
+
+
+def _bound(now: Evaluation, stored: Quality | None) -> str:
+    """What the divergence that was measured here is."""
+    if now.kl_tokens is None or now.kl_share is None:
+        return "not measured here: the package does not keep what that takes; export it again"
+    told = (
+        f"here over the {plural(now.kl_tokens, 'likeliest token')} of the original, which have {now.kl_share:.1%} of "
+        "its probability, with all others as one: a lower bound"
+    )
+    kept = None if stored is None else stored.likely
+    if kept is None:
+        return told
+    return f"{told}; at export that was {nats(kept.kl_mean)}, 99th percentile {nats(kept.kl_p99, 3)}"
 
 
 def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:
-    """Figures measured now and at export; what takes the original model is of the export alone."""
+    """Figures measured now and at export."""
     here = (
         ("perplexity", f"{now.perplexity:.3f}"),
         ("perplexity of the original", f"{now.original_perplexity:.3f}"),
         ("ratio", f"{now.perplexity_ratio:.4f}"),
         ("same best token", f"{now.top1_agreement:.1%}"),
-        ("KL divergence, mean", ""),
-        ("KL divergence, 99th percentile", ""),
+        ("KL divergence, mean", _at_least(now.kl_mean_at_least, 4)),
+        ("KL divergence, 99th percentile", _at_least(now.kl_p99_at_least, 3)),
     )
     before = [""] * len(here)
     if stored is not None:
         before = [f"{stored.perplexity:.3f}", f"{stored.original_perplexity:.3f}", f"{stored.perplexity_ratio:.4f}"]
-        before += [f"{stored.top1_agreement:.1%}", f"{stored.kl_mean:.4f}", f"{stored.kl_p99:.3f}"]
+        before += [f"{stored.top1_agreement:.1%}", nats(stored.kl_mean), nats(stored.kl_p99, 3)]
     return [(name, figure, old) for (name, figure), old in zip(here, before, strict=True)]
+
+
+def _at_least(value: float | None, digits: int) -> str:
+    """A divergence that is a lower bound; nothing for none."""
+    return "" if value is None else f">= {nats(value, digits)}"

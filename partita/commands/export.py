@@ -9,9 +9,10 @@ from partita import dtypes
 from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, write_stdout
+from partita.dtypes import EXACT
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
-from partita.observations.text_format import human_bytes, plural
+from partita.observations.text_format import human_bytes, nats, plural
 from partita.package import Manifest
 from partita.package_records import PackedKind, PackedWeights, Verification
 
@@ -276,19 +277,20 @@ def _rounded_cache(manifest: Manifest) -> list[str]:
 
 
 def _quality(manifest: Manifest) -> list[str]:
-    """What the precision costs; no line where it was not measured, because the known answer says it all."""
+    """What the precision costs; no line where nothing is rounded, because the known answer says it all."""
     found = manifest.quality
     if found is None:
-        return []
+        unknown = manifest.graph.precision != EXACT.name and manifest.verification.status == "unverified"
+        return ["  quality     not measured: the original was not run"] if unknown else []
     other = "the original's" if manifest.source.quantised is None else "that of the stored weights"
     return [
         f"  quality     perplexity {found.perplexity:.3f}, {other} {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
-        f"{found.kl_mean:.4f}, 99th percentile {found.kl_p99:.3f} ({found.tokens:,} tokens of {found.text}, on "
-        f"{found.provider})",
+        f"{nats(found.kl_mean)}, 99th percentile {nats(found.kl_p99, 3)} ({found.tokens:,} tokens of {found.text}, on "
+        f"{found.provider}{'' if found.twin is None else f': {found.twin}'})",
         *(
             f"  quality     {each.phase}: ratio {each.perplexity_ratio:.4f}; same best token {each.top1_agreement:.1%}"
-            f"; KL divergence {each.kl_mean:.4f}"
+            f"; KL divergence {nats(each.kl_mean)}"
             for each in found.phases
         ),
     ]

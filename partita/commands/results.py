@@ -290,6 +290,15 @@ class EvaluateResult(Record):
     """Of the original model in float32, from the package."""
     perplexity_ratio: float | None
     top1_agreement: float | None
+    kl_mean_at_least: float | None = None
+    """Divergence from the original in nats, all but its likeliest tokens taken as one: a lower bound. Null where the
+    package does not keep what it takes; so are the next ones.
+    """
+    kl_p99_at_least: float | None = None
+    kl_tokens: int | None = None
+    """How many tokens are told apart."""
+    kl_share: float | None = None
+    """Of the original's probability that they have."""
     at_export: Quality | None
     """What the export had measured, on the CPU provider."""
 

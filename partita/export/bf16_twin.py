@@ -8,9 +8,10 @@ graph and the rounded weights; it cannot prove the arithmetic of a bfloat16 kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +19,9 @@ import onnx_ir as ir
 from partita.export import twins
 from partita.package import Manifest
 from partita.package_records import Verification
+
+if TYPE_CHECKING:
+    from partita.export.quality import OpenScorer, Scorer
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
@@ -33,6 +37,20 @@ def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Ver
 def beside(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result]) -> Result:
     """Build the twin of every graph beside the package, and give it to `run`."""
     return twins.beside(folder, manifest, _widen, lambda twin, changed: run(twin, _widen_manifest(changed)))
+
+
+def scoring(open_scorer: OpenScorer) -> OpenScorer:
+    """Opens the twin of a package to read windows of tokens, by what opens a package."""
+
+    @contextmanager
+    def opened(folder: Path, manifest: Manifest) -> Iterator[Scorer]:
+        with (
+            twins.made(folder, manifest, _widen) as (twin, changed),
+            open_scorer(twin, _widen_manifest(changed)) as scorer,
+        ):
+            yield scorer
+
+    return opened
 
 
 def _widen(model: ir.Model) -> ir.Model:

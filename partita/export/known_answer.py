@@ -7,6 +7,7 @@ prompt is computed over transformers' cache. Any execution provider can replay t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ PROMPT_TEXT = (
 )
 MEMORY_MARGIN = 1.15
 """Activations and the loader's own needs, as a factor on the float32 weights."""
+CLEARED_PARAMETERS = 4 << 20
+"""The original of fewer is smaller than what else an export holds."""
 PACKED_COPIES = 3
 """What a session takes at most while it is opened, as a multiple of packed weights: the file, and what it makes of it.
 """
@@ -125,13 +128,21 @@ def _cgroup_bytes_left() -> float:
         return float("inf")
 
 
+def clear_for(checkpoint: Checkpoint) -> None:
+    """Give memory back that nothing uses, where the model of `checkpoint` is large enough to need it: to look for it
+    takes a quarter of a second each time.
+    """
+    if sum(math.prod(info.shape) for info in checkpoint.tensors.values()) >= CLEARED_PARAMETERS:
+        give_back()
+
+
 def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
     """The original model, in float32 with eager attention. Raises UnsupportedModelError when transformers cannot.
 
     Of a quantised checkpoint it is the model of the numbers that its weights stand for, and with a merged adapter that
     of the merged weights. `scratch`: a folder on a disk, where a large one keeps its parameters while it is there.
     """
-    give_back()  # of what was done before, sessions too, which is most of what an export holds beside the model
+    clear_for(checkpoint)  # of what was done before, sessions too, which is most of what an export holds beside it
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with (
         quiet(),
@@ -215,7 +226,7 @@ def compute(
         answer = _answered if afterwards is None else partial(_changed_between, change=afterwards)
         sequence, logits = answer(model, sequence, steps)
     del model
-    give_back()
+    clear_for(checkpoint)
     count = len(prompt)
     return KnownAnswer(
         prompt=prompt,

@@ -23,8 +23,6 @@ RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
 INTEGERS = "int8"
 """Activations that the graph itself rounds."""
-OF_ANY_ROUNDING = ("quality_text", "calibrate")
-"""Options that are about packed weights and a rounded cache alike."""
 CACHE_LOWERING = "gqa"
 """The lowering of attention that keeps a cache of integers, or of a window."""
 FIXED = "fixed"
@@ -119,9 +117,14 @@ class ExportOptions:
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
 
     @property
-    def measures(self) -> bool:
-        """Whether what is written is rounded, so that its quality has to be measured."""
+    def rounds(self) -> bool:
+        """Whether weights or the cache are rounded to integers."""
         return self.computing.bits is not None or self.cache_precision is not None
+
+    @property
+    def measures(self) -> bool:
+        """Whether anything is rounded, to integers or to 16 bits, so that the quality has to be measured."""
+        return self.rounds or self.computing is not EXACT
 
     @property
     def searches(self) -> bool:
@@ -249,18 +252,17 @@ def _check_packing(options: ExportOptions) -> None:
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),
-            ("quality_text", options.quality_text),
             ("calibrate", options.calibrate),
             ("max_perplexity_ratio", options.max_perplexity_ratio),
             ("max_weight_size", options.max_weight_size),
             ("prefill_precision", options.prefill_precision),
         ):
-            if name == "quality_text" and options.precision == AUTO:
-                continue  # whether there is anything to measure shows when the checkpoint is known
-            if value is not None and not (options.measures and name in OF_ANY_ROUNDING):
-                raise UsageError(
-                    f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
-                )
+            if value is None or (name == "calibrate" and options.rounds):
+                continue
+            raise UsageError(
+                f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
+            )
+        _check_quality_text(options)
         return
     if options.max_perplexity_ratio is not None and not 1 < options.max_perplexity_ratio <= MOST_RATIO:
         raise UsageError(
@@ -286,6 +288,23 @@ def _check_packing(options: ExportOptions) -> None:
         raise UsageError(
             f"{spelled('precision', options.precision)} is written with its quality, which takes the original model: "
             f"leave {spelled('verify', False)} out"
+        )
+
+
+def _check_quality_text(options: ExportOptions) -> None:
+    """Check that there is something to measure on a text, of weights that are not packed. Raises UsageError."""
+    if options.quality_text is None:
+        return
+    said = spelled("quality_text", options.quality_text)
+    if not options.measures and options.precision != AUTO:  # of `auto` it shows when the checkpoint is known
+        raise UsageError(
+            f"{said} is about what rounding costs, and {spelled('precision', options.precision)} rounds nothing: "
+            "choose another, or leave it out"
+        )
+    if not options.verify:
+        raise UsageError(
+            f"{said}: the quality is measured beside the original model, which {spelled('verify', False)} leaves out; "
+            "leave one of the two out"
         )
 
 

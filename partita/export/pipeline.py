@@ -63,7 +63,7 @@ def export(
     """Export a checkpoint to a package, for `target` where there is one.
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
-    no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
+    no target, `reader` reads what only generate reads. `scorer` is for what is rounded, whose quality is measured on
     `options.quality_text`, else on `quality_text`; `offer` adds to the refusal of a model what else may export it;
     `asked` is what the manifest keeps of the options, where those given here are not as somebody asked for them.
     Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
@@ -126,7 +126,7 @@ def _settled(options: ExportOptions, target: Target | None, quality_text: Path |
     """The options with what follows from the precision and the target."""
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)
-    if options.measures and options.quality_text is None:
+    if options.measures and options.verify and options.quality_text is None:
         options = replace(options, quality_text=quality_text)
     return options
 

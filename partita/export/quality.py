@@ -2,7 +2,9 @@
 
 Both read the text in windows, each from the beginning. Perplexity is exp of the mean loss; the divergence is that of
 the package's distribution from the original's. What the original made of the text is kept in the package, so that any
-provider can be measured against it later without torch.
+provider can be measured against it later without torch: of each distribution the likeliest tokens, as many as fit into
+`LIKELY_BYTES`, and what all others have together. The divergence over those, which is a lower bound of that over the
+whole vocabulary, is measured here as well, beside the whole one.
 """
 
 from __future__ import annotations
@@ -25,12 +27,11 @@ from partita.errors import ParityError
 from partita.export import texts
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
-from partita.export.known_answer import load
+from partita.export.known_answer import clear_for, load
 from partita.export.progress import Stage
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
 from partita.package import QUALITY, Manifest
-from partita.package_records import PhaseQuality, Quality
-from partita.process import give_back
+from partita.package_records import LikelyDivergence, PhaseQuality, Quality
 
 SCHEMA = "partita.quality/1"
 MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
@@ -38,11 +39,21 @@ TOKENS_TIMES_PARAMETERS, JUDGED_TOKENS_TIMES_PARAMETERS = 2.5e11, 1e12
 """Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU. More
 are read where the ratio decides whether the package is published.
 """
+NARROW_TOKENS_TIMES_PARAMETERS = 1.25e11
+MOST_NARROW_TOKENS, MOST_NARROW_WINDOWS = 512, 16
+"""Of a package that is rounded to 16 bits, and to no integers: its losses are off by a hundredth of what those of int4
+are, so a few hundred tokens say as much of it.
+"""
 SHORTEST_TEXT = 256
 """Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""
 
-BLOCK_ELEMENTS = 1 << 19
+BLOCK_ELEMENTS = 1 << 18
 """Logits that are compared at once: few enough to stay in the processor's cache."""
+
+MOST_LIKELY, LIKELY_BYTES = 64, 2 << 20
+"""Tokens of a distribution of the original that are kept, fewer where the text is long: bytes of all of them."""
+LEAST_REST = 1e-12
+"""Less than this is no probability: what all other tokens have is one minus a sum."""
 
 KEPT_BYTES = 2 << 30
 """Logits of the original that are on disk at a time."""
@@ -95,26 +106,35 @@ def read_text(
     told: Callable[[str], object] = len,
     *,
     judged: bool = False,
+    integers: bool = True,
+    chosen: bool = True,
 ) -> Text:
     """The beginning of the text in `path`, as windows. Raises UsageError when it cannot be read or is too short.
 
-    A checkpoint without a tokenizer that loads is given fixed random tokens, and `told` so. `judged`: the ratio decides
-    what is published.
+    A checkpoint without a tokenizer that loads is given fixed random tokens, and `told` so, as is one whose tokenizer
+    makes too few tokens of a text that nobody has `chosen`. `judged`: the ratio decides what is published. `integers`:
+    it is such that weights or the cache are rounded to; else few tokens are taken.
     """
     text, sha256 = texts.read(path, "quality_text")
-    wanted = measured_tokens(parameters, judged=judged)
+    wanted = measured_tokens(parameters, judged=judged, integers=integers)
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
-    if found is None:
-        told("no tokenizer of the checkpoint loads: the quality of its packed weights is measured on random tokens")
+    few = found is not None and len(found.ids) < SHORTEST_TEXT
+    if found is None or (few and not chosen):
+        why = "the checkpoint's tokenizer has no tokens for it" if few else "no tokenizer of the checkpoint loads"
+        told(f"{why}: the quality of the package is measured on random tokens")
         name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
         found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist())
     taken = found.part(0, wanted)
     texts.refuse_useless(taken, SHORTEST_TEXT, path, "quality_text")
-    return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
+    windows = taken.windows(min(WINDOW_TOKENS, max_length))
+    return Text(name, sha256, windows if integers else windows[:MOST_NARROW_WINDOWS])
 
 
-def measured_tokens(parameters: int, *, judged: bool = False) -> int:
-    """How many tokens of a text are taken for a model of so many parameters."""
+def measured_tokens(parameters: int, *, judged: bool = False, integers: bool = True) -> int:
+    """How many tokens of a text are taken for a model of so many parameters, rounded to `integers` or to 16 bits."""
+    if not integers:
+        wanted = NARROW_TOKENS_TIMES_PARAMETERS / max(1, parameters)
+        return int(min(MOST_NARROW_TOKENS, max(SHORTEST_TEXT, wanted)))
     product = JUDGED_TOKENS_TIMES_PARAMETERS if judged else TOKENS_TIMES_PARAMETERS
     return int(min(MOST_TOKENS, max(FEWEST_TOKENS, product / max(1, parameters))))
 
@@ -131,10 +151,19 @@ class _Measured:
     best: npt.NDArray[np.int64]
     divergence: npt.NDArray[np.float64]
     agrees: npt.NDArray[np.bool_]
+    likely: npt.NDArray[np.int32]
+    """[W, L - 1, K] tokens that the original thinks most likely."""
+    likely_logprobs: npt.NDArray[np.float32]
+    """[W, L - 1, K]: what it says of them."""
+    rest_logprobs: npt.NDArray[np.float32]
+    """[W, L - 1]: of all others together; minus infinity where that is nothing."""
+    likely_divergence: npt.NDArray[np.float64]
+    """The divergence over those tokens and the rest."""
 
     @classmethod
-    def of(cls, windows: npt.NDArray[np.int64]) -> _Measured:
+    def of(cls, windows: npt.NDArray[np.int64], vocab_size: int) -> _Measured:
         shape = len(windows), windows.shape[1] - 1
+        kept = (*shape, kept_tokens(len(windows) * (windows.shape[1] - 1), vocab_size))
         return cls(
             windows,
             np.full(shape, np.nan),
@@ -142,6 +171,10 @@ class _Measured:
             np.zeros(shape, np.int64),
             np.full(shape, np.nan),
             np.zeros(shape, np.bool_),
+            np.zeros(kept, np.int32),
+            np.full(kept, np.nan, np.float32),
+            np.full(shape, np.nan, np.float32),
+            np.full(shape, np.nan),
         )
 
     def note(
@@ -160,9 +193,38 @@ class _Measured:
         best = other.argmax(-1)
         self.best[windows, places] = best.numpy()
         self.agrees[windows, places] = (mine.argmax(-1) == best).numpy()
+        self._note_likely(windows, places, mine, other)
         shares = torch.exp(other, out=theirs)
         further = other.sub_(mine).mul_(shares).masked_fill_(shares == 0, 0.0)
-        self.divergence[windows, places] = further.sum(-1).numpy()
+        self.divergence[windows, places] = further.sum(-1).clamp_(min=0.0).numpy()
+
+    def _note_likely(
+        self, windows: npt.NDArray[np.int64], places: npt.NDArray[np.int64], mine: torch.Tensor, other: torch.Tensor
+    ) -> None:
+        """Note the original's likeliest tokens, from log-probabilities [R, vocab] of the package and of itself."""
+        known, tokens = other.topk(self.likely.shape[-1], dim=-1, sorted=False)
+        whole = tokens.shape[-1] == other.shape[-1]
+        shares, ours = torch.exp(known), mine.gather(-1, tokens)
+        rest = torch.zeros(len(shares), dtype=shares.dtype) if whole else 1.0 - shares.sum(-1)
+        rest = torch.where(rest < LEAST_REST, torch.zeros_like(rest), rest)
+        our_rest = (1.0 - torch.exp(ours).sum(-1)).clamp_(min=LEAST_REST)
+        further = ((known - ours) * shares).masked_fill_(shares == 0, 0.0).sum(-1)
+        further += ((rest.log() - our_rest.log()) * rest).masked_fill_(rest == 0, 0.0)
+        self.likely[windows, places] = tokens.numpy()
+        self.likely_logprobs[windows, places] = known.numpy()
+        self.rest_logprobs[windows, places] = rest.log().numpy()
+        self.likely_divergence[windows, places] = further.clamp_(min=0.0).numpy()
+
+
+def kept_tokens(positions: int, vocab_size: int) -> int:
+    """How many tokens of each distribution of the original are kept."""
+    size = np.dtype(_id_type(vocab_size)).itemsize + np.dtype(np.float32).itemsize
+    return max(1, min(MOST_LIKELY, vocab_size, LIKELY_BYTES // (max(1, positions) * size)))
+
+
+def _id_type(vocab_size: int) -> type[np.uint16] | type[np.int32]:
+    """The smallest type that a package keeps tokens in."""
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
 class _Blocks:
@@ -170,8 +232,10 @@ class _Blocks:
 
     def __init__(self, found: _Measured, vocab_size: int) -> None:
         self.found = found
-        self.kept = torch.empty(3, max(1, BLOCK_ELEMENTS // vocab_size), vocab_size)
-        """Logits of the package, those of the original, and room: each [R, vocab]."""
+        self.kept = torch.empty(3, max(1, BLOCK_ELEMENTS // vocab_size), vocab_size, dtype=torch.float64)
+        """Logits of the package, those of the original, and room: each [R, vocab]. Wide, because what rounding to 16
+        bits costs is less than the error of a sum in float32.
+        """
         self.at: tuple[list[int], list[int]] = ([], [])
 
     def hear(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
@@ -199,13 +263,14 @@ def measure(
     open_scorer: OpenScorer,
     stage: Stage,
     scratch: Path | None = None,
+    twin: str | None = None,
 ) -> Quality:
     """Run the original and the package in `folder` over the text, and keep what the original made of it there.
 
-    Raises what loading or running either does.
+    `twin`: what `open_scorer` opens in the package's place. Raises what loading or running either does.
     """
     windows, vocab_size = text.windows, manifest.graph.vocab_size
-    found = _Measured.of(windows)
+    found = _Measured.of(windows, vocab_size)
     blocks = _Blocks(found, vocab_size)
     model = load(checkpoint, scratch)
     with ExitStack() as opened:
@@ -216,13 +281,23 @@ def measure(
             kept.fill(model, part)
             if start + len(part) == len(windows):  # the package is opened when the original is gone, mostly
                 del model
-                give_back()
+                clear_for(checkpoint)
             scorer = scorer or opened.enter_context(open_scorer(folder, manifest))
             _compare(scorer, part, start, kept, blocks, stage)
         assert scorer is not None
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
-    _save(text, found, folder)
-    return _quality(text, found, provider).model_copy(update={"phases": _phases(found, goes_on)})
+    _save(text, found, folder, vocab_size)
+    return _quality(text, found, provider).model_copy(update={"phases": _phases(found, goes_on), "twin": twin})
+
+
+def opens_beside(text: Text, vocab_size: int) -> bool:
+    """Whether the package is open while the original still is in memory: not all of its logits fit on disk at once."""
+    return len(text.windows) > _windows_kept(text.windows.shape[1] - 1, vocab_size)
+
+
+def _windows_kept(length: int, vocab_size: int) -> int:
+    """Of how many windows with so many positions the logits of the original are kept at a time."""
+    return max(1, KEPT_BYTES // (length * vocab_size * 4))
 
 
 def _compare(
@@ -257,7 +332,7 @@ class _Kept:
     @property
     def windows(self) -> int:
         """Of how many there is room at a time."""
-        return max(1, KEPT_BYTES // (self.length * self.vocab_size * 4))
+        return _windows_kept(self.length, self.vocab_size)
 
     def fill(self, model: Any, windows: npt.NDArray[np.int64]) -> None:
         """Keep what `model` says of `windows`. Raises OSError when the disk is full."""
@@ -298,6 +373,12 @@ def _quality(text: Text, found: _Measured, provider: str) -> Quality:
         top1_agreement=float(found.agrees[heard].mean()),
         kl_mean=float(found.divergence[heard].mean()),
         kl_p99=float(np.quantile(found.divergence[heard], 0.99)),
+        likely=LikelyDivergence(
+            tokens=found.likely.shape[-1],
+            share=float(1.0 - np.exp(found.rest_logprobs[heard].astype(np.float64)).mean()),
+            kl_mean=float(found.likely_divergence[heard].mean()),
+            kl_p99=float(np.quantile(found.likely_divergence[heard], 0.99)),
+        ),
     )
 
 
@@ -322,11 +403,14 @@ def _phases(found: _Measured, goes_on: int | None) -> tuple[PhaseQuality, ...]:
     return tuple(phases)
 
 
-def _save(text: Text, found: _Measured, folder: Path) -> None:
+def _save(text: Text, found: _Measured, folder: Path, vocab_size: int) -> None:
     """Write quality.safetensors: what an evaluation on another provider needs of text and original."""
     tensors = {
         "windows": text.windows.astype(np.int32),
         "losses": found.original.astype(np.float32),
         "best": found.best.astype(np.int32),
+        "likely": found.likely.astype(_id_type(vocab_size)),
+        "likely_logprobs": found.likely_logprobs,
+        "rest_logprobs": found.rest_logprobs,
     }
     (folder / QUALITY).write_bytes(serialised(tensors, metadata={"schema": SCHEMA}))

@@ -122,7 +122,7 @@ def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     answer counts as one. Raises NotRunningError.
     """
     twin = work.options.computing.twin is not None
-    packed = work.options.measures  # then another graph was replayed, which this provider runs, too
+    packed = work.options.rounds  # then another graph was replayed, which this provider runs, too
     if manifest.verification.status == "verified" and not packed:
         detail = f"{BY_REPLAY}, with its twin in float32" if twin else BY_REPLAY
         return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,13 @@ def beside(
     run: Callable[[Path, Manifest], Result],
 ) -> Result:
     """Give `run` a folder in which every graph of the package is what `change` makes of it, and its manifest."""
+    with made(folder, manifest, change) as (twin, changed):
+        return run(twin, changed)
+
+
+@contextmanager
+def made(folder: Path, manifest: Manifest, change: Callable[[ir.Model], ir.Model]) -> Iterator[tuple[Path, Manifest]]:
+    """A folder in which every graph of the package is what `change` makes of it, and its manifest, for a `with`."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
         twin = Path(name)
         switchable = manifest.switchable
@@ -39,4 +47,4 @@ def beside(
             ir.save(change(ir.load(folder / file)), twin / file)
         kept = tuple(record for record in manifest.files if record.name in linked)
         changed = tuple(record_file(twin, file) for file in files)
-        return run(twin, manifest.model_copy(update={"files": (*kept, *changed)}))
+        yield twin, manifest.model_copy(update={"files": (*kept, *changed)})

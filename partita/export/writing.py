@@ -19,7 +19,7 @@ import onnx_ir as ir
 import partita
 from partita import dtypes
 from partita.contract import Contract
-from partita.errors import ParityError, ResourceError, UnsupportedModelError
+from partita.errors import GenerationError, ParityError, ResourceError, UnsupportedModelError
 from partita.export import (
     bf16_twin,
     cache_rounding,
@@ -92,7 +92,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         held = spilled.resident_parameters(checkpoint.tensors, work.scratch)
         known_answer.check_memory(held, _cache_bytes(contract, twin), needed=options.measures)
         if text is not None:
-            _check_memory_of_quality(exported, held)
+            _check_memory_of_quality(exported, held, text)
     _check_space(options.out.parent, contract.weight_bytes)
     with (
         _calibrated(exported, work) as exported,
@@ -165,28 +165,50 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
         return None
     parameters = exported.original_parameters
     checkpoint, told = exported.checkpoint, partial(tell, work)
-    judged = work.options.max_perplexity_ratio is not None
     return quality.read_text(
-        path, checkpoint, contract.vocab_size, contract.max_length, parameters, told, judged=judged
+        path,
+        checkpoint,
+        contract.vocab_size,
+        contract.max_length,
+        parameters,
+        told,
+        judged=work.options.max_perplexity_ratio is not None,
+        integers=work.options.rounds,
+        chosen="quality-text" in work.asked,
     )
 
 
 def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
-    """The manifest with what the precision costs, where weights are packed or the cache is rounded."""
-    if text is None or runtime.scorer is None:
+    """The manifest with what the precision costs, where anything is rounded.
+
+    Raises UnsupportedModelError when the package fails over the text: numbers that float16 has not, mostly.
+    """
+    scorer, twin = runtime.scorer, None
+    if text is None or scorer is None:
         return manifest
-    _check_memory_of_quality(exported, spilled.resident_parameters(exported.checkpoint.tensors, work.scratch))
+    _check_memory_of_quality(exported, spilled.resident_parameters(exported.checkpoint.tensors, work.scratch), text)
+    if work.options.computing.twin is not None:
+        scorer, twin = bf16_twin.scoring(scorer), bf16_twin.DETAIL
     with stage(work.progress, "quality", work.seconds) as current:
-        found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current, work.scratch)
+        try:
+            found = quality.measure(
+                exported.checkpoint, text, work.folder, manifest, scorer, current, work.scratch, twin
+            )
+        except GenerationError as error:
+            raise UnsupportedModelError(
+                f"{work.options.checkpoint}: in {work.options.precision} it cannot read {text.name}, which its quality "
+                f"is measured on: {error}; nothing was written; name another {spelled('precision')}, as bf16 or fp32"
+            ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
 
 
-def _check_memory_of_quality(exported: Exported, held: int) -> None:
-    """Raise ResourceError when the original, of which `held` parameters are in memory, does not fit beside the package:
-    before anything is written, and again when it is opened.
+def _check_memory_of_quality(exported: Exported, held: int, text: Text) -> None:
+    """Raise ResourceError when the original, of which `held` parameters are in memory, does not fit beside the package,
+    where both read the text at once: before anything is written, and again when it is opened.
     """
-    packed_twice = 2 * exported.contract.weight_bytes
+    beside = quality.opens_beside(text, exported.contract.vocab_size)
+    packed_twice = 2 * exported.contract.weight_bytes if beside else 0
     cache = _cache_bytes(exported.contract)
     known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,8 +190,6 @@ def run_export(
     check_name(options.exporter)
     asked = {**asked_options(options), **wanted.asked}
     options = with_layout(options)
-    if options.measures and options.quality_text is None:
-        options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)
     if options.activations == "int8" and (target is None or target.provider == "cpu"):

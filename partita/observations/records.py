@@ -115,6 +115,8 @@ class PackageQuality(Record):
     """Tokens that were predicted."""
     provider: str
     """What the package ran on."""
+    twin: str | None = None
+    """What was run in place of the package's own graphs, where the provider has no kernels for those."""
     perplexity_ratio: float
     """Its perplexity by that of the original; 1 is no loss."""
     top1_agreement: float

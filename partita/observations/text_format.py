@@ -70,6 +70,11 @@ def decimals(value: float | None, scale: float = 1.0) -> str:
     return f"{scaled:.{digits}f}"
 
 
+def nats(value: float, digits: int = 4) -> str:
+    """A divergence with so many decimals; one that has none of them with two digits that count, as 1.3e-06."""
+    return f"{value:.{digits}f}" if value == 0 or value >= 10**-digits else f"{value:.1e}"
+
+
 def percent(part: float | None) -> str:
     """`44.5 %`; `-` when not known."""
     return NOT_KNOWN if part is None else f"{100 * part:.1f} %"

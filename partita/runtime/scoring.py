@@ -96,7 +96,7 @@ def _listener(row: int, hear: Hear) -> Listener:
     """A listener of one row."""
 
     def listen(position: int, logits: Logits) -> None:
-        if np.isnan(logits.max()):
+        if not np.isfinite(logits.max()):
             raise GenerationError(f"the logits after token {position} of a window are not finite")
         hear(row, position, logits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.observations.records import ChainEntry, PackageFacts
-from partita.observations.text_format import families, plural
+from partita.observations.text_format import families, nats, plural
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import ModelFacts, ModelInput, Request
 from partita.partition_reports.sections.model import Pairs, Section
@@ -54,8 +54,10 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
             "quality",
             (
                 f"perplexity {found.perplexity_ratio:.4f} times the original's; same best token "
-                f"{found.top1_agreement:.1%}; KL divergence {found.kl_mean:.4f}, 99th percentile {found.kl_p99:.3f}",
+                f"{found.top1_agreement:.1%}; KL divergence {nats(found.kl_mean)}, 99th percentile "
+                f"{nats(found.kl_p99, 3)}",
                 f"at export: {plural(found.tokens, 'token')} of {found.text}, on {found.provider}",
+                *([found.twin] if found.twin is not None else []),
             ),
         )
 

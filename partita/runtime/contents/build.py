@@ -29,6 +29,7 @@ from partita.inspection.records import (
     WeightKind,
 )
 from partita.observations.records import remedy_records
+from partita.observations.text_format import nats
 from partita.package import MANIFEST, FileRecord, Manifest, inside, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.licence import licence_of
@@ -300,7 +301,10 @@ def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
     source, quality, target = manifest.source, manifest.quality, manifest.target
     told = None
     if quality is not None:
-        told = f"perplexity ratio {quality.perplexity_ratio:.4f} on {quality.tokens:,} tokens of {quality.text}"
+        told = (
+            f"perplexity ratio {quality.perplexity_ratio:.4f}, KL divergence {nats(quality.kl_mean)} on "
+            f"{quality.tokens:,} tokens of {quality.text}"
+        )
     return Provenance(
         created=manifest.created,
         checkpoint=source.checkpoint,
