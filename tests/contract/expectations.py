@@ -39,6 +39,8 @@ class Target:
     """Packages whose session cannot be created with it in the chain, cpu or not: exit code 3."""
     foreign: tuple[str, ...] = ()
     """Sample folders of other exporters that `PROVIDER,cpu` runs, giving the tokens of cpu alone."""
+    rows: tuple[str, ...] = ()
+    """Packages of several rows, of which `PROVIDER,cpu` gives each the tokens that it gives it alone."""
     option: tuple[str, str] = ("", "")
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
@@ -83,6 +85,7 @@ class Environment:
 
 FITTING = ("llama", "qwen3", "gemma3_text", "demo")
 PRIMITIVES = tuple(f"{model}-primitives-fp32" for model in FITTING)
+ROWS = ("llama-gqa-fp32-rows", "llama-primitives-fp32-rows")
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """Debian's chromium package has SwiftShader, a Vulkan driver that computes on the CPU."""
 GPU_WHEEL = "onnxruntime-gpu"
@@ -95,6 +98,7 @@ WEBGPU = Target(
     alone=("llama-gqa-fp32",),
     whole=PRIMITIVES,
     refused_alone=("llama-onnx24-fp32",),
+    rows=ROWS,
     option=("enableGraphCapture", "0"),
     captured=("llama-gqa-fp32", "llama-gqa-fp32-static", "qwen3-primitives-fp32"),
     off_capture=("llama-onnx24-fp32",),
@@ -109,6 +113,7 @@ OPENVINO = Target(
     whole=PRIMITIVES,
     refused_alone=("llama-gqa-fp32",),
     foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
+    rows=ROWS,
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(
@@ -127,6 +132,7 @@ QNN = Target(
     kind="compiling",
     wheel="onnxruntime_qnn",
     whole=("demo-primitives-fp16-static",),
+    rows=("llama-primitives-fp16-static-rows",),
     fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
 )
 """Qualcomm's NPU backend in its host emulator, which computes in fp16: no tokens are compared."""
