@@ -45,6 +45,8 @@ class Target:
     """Those that end the process, in a plain loop as well."""
     foreign_lacks: tuple[str, ...] = ()
     """Those that the device of the tests cannot run: exit code 3."""
+    rows: tuple[str, ...] = ()
+    """Packages of several rows, of which `PROVIDER,cpu` gives each the tokens that it gives it alone."""
     option: tuple[str, str] = ("", "")
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
@@ -89,6 +91,7 @@ class Environment:
 
 FITTING = ("llama", "qwen3", "gemma3_text", "demo")
 PRIMITIVES = tuple(f"{model}-primitives-fp32" for model in FITTING)
+ROWS = ("llama-gqa-fp32-rows", "llama-primitives-fp32-rows")
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """Debian's chromium package has SwiftShader, a Vulkan driver that computes on the CPU."""
 GPU_WHEEL = "onnxruntime-gpu"
@@ -101,6 +104,7 @@ WEBGPU = Target(
     alone=("llama-gqa-fp32",),
     whole=PRIMITIVES,
     refused_alone=("llama-onnx24-fp32",),
+    rows=ROWS,
     option=("enableGraphCapture", "0"),
     foreign=("genai-int4-cpu",),
     foreign_others=("genai-fp32-cpu",),
@@ -119,6 +123,7 @@ OPENVINO = Target(
     whole=PRIMITIVES,
     refused_alone=("llama-gqa-fp32",),
     foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
+    rows=ROWS,
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(
@@ -137,6 +142,7 @@ QNN = Target(
     kind="compiling",
     wheel="onnxruntime_qnn",
     whole=("demo-primitives-fp16-static",),
+    rows=("llama-primitives-fp16-static-rows",),
     fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
     foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
 )

@@ -32,6 +32,14 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "llama-primitives-fp32": {**LLAMA, "attention": "primitives"},
     "qwen3-primitives-fp32": {**LLAMA, "attention": "primitives"},
     "gemma3_text-primitives-fp32": {**LLAMA, "attention": "primitives"},
+    "llama-gqa-fp32-rows": {**LLAMA, "attention": "gqa", "batch_size": 3},
+    "llama-primitives-fp32-rows": {**LLAMA, "attention": "primitives", "batch_size": 3},
+    "llama-primitives-fp16-static-rows": {
+        **STATIC,
+        "attention": "primitives",
+        "precision": "fp16",
+        "batch_size": 3,
+    },
     "demo-primitives-fp32": {**DEMO, "attention": "primitives"},
     "demo-primitives-fp16-static": {
         **DEMO,

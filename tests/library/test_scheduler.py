@@ -14,7 +14,7 @@ import pytest
 import tests.runtime.handmade as hand
 from partita.errors import GenerationError, ProviderError, ReportError, UsageError
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import Engine, ReportRequest
+from partita.library.engine import Engine, GenerateRequest, ReportRequest, RowRequest
 from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
@@ -404,3 +404,20 @@ def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
     told = token_logprobs(logits, 1, 4)
     assert told.logprob == IMPOSSIBLE == min(value for _, value in told.top) and len(told.top) == 4
     assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))
+
+
+def test_where_attention_needs_rows_of_one_length_those_of_others_wait(tmp_path, opened):
+    """And two prompts that are given together are refused with the provider's name: answers would be wrong."""
+    engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS))
+    engine.runner.cache.even = "webgpu"
+    scheduler = Scheduler(engine, None)
+    prompts = [(5, 6, 7), (9,), (1, 2, 3), (8,), (4, 4, 4, 4)]
+    tickets = [scheduler.submit(work(prompt, 3 + 2 * n)) for n, prompt in enumerate(prompts)]
+    while scheduler.step():
+        at_work = [ticket for ticket in tickets if ticket.state == "running"]
+        assert len({len(ticket.history) for ticket in at_work}) < 2
+    for number, (ticket, prompt) in enumerate(zip(tickets, prompts, strict=True)):
+        assert list(ticket.answer.tokens) == known_tokens(prompt, 3 + 2 * number, KEYS)
+    rows = tuple(RowRequest(prompt, Sampling(temperature=0.0, max_new_tokens=2)) for prompt in prompts[:3])
+    with pytest.raises(GenerationError, match="attention on webgpu is right for rows of one length only"):
+        engine.begin(GenerateRequest(rows))

@@ -13,6 +13,7 @@ from partita.runtime.engine.request import Request
 from partita.spelling import spelled
 
 if TYPE_CHECKING:  # the checks of prompts and options are also made where ONNX Runtime is not needed
+    from partita.runtime.engine.cache.cache import Cache
     from partita.runtime.engine.executor import Executor
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
@@ -62,12 +63,17 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
     for row, prompt in enumerate(prompts):
         check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
     if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
-        raise not_apart("prompts of different lengths", moves=executor.cache.moves)
+        raise not_apart("prompts of different lengths", executor.cache)
 
 
-def not_apart(what: str, *, moves: bool) -> GenerationError:
-    """Rows that cannot begin at different steps. `moves`: of a cache that grows."""
-    if moves:
+def not_apart(what: str, cache: Cache) -> GenerationError:
+    """Rows that cannot begin at different steps."""
+    if cache.even is not None:
+        return GenerationError(
+            f"{what}: attention on {cache.even} is right for rows of one length only; give prompts of equal length "
+            "together, or rows in a file, of which those that fit are answered together"
+        )
+    if cache.moves:
         return GenerationError(
             f"{what}: this cache grows, and has one length for all rows; give prompts of equal length together"
         )

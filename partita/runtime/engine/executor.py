@@ -202,6 +202,7 @@ class Executor:
     def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph], stores: Stores = by_contract) -> None:
         self.contract, self.loaded = contract, tuple(loaded)
         self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size, stores)
+        self.cache.even = _needs_even_rows(loaded) if contract.batch_size > 1 else None
         prefill = self.graph("prefill").graph
         rows = port_by_role(prefill, "logits_rows")
         self._given = {entry.graph.file: logits_given(entry.graph) for entry in loaded}
@@ -357,3 +358,16 @@ def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
     if role not in feeds:
         raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)
     return feeds[role]
+
+
+def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> str | None:
+    """The provider that has a node which it computes right only for rows of one length; None where none has. A node that
+    is in no list counts as its: the list can miss nodes (see `Session.assigned`), though not those of others.
+    """
+    for entry in loaded:
+        listed = {node.name: node.provider for node in entry.session.assigned() or ()}
+        for provider in (resolution.provider for resolution in entry.session.resolutions):
+            theirs = (node for node in entry.model.nodes if listed.get(node.name) in (None, provider.ort_name))
+            if provider.even_rows and any(node.op_type in provider.even_rows for node in theirs):
+                return provider.name
+    return None

@@ -96,7 +96,7 @@ class Engine:
         if not cache.begins_rows_apart and any(
             filled or other.known != len(request.prompt) for other, filled in others
         ):
-            raise not_apart("a prompt that begins beside others", moves=cache.moves)
+            raise not_apart("a prompt that begins beside others", cache)
         if not any(self.rows):
             self.rope_length = 0  # that of texts which have left
         cache.release_row(row)

@@ -15,6 +15,9 @@ ANY = 512
 
 def why_not(executor: Executor) -> str | None:
     """Why no step of this package can confirm guesses; None where one can."""
+    even = executor.cache.even
+    if even is not None:
+        return f"attention on {even} is right for rows of one length only, and some rows would have more guesses right"
     return _cannot_go_back(executor) or _takes_no_several(executor)
 
 

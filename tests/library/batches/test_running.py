@@ -58,6 +58,7 @@ def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
         pytest.param("qwen2", {"attention": "gqa"}, marks=HEAVY),
         pytest.param("gemma2", {"attention": "onnx24"}, marks=HEAVY),
         ("llama", {"attention": "primitives"}),
+        ("llama", {"attention": "onnx24"}),
         pytest.param("qwen2", {"attention": "primitives"}, marks=HEAVY),
         ("lfm2", {}),
         pytest.param("mamba", {}, marks=HEAVY),

@@ -47,6 +47,8 @@ class Cache:
         self.spoiled: set[int] = set()
         """Rows that waited in steps of others and were fed padding, which a state took in: they cannot go on."""
         self._sums_up = not self.padding_is_safe
+        self.even: str | None = None
+        """The provider whose attention needs rows of one length; None where rows may be of any."""
         self.dirty = False
         """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
 
@@ -58,7 +60,7 @@ class Cache:
     @property
     def begins_rows_apart(self) -> bool:
         """Whether one row can begin while others are at work."""
-        return all(store.clears(len(self.filled)) for store in self.stores)
+        return self.even is None and all(store.clears(len(self.filled)) for store in self.stores)
 
     @property
     def moves(self) -> bool:
