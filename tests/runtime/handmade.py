@@ -26,6 +26,8 @@ from partita.package import KNOWN_ANSWER, Graph, Manifest, Source, record_file, 
 from partita.package_records import Verification
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
+WIDE = 320
+"""Of products that a thread pool shares out."""
 RANDOM = np.random.default_rng(5)
 EMBEDDING = RANDOM.normal(size=(VOCAB, WIDTH)).astype(np.float32)
 HEAD = RANDOM.normal(size=(WIDTH, VOCAB)).astype(np.float32)
@@ -134,6 +136,17 @@ def summing_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
     return drawing.node("MatMul", whole, drawing.constant(HEAD, "float32"))
 
 
+def with_loops(drawing: Drawing, logits: str, count: int) -> str:
+    """The logits plus 0, by way of products so large that a thread pool shares out each: `count` parallel loops."""
+    value = drawing.node("MatMul", logits, drawing.constant(np.zeros((VOCAB, WIDE)), "float32"))
+    square = drawing.constant(np.zeros((WIDE, WIDE)), "float32")
+    for _ in range(count):
+        value = drawing.node("MatMul", value, square)
+    return drawing.node(
+        "Add", logits, drawing.node("MatMul", value, drawing.constant(np.zeros((WIDE, VOCAB)), "float32"))
+    )
+
+
 def rope_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
     """Logits [B, S, vocab]: 2 at the rope_length of the step, 1 at the smallest one cached up to the position."""
     given = drawing.node("Cast", "rope_length", to=TensorProto.FLOAT)
@@ -171,14 +184,15 @@ def handmade(
     rereads_at: int | None = None,
     chooses_rows: bool = True,
     fewer: bool = False,
+    loops: int = 0,
 ) -> Path:
     """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer`
-    whether they take fewer rows than the batch has.
+    whether they take fewer rows than the batch has, `loops` how many parallel loops a run has beside what it computes.
     """
     folder.mkdir(exist_ok=True)
     states = ("key",) if graph == "rope" else states
     files = [
-        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows)
+        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows, loops)
         for file, phase, size in PHASES[shapes]
     ]
     records = [
@@ -226,10 +240,13 @@ def write_graph(
     batch: int | str,
     states: Sequence[str],
     choose: bool,
+    loops: int = 0,
 ) -> GraphFile:
     """Write one ONNX file, and say what is in it. `batch`: its name, where it is symbolic."""
     drawing = Drawing()
     logits = GRAPHS[graph](drawing, batch if isinstance(batch, int) else 0, states)  # 0: that of what is reshaped
+    if loops:
+        logits = with_loops(drawing, logits, loops)
     rows: int | str = size or "S"
     if choose:
         rows = 1 if size else "K"
