@@ -211,7 +211,7 @@ class Engine:
         outcome = self.executor.run(plan, graph, self.rope_length)
         evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
         tokens = self.hear(plan, graph)
-        get_ready(self.rows, plan)
+        get_ready(self.rows, self.executor, plan)
         tested = [
             Judged(classes, max(len(new) - 1, 0)) if classes else None
             for classes, new in zip(evidence, tokens, strict=True)
@@ -249,7 +249,7 @@ class Engine:
         self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
-        if self.governor is not None and not plan.reads and not outcome.observed:
+        if self.governor is not None and not (plan.reads or outcome.observed or guessing.alone):
             self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
         for observer in self.observers:
             observer.on_step(step)
