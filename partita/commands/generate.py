@@ -63,7 +63,8 @@ def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
         return
     from partita.library.batches.filing import check_files
 
-    claim_output(options.output, "answers", (*reads, options.input), option="--output")
+    prefix = () if options.prefix is None else (options.prefix,)
+    claim_output(options.output, "answers", (*reads, options.input, *prefix), option="--output")
     check_files(options.input, options.output)
 
 

@@ -74,6 +74,10 @@ class Batch:
         self._asks(len(request.prompt), len(request.prompt), request.max_new_tokens)
         return row
 
+    def give(self, prefix: Prefix) -> None:
+        """Have rows that join from now on begin with a prefix, where their prompts do. Raises GenerationError."""
+        self._engine.give(prefix)
+
     def leave(self, row: int) -> None:
         """Free a row."""
         self._engine.leave(row)

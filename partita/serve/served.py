@@ -48,13 +48,21 @@ class Served:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
     ) -> None:
-        """`told` hears a line for the operator. Raises UsageError for a chunk that makes no sense."""
+        """`told` hears a line for the operator. Raises UsageError for a chunk that makes no sense, GenerationError for
+        a prefix that is not of this package.
+        """
         self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
         self.created = int(time.time())
         self._engine, self._metrics, self._told = engine, metrics, told
         self._scheduler = Scheduler(
-            cast(Engine, engine), reading.text, prefill_chunk=prefill_chunk, adapter=adapter, speculation=speculation
+            cast(Engine, engine),
+            reading.text,
+            prefill_chunk=prefill_chunk,
+            adapter=adapter,
+            speculation=speculation,
+            prefix=prefix,
         )
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Reads prompts: transformers' tokenizers are not made for two threads at once."""

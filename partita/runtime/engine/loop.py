@@ -21,7 +21,7 @@ from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.guesses import Governor, Judged
 from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
-from partita.runtime.engine.prefix import Prefix, load_prefix, saved_prefix
+from partita.runtime.engine.prefix import Prefix, check_loads, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
@@ -117,6 +117,16 @@ class Engine:
         if self.prefixes is not None:
             self.prefixes.leave(row)
         self.executor.cache.release_row(row)
+
+    def give(self, prefix: Prefix) -> None:
+        """Have rows whose prompts begin so begin with a prefix of an earlier run.
+
+        Raises GenerationError where none can; rows have to share what they have in common.
+        """
+        if self.prefixes is None:
+            check_loads(self.executor.cache, len(prefix.tokens), usable=False)
+        else:
+            self.prefixes.give(prefix)
 
     def saved(self, row: int) -> Prefix:
         """What a row has taken in, for others to begin with. Raises GenerationError where it cannot be given out."""
