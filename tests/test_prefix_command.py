@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import partita
 from partita.cli import run
+from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.library.chain import ChainOptions
+from partita.library.conversation import Conversation
 from partita.library.engine import GenerateRequest, PrefixRequest, RowRequest
 from partita.library.remote import RemoteEngine
+from partita.library.requests import Work
 from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler
+from partita.runtime.engine.prefixes import LEAST_TOKENS
 from partita.runtime.prefix_file import SCHEMA, read_said
 from tests.conftest import Exported, TinyCheckpoint
 
 OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
 BEGIN, REST, SYSTEM = "return the value of the", " item in the list", "return the item"
+LONG = "return the value of the item in the list, and"
+IDS = ",".join(str(5 + 3 * index) for index in range(20))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +166,7 @@ def _metadata(file: Path) -> dict[str, str]:
         (("a", "--save-prefix", "f", "--json"), 2, "--json cannot be given with it"),
         (("a", "--save-prefix", "f", "--report", "r.json"), 2, "--report cannot be given with it"),
         (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "looks at no limits of placement"),
-        (("--input", "f", "--output", "g", "--prefix", "h"), 2, "share what they begin with by themselves"),
+        (("--input", "f", "--output", "g", "--address", "a", "--prefix", "h"), 2, "is for a run on this machine"),
         (("--input", "f", "--output", "g", "--save-prefix", "h"), 2, "--input cannot be given with it"),
         (("a", "--system", "b", "--prefix", "f"), 2, "leave out --system"),
         (("", "--save-prefix", "f"), 1, "the prompt is empty"),
@@ -177,3 +188,139 @@ def test_a_prefix_says_which_prompts_go_on_with_it(package, kept, tmp_path, caps
     assert generate(package, "5,6,7", "--token-ids", "--save-prefix", file) == 0
     assert generate(package, "hi", "--prefix", file) == 2
     assert "give token ids" in capsys.readouterr().err
+
+
+def rows_of(tmp_path: Path, package: Path, lines: list[dict[str, Any]], *options: object, code: int = 0) -> list[Any]:
+    """The answers to a file of rows."""
+    source, output = tmp_path / "rows.jsonl", tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert generate(package, "--input", source, "--output", output, "-n", 8, *options) == code
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()] if not code else []
+
+
+@pytest.fixture(scope="module")
+def long(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Prefixes of as many tokens as are looked after, of each kind."""
+    folder = tmp_path_factory.mktemp("long")
+    words = {"text": [LONG], "system": ["--system", LONG], "ids": [IDS, "--token-ids"]}
+    for kind, given in words.items():
+        assert generate(package, *given, "--save-prefix", folder / kind) == 0
+        assert len(read_said(folder / kind).tokens) >= LEAST_TOKENS
+    return {kind: folder / kind for kind in words}
+
+
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tokens schedulers have copied, as they end."""
+    found, close = list[int](), Scheduler.close
+
+    def told(scheduler: Scheduler) -> None:
+        found.append(scheduler.copied_tokens)
+        close(scheduler)
+
+    monkeypatch.setattr(Scheduler, "close", told)
+    return found
+
+
+def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, monkeypatch):
+    found = copied(monkeypatch)
+    rests = [REST, "", " and"]
+    answers = rows_of(tmp_path, package, [{"prompt": rest} for rest in rests], "--prefix", long["text"])
+    assert [row["tokens"] for row in answers] == [tokens(capsys, package, LONG + rest)[0] for rest in rests]
+    assert found[0] >= (len(rests) - 1) * len(read_said(long["text"]).tokens)
+    said: list[dict[str, Any]] = [{"prompt": "hi"}, {"messages": [{"role": "user", "content": "hi"}]}]
+    answers = rows_of(tmp_path, package, said, "--prefix", long["system"])
+    assert [row["tokens"] for row in answers] == tokens(capsys, package, "hi", "--system", LONG) * 2
+    answers = rows_of(tmp_path, package, [{"tokens": [10]}], "--prefix", long["ids"], "--token-ids")
+    assert [row["tokens"] for row in answers] == tokens(capsys, package, f"{IDS},10", "--token-ids")
+    assert all(found[1:])
+
+
+def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):
+    says = {
+        "text": [
+            ({"messages": [{"role": "user", "content": "a"}]}, "no message of the system"),
+            ({"tokens": [1]}, "text"),
+        ],
+        "system": [({"prompt": "a", "system": "b"}, "leave out system")],
+        "ids": [({"prompt": "a"}, "give token ids")],
+    }
+    for kind, rows in says.items():
+        for row, answer in zip(
+            rows, rows_of(tmp_path, package, [row for row, _ in rows], "--prefix", long[kind]), strict=True
+        ):
+            assert answer["finish_reason"] == "error" and row[1] in answer["error"]
+
+
+def test_a_run_over_a_file_goes_on_only_with_its_own_prefix(package, long, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "partita.library.batches.filing.write_answers", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
+        rows_of(tmp_path, package, [{"prompt": "a"}], "--prefix", long["text"], code=130)
+    (journal,) = [path for path in tmp_path.iterdir() if path.name != "rows.jsonl"]
+    output = tmp_path / journal.name.removesuffix(journal.suffix)
+    given = ["--input", tmp_path / "rows.jsonl", "--output", output, "-n", 8]
+    assert generate(package, *given) == 2
+    assert "of another run" in capsys.readouterr().err
+    assert generate(package, *given, "--prefix", long["text"]) == 0
+    assert len(output.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    return run(["chat", *map(str, words), "--provider", "cpu", "--threads", "1", "-n", "8"])
+
+
+def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_path, capsys, monkeypatch):
+    found: list[int] = []
+    finish = Conversation.finish
+
+    def told(conversation: Conversation) -> Any:
+        ticket = finish(conversation)
+        found.append(conversation.read_tokens)
+        return ticket
+
+    monkeypatch.setattr(Conversation, "finish", told)
+    said = tmp_path / "said.json"
+    begins = {"schema": SCHEMA_OF_CHAT, "messages": [{"role": "system", "content": LONG}]}
+    said.write_text(json.dumps(begins), encoding="utf-8")
+    assert chat(monkeypatch, "hi\n", package, "--system", LONG) == 0
+    wanted = capsys.readouterr().out
+    assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"]) == 0
+    assert capsys.readouterr().out == wanted
+    assert found[0] - found[1] == len(read_said(long["system"]).tokens)
+    assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 0
+    assert capsys.readouterr().out == wanted and found[2] == found[1]
+    for words, code, says in (
+        (("--prefix", long["system"], "--system", "a"), 2, "leave out --system"),
+        (("--prefix", long["text"]), 2, "no message of the system"),
+        (("--prefix", tmp_path / "none"), 1, "no prefix that can be read"),
+        (("--prefix", said), 1, "no prefix that can be read"),
+    ):
+        assert chat(monkeypatch, "hi\n", package, *words) == code
+        assert says in capsys.readouterr().err
+    said.write_text(said.read_text().replace(LONG, "another"))
+    assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 2
+    assert "does not begin with the system message of --prefix" in capsys.readouterr().err
+
+
+def test_a_prefix_of_another_package_is_refused_wherever_rows_join(pair, long, tmp_path, capsys, monkeypatch):
+    rows_of(tmp_path, pair, [{"prompt": "a"}], "--prefix", long["text"], code=1)
+    assert "of another package" in capsys.readouterr().err
+    assert chat(monkeypatch, "hi\n", pair, "--prefix", long["system"]) == 1
+    assert "of another package" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_scheduler_has_a_prefix_in_this_process_and_in_a_child(package, long, process):
+    given = [*map(int, IDS.split(",")), 10]
+    with partita.load(package, "cpu", threads=1, observe=False, process=process) as model:
+        asked = model.generate(given, max_new_tokens=8, stop_token_ids=()).run()
+        scheduler = model.scheduler(prefix=long["ids"])
+        ticket = scheduler.submit(Work(tuple(given), Sampling(temperature=0.0, max_new_tokens=8)))
+        while scheduler.step():
+            pass
+        assert ticket.answer.tokens == tuple(asked.tokens[0])
+        assert scheduler.copied_tokens == len(given) - 1
+        with pytest.raises(partita.GenerationError, match="no prefix that can be read"):
+            model.scheduler(prefix=package / "manifest.json")

@@ -13,6 +13,7 @@ from partita.cli import run
 from partita.errors import ResourceError
 from partita.runtime.speculation.draft import DraftGuesser
 from partita.runtime.speculation.governor import Governor
+from tests.guesses import feed_all, knowing
 from tests.runtime import handmade as handmade_module
 from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
 
@@ -42,9 +43,8 @@ def generated(capsys: pytest.CaptureFixture[str], package: Path) -> Generated:
 def test_the_tokens_are_the_same_and_the_gain_is_told(
     generated: Generated, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So that it does not depend on how fast this machine is.
-    monkeypatch.setattr(Governor, "most", lambda self: 5)
-    monkeypatch.setattr(Governor, "choose", lambda self, offers, live: 3)
+    feed_all(monkeypatch, most=3)
+    monkeypatch.setattr(Governor, "measuring", lambda self, live: not self.costs(live).known)
     wanted = known_tokens(PROMPT, N, ("key",))
     for how in (("--speculate", "ngram"), ("--draft", package)):
         told: dict[str, Any] = json.loads(generated(*how, "--json")[0])
@@ -59,20 +59,31 @@ def test_the_tokens_are_the_same_and_the_gain_is_told(
     assert json.loads(generated("--json")[0])["speculation"] is None
 
 
+@pytest.mark.parametrize("batch", [1, 3])
 def test_a_file_of_prompts_is_answered_with_guesses_all_the_same(
-    generated: Generated, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = tmp_path / "prompts.jsonl"
-    rows.write_text("".join(json.dumps({"tokens": PROMPT[count:]}) + "\n" for count in range(3)), encoding="utf-8")
+    """Of rows beside each other too: the last of them goes on alone."""
+    feed_all(monkeypatch)
+    prompts = [PROMPT[count:] for count in range(3)]
+    knowing(monkeypatch, *([*prompt, *known_tokens(prompt, N, ("key",))] for prompt in prompts))
+    package = handmade(tmp_path / "rows", batch=batch, states=("key",), appends=batch == 1, fewer=batch > 1)
+    rows, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"
+    counts = [N, N - 15, N - 20]
+    lines = [{"tokens": prompt, "max_new_tokens": count} for prompt, count in zip(prompts, counts, strict=True)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     found = []
-    for name, how in (("plain", ()), ("fast", ("--speculate", "ngram"))):
+    for name, how in (("plain", ()), ("fast", ("--speculate", "ngram", "--report", report))):
         out = tmp_path / f"{name}.jsonl"
-        given = ["generate", package, "--input", rows, "--output", out, "--token-ids", "-n", N, *how]
+        given = ["generate", package, "--input", rows, "--output", out, "--token-ids", *how]
         code = run([str(part) for part in (*given, "--provider", "cpu")])
         assert code == 0, capsys.readouterr().err
         lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
         found.append([line.get("tokens", line) for line in lines])
-    assert found[0] == found[1] and len(found[0]) == 3
+    wanted = [known_tokens(prompt, count, ("key",)) for prompt, count in zip(prompts, counts, strict=True)]
+    assert found == [wanted, wanted]
+    told = json.loads(report.read_text(encoding="utf-8"))["speculation"]
+    assert 0 < told["confirmed"] < told["guessed"]
 
 
 def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_path: Path) -> None:

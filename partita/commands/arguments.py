@@ -128,6 +128,14 @@ DraftOption = Annotated[
         help="The same with guesses of a smaller package of the same tokenizer.",
     ),
 ]
+PrefixOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        parser=read_path,
+        help="Begin with a prefix of `generate --save-prefix`, which is not read again.",
+    ),
+]
 PrefillChunkOption = Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")]
 ContractOption = Annotated[
     Path | None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,7 @@ from partita.library.scheduler import Scheduler
 from partita.observations.text_format import listing, plural
 from partita.package import Manifest
 from partita.runtime.pins import parse_pins
+from partita.runtime.prefix_file import read_said
 from partita.runtime.text import load_text, stop_token_ids
 
 REFRESH_SECONDS = 0.2
@@ -90,7 +94,7 @@ def run_batch(
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
-    defaults = defaults_of(options)
+    defaults = replace(defaults_of(options), prefix=None if options.prefix is None else read_said(options.prefix))
     error: PartitaError | None = None
     interrupted, cut_short, filed = False, False, None
     with (
@@ -111,6 +115,7 @@ def run_batch(
             prefill_chunk=options.prefill_chunk,
             adapter=options.adapter,
             speculation=options.speculation,
+            prefix=None if options.prefix is None else str(options.prefix),
         )
         notes = chunk_ignored(options.prefill_chunk, scheduler.begun)
         say_notes(options, engine, notes=notes)
@@ -122,7 +127,7 @@ def run_batch(
                 manifest,
                 text,
                 defaults,
-                options=identity_of(options, asked),
+                options={**identity_of(options, asked), **_goes_on(defaults)},
                 heard=bar.hear,
             )
         except KeyboardInterrupt:
@@ -171,6 +176,15 @@ def identity_of(options: GenerateOptions, asked: Sampling) -> dict[str, Any]:
     figures = {**options.sampling.figures(), "seed": asked.seed}
     others = {"stop": options.stop, "chat": options.chat, "system": options.system, "adapter": options.adapter}
     return {**figures, **others, "token_ids": options.token_ids}
+
+
+def _goes_on(defaults: RowDefaults) -> dict[str, Any]:
+    """What every row goes on with, which makes a difference to an answer, by a hash of it; nothing where that is
+    nothing.
+    """
+    if defaults.prefix is None:
+        return {}
+    return {"prefix": hashlib.sha256(json.dumps(asdict(defaults.prefix)).encode()).hexdigest()[:16]}
 
 
 def _say_end(options: GenerateOptions, engine: LocalEngine, filed: FileAnswers | None, bar: RowBar) -> None:

@@ -27,6 +27,7 @@ from partita.library.generation import told_options
 from partita.library.local import LocalEngine
 from partita.library.notes import idle, inferred, unverified
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
@@ -35,6 +36,7 @@ from partita.package import Manifest
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.chat import Message
+from partita.runtime.prefix_file import read_said
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.signals import PRESSED_SECONDS
 
@@ -64,6 +66,8 @@ class ChatOptions:
     system: str | None = None
     resume: Path | None = None
     """A file of /save."""
+    prefix: Path | None = None
+    """A file of `generate --save-prefix`: the message of the system, read before."""
     stop: tuple[str, ...] = ()
     prefill_chunk: int | None = None
     adapter: str | None = None
@@ -82,9 +86,9 @@ def run(options: ChatOptions) -> int:
     check_speculation(options.package, manifest, options.speculation)
     longest = options.sampling.max_new_tokens or manifest.graph.max_length
     sampling, notes = resolved(replace(options.sampling, max_new_tokens=longest), options.package)
-    system = None if options.system is None else argument_text(options.system, "--system")
+    system = _system(options)
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
-    messages = _begin(options.resume, system)
+    messages = _begin(options, system)
     if sys.stdin is not None and sys.stdin.isatty():
         import prompt_toolkit  # noqa: F401 - said before a package is opened, when it is missing
 
@@ -93,13 +97,29 @@ def run(options: ChatOptions) -> int:
     return supervised(lambda: _talk(options, target, manifest, messages), target)
 
 
-def _begin(resume: Path | None, system: str | None) -> list[Message]:
+def _system(options: ChatOptions) -> str | None:
+    """The message of the system: as given, or that of the prefix."""
+    if options.prefix is None:
+        return None if options.system is None else argument_text(options.system, "--system")
+    if options.system is not None:
+        raise UsageError("--prefix has the system message, if there is one; leave out --system")
+    return system_of(read_said(options.prefix))
+
+
+def _begin(options: ChatOptions, system: str | None) -> list[Message]:
     """The messages that a session begins with."""
-    if resume is None:
-        return [] if system is None else [{"role": "system", "content": system}]
-    if system is not None:
+    begins = [] if system is None else [{"role": "system", "content": system}]
+    if options.resume is None:
+        return begins
+    if options.system is not None:
         raise UsageError("--system and --resume both say how the conversation begins; keep one")
-    return read_conversation(resume)
+    messages = read_conversation(options.resume)
+    if messages[: len(begins)] != begins:
+        raise UsageError(
+            f"--resume {options.resume}: the conversation does not begin with the system message of --prefix; leave "
+            "that out"
+        )
+    return messages
 
 
 def read_conversation(file: Path) -> list[Message]:
@@ -135,6 +155,7 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
             prefill_chunk=options.prefill_chunk,
             adapter=options.adapter,
             speculation=options.speculation,
+            prefix=None if options.prefix is None else str(options.prefix),
         )
         conversation = Conversation(
             scheduler,

@@ -44,6 +44,8 @@ def run_on_cluster(options: GenerateOptions) -> int:
         raise UsageError("--address is for files of prompts; give --input and --output")
     if options.limits.given():
         raise UsageError("--max-cpu-nodes, --max-copies and --max-copy-bytes-per-token are for a run on this machine")
+    if options.prefix is not None:
+        raise UsageError("--prefix is for a run on this machine; rows of a cluster share what they begin with")
     cluster = read_cluster(
         options.address,
         options.workers,

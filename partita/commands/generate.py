@@ -67,7 +67,8 @@ def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
     from partita.commands.rows_input import read_from
     from partita.library.batches.filing import check_files
 
-    claim_output(options.output, "answers", (*reads, read_from(options.input)), option="--output")
+    prefix = () if options.prefix is None else (options.prefix,)
+    claim_output(options.output, "answers", (*reads, read_from(options.input), *prefix), option="--output")
     check_files(options.input, options.output)
 
 

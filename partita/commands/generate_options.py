@@ -120,10 +120,6 @@ def check_options(options: GenerateOptions) -> None:
     if options.prefix is not None and options.system is not None:
         raise UsageError("--prefix has the system message, if there is one; leave out --system")
     options.sampling.sampler()
-    if options.input is not None and options.prefix is not None:
-        raise UsageError(
-            "--prefix is for prompts of the command line; rows of --input share what they begin with by themselves"
-        )
     if options.input is None and options.output is not None:
         raise UsageError("--output is for the answers of a file of prompts; give that with --input")
     if options.input is not None and options.output is None:

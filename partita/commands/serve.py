@@ -41,6 +41,8 @@ class ServeOptions:
     choice: Choice = AS_IT_IS
     adapter: str | None = None
     speculation: Speculation = NO_SPECULATION
+    prefixes: tuple[Path, ...] = ()
+    """None, or one of each package, in their order."""
     prefill_chunk: int | None = None
     sampling: str | None = None
     body_bytes: int = 4 << 20
@@ -71,9 +73,10 @@ def run(options: ServeOptions) -> int:
     from partita.serve.app import Endpoints, make_app
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
-    from partita.serve.opening import Serving, check_names, names_of, open_served, read_manifests
+    from partita.serve.opening import Serving, check_names, names_of, open_served, prefixes_of, read_manifests
 
     names = names_of(options.packages, options.names)
+    prefixes = prefixes_of(options.packages, options.prefixes)
     manifests = read_manifests(options.packages, options.choice)
     check_names(names, manifests)
     metrics = Metrics()
@@ -94,8 +97,8 @@ def run(options: ServeOptions) -> int:
         if not keys and not running.is_loopback(listening):
             say(f"{options.host} can be reached from other machines, and nobody is asked for a key; give --api-key")
         models: dict[str, Served] = {}
-        for name, package, manifest in zip(names, options.packages, manifests, strict=True):
-            served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line)
+        for name, package, manifest, prefix in zip(names, options.packages, manifests, prefixes, strict=True):
+            served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line, prefix)
             stack.callback(served.stop)
             models[name] = served
         endpoints = Endpoints(models, limits, metrics)

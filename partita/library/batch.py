@@ -84,6 +84,10 @@ class Batch:
         each = names if len(set(names)) > 1 else names[:1]
         return None if each in ([], [None]) else " / ".join(name or "none" for name in each)
 
+    def give(self, prefix: Prefix) -> None:
+        """Have rows that join from now on begin with a prefix, where their prompts do. Raises GenerationError."""
+        self._engine.give(prefix)
+
     def leave(self, row: int) -> None:
         """Free a row."""
         self._engine.leave(row)

@@ -40,9 +40,14 @@ class Conversation:
         self._stop, self._stop_ids = tuple(stop), tuple(stop_ids)
         self.messages: list[Message] = list(messages)
         self.turns = 0
-        self.read_tokens = 0
-        """Tokens that the last turn had to read, of all that the conversation has."""
+        self._reads, self._copied = 0, 0
+        """Tokens of the last turn that its row did not have, and how many the scheduler had copied before it."""
         self._ticket: Ticket | None = None
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens that the last turn had to read, of all that the conversation has."""
+        return self._reads - (self._scheduler.copied_tokens - self._copied)
 
     @property
     def tokens(self) -> int:
@@ -96,18 +101,18 @@ class Conversation:
 
     def _begin(self, tokens: tuple[int, ...], sampling: Sampling) -> Ticket:
         """Go on with the request that has the conversation, or make another."""
-        ticket = self._ticket
+        ticket, self._copied = self._ticket, self._scheduler.copied_tokens
         history = () if ticket is None else ticket.history
         common = min(len(commonprefix([history, tokens])), len(tokens) - 1)
         if ticket is None or not common:
             work = Work(tokens, sampling, self._stop, self._stop_ids, stays=True)
             self._forget()
             ticket = self._ticket = self._scheduler.submit(work, self._hear)
-            self.read_tokens = len(tokens)
+            self._reads = len(tokens)
             return ticket
         stayed = common == len(history) or self._scheduler.rewind(ticket, len(history) - common)
         self._scheduler.extend(ticket, tokens[common:], sampling)
-        self.read_tokens = len(tokens) - common if stayed and ticket.row is not None else len(tokens)
+        self._reads = len(tokens) - common if stayed and ticket.row is not None else len(tokens)
         return ticket
 
     def _hear(self, ticket: Ticket, piece: Piece) -> None:

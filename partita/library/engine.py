@@ -162,10 +162,12 @@ class Engine(Protocol):
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
     ) -> Begun:
         """Begin a generation whose rows are all free, for requests that join and leave; one that was going on is over.
 
-        What goes wrong in a row alone ends that row, with `Step.errors`. Raises UsageError.
+        What goes wrong in a row alone ends that row, with `Step.errors`. `prefix`: file of one that prompts may begin
+        with; those that do are not read so far. Raises UsageError, GenerationError for the prefix.
         """
 
     def join(self, number: int, request: RowRequest) -> int:

@@ -120,7 +120,8 @@ class Host:
         from partita.library.remote import BEGUN
         from partita.library.speculation import Speculation
 
-        begun = self.engine.open(given["prefill_chunk"], given["adapter"], Speculation(**given["speculation"]))
+        guessing = Speculation(**given["speculation"])
+        begun = self.engine.open(given["prefill_chunk"], given["adapter"], guessing, given["prefix"])
         return BEGUN.dump_python(begun, mode="json")
 
     def join(self, given: dict[str, Any]) -> Any:

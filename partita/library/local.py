@@ -120,13 +120,19 @@ class LocalEngine:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
     ) -> Begun:
-        """Begin a generation whose rows are all free; one that was going on is over. Raises UsageError."""
+        """Begin a generation whose rows are all free; one that was going on is over. Raises UsageError, GenerationError
+        for a prefix.
+        """
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
+            given = self._prefix(prefix, adapter)
             guessers = self._speculators.guessers(self.runner.executor, speculation)
             begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
             batch.speculate(speculation, guessers)
+            if given is not None:
+                batch.give(replace(given, adapter=adapter))
             self.runner.on_open()
             return begun
 

@@ -204,10 +204,12 @@ class Model:
         adapter: str | None = None,
         speculate: str | None = None,
         draft: str | os.PathLike[str] | None = None,
+        prefix: str | os.PathLike[str] | None = None,
     ) -> Scheduler:
         """Requests that take turns in the rows of the batch, until the next generation begins; see `Scheduler`.
 
-        A generation that goes on is over. The arguments are those of `generate`. Raises ArgumentError.
+        A generation that goes on is over. The arguments are those of `generate`; but `prefix` adds nothing to a prompt:
+        what begins with its tokens is not read so far. Raises ArgumentError, GenerationError for a prefix.
         """
         engine = self._open()
         in_range("prefill_chunk", prefill_chunk)
@@ -217,7 +219,12 @@ class Model:
             self._last.close()
         self._last = None
         self._scheduler = Scheduler(
-            engine, self.tokenizer, prefill_chunk=prefill_chunk, adapter=adapter, speculation=guessing
+            engine,
+            self.tokenizer,
+            prefill_chunk=prefill_chunk,
+            adapter=adapter,
+            speculation=guessing,
+            prefix=None if prefix is None else str(Path(prefix).absolute()),
         )
         return self._scheduler
 

@@ -41,12 +41,17 @@ def prompt_after(said: Said, prompt: str, text: Text, *, chat: bool = False) -> 
 
     Raises UsageError for a prefix of another kind than the prompt.
     """
-    if said.system is not None:
-        return tuple(text.encode_messages(conversation(prompt, said.system)))
-    if chat:
-        raise UsageError(
-            "the prefix has no message of the system, so no conversation begins with it; save one that has"
-        )
+    if chat or said.system is not None:
+        return tuple(text.encode_messages(conversation(prompt, system_of(said))))
     if said.text is None:
         raise UsageError("the prefix is one of token ids, which text cannot go on with; give token ids")
     return tuple(text.encode(said.text + prompt))
+
+
+def system_of(said: Said) -> str:
+    """The message of the system that a prefix is of. Raises UsageError for one without."""
+    if said.system is None:
+        raise UsageError(
+            "the prefix has no message of the system, so no conversation begins with it; save one that has"
+        )
+    return said.system

@@ -121,10 +121,11 @@ class RemoteEngine:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
     ) -> Begun:
         """Begin a generation there whose rows are all free."""
         given = {"prefill_chunk": prefill_chunk, "adapter": adapter, "speculation": asdict(speculation)}
-        begun = BEGUN.validate_python(self._ask("open", given))
+        begun = BEGUN.validate_python(self._ask("open", {**given, "prefix": prefix}))
         self._begun = begun.number
         return begun
 

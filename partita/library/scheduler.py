@@ -46,14 +46,16 @@ class Scheduler:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
         on_step: Callable[[Step], object] | None = None,
     ) -> None:
         """`text`: the tokenizer; None: pieces have no text, and there are no stop strings. `on_step` hears of every
-        step, before the listeners of requests. `speculation`: who guesses what follows in every row. Raises UsageError
-        for a chunk that makes no sense, and where guesses cannot be confirmed.
+        step, before the listeners of requests. `speculation`: who guesses what follows in every row. `prefix`: file of
+        a prefix; prompts that begin with its tokens are not read so far. Raises UsageError for a chunk that makes no
+        sense, and where guesses cannot be confirmed; GenerationError for a prefix that is not of this package.
         """
         self._engine, self._text, self._on_step = engine, text, on_step
-        self._how = prefill_chunk, adapter, speculation
+        self._how = prefill_chunk, adapter, speculation, prefix
         self._begun: Begun | None = engine.open(*self._how)
         """None: the batch is lost, and another one is to be opened."""
         self._limits = self._begun
@@ -62,6 +64,8 @@ class Scheduler:
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.copied_tokens = 0
+        """Tokens of prompts that were copied so far, from a prefix or from other rows, and not read."""
         self.lost_by: PartitaError | None = None
         """What ended the last batch that was lost, with all requests in it."""
 
@@ -317,6 +321,7 @@ class Scheduler:
 
     def _pass_on(self, step: Step) -> None:
         """Have every request take what a step gave its row, and tell all of them."""
+        self.copied_tokens += step.copied
         pieces, wrong = list[tuple[Ticket, Piece]](), None
         for ticket in [ticket for ticket in self._rows if ticket is not None]:
             try:

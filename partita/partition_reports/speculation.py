@@ -53,7 +53,9 @@ class Speculation(Record):
     for; null when there was no such step.
     """
     gain: float | None
-    """Speed by that of steps without guesses: `tokens` times `plain_token_ms`, by `seconds`; null when not known."""
+    """Speed by that of steps without guesses of as many rows: what the tokens would have taken by the median of these,
+    by what they took; null when not known.
+    """
     widths: tuple[GuessedWidth, ...]
 
 
@@ -81,9 +83,29 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
         seconds=seconds,
         guess_seconds=sum(step.guess_seconds for step in made),
         plain_token_ms=None if token is None else 1000 * token,
-        gain=tokens * token / seconds if token is not None and seconds > 0 else None,
+        gain=_gain(made),
         widths=tuple(_of_width(width, made) for width in sorted({step.width for step in made})),
     )
+
+
+def _gain(steps: Sequence[StepFact]) -> float | None:
+    """How fast these steps were, by those of them without guesses: rows beside each other share a step's time, so each
+    is compared with those of as many. None where there is nothing to compare with.
+    """
+    plain: dict[int, list[float]] = {}
+    for step in steps:
+        if not step.guessed and _tokens(step):
+            plain.setdefault(_rows(step), []).append(_own_seconds(step))
+    alike = {rows: statistics.median(seconds) for rows, seconds in plain.items()}
+    compared = [step for step in steps if _rows(step) in alike]
+    took = sum(step.seconds + step.overhead_seconds for step in compared)
+    without = sum(_tokens(step) / _rows(step) * alike[_rows(step)] for step in compared)
+    return without / took if took > 0 else None
+
+
+def _rows(step: StepFact) -> int:
+    """Rows that took part: each got a token, and those of its guesses that were right."""
+    return _tokens(step) - step.confirmed
 
 
 def _of_width(width: int, steps: Sequence[StepFact]) -> GuessedWidth:

@@ -16,9 +16,11 @@ from partita.library.engine import Engine
 from partita.library.loading import Process, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.observations.text_format import plural
 from partita.package import Manifest
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
+from partita.runtime.prefix_file import read_said
 from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics
@@ -80,6 +82,16 @@ def adapters_of(manifest: Manifest) -> tuple[str, ...]:
     return tuple(record.name for record in manifest.switchable)
 
 
+def prefixes_of(packages: Sequence[Path], given: Sequence[Path]) -> tuple[Path | None, ...]:
+    """The prefix of each package, if any are given. Raises UsageError unless each has one then."""
+    if given and len(given) != len(packages):
+        raise UsageError(
+            f"{spelled('prefix')} is given {len(given)} times, for {len(packages)} packages; a prefix is of one, so "
+            "give it once for each, in their order"
+        )
+    return tuple(given) or (None,) * len(packages)
+
+
 def open_served(
     name: str,
     folder: Path,
@@ -88,12 +100,15 @@ def open_served(
     metrics: Metrics,
     audience: Audience,
     told: Callable[[str], object],
+    prefix: Path | None = None,
 ) -> Served:
     """Open a package, generate a few tokens with it, and have it ready for requests.
 
-    `told` hears lines for the operator later on. Raises PackageError, also for one without a tokenizer; ProviderError
-    when the chain is not honoured or the limits are not met; ResourceError, UsageError.
+    `told` hears lines for the operator later on. `prefix`: file of one that prompts may begin with. Raises
+    PackageError, also for one without a tokenizer; ProviderError when the chain is not honoured or the limits are not
+    met; GenerationError for a prefix of another package; ResourceError, UsageError.
     """
+    known = 0 if prefix is None else len(read_said(prefix).tokens)  # a file that is none is said before the load
     check_adapter(folder, manifest, serving.adapter)
     check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
@@ -119,7 +134,10 @@ def open_served(
             adapter=serving.adapter,
             adapters=adapters_of(manifest),
             speculation=serving.speculation,
+            prefix=None if prefix is None else str(prefix.absolute()),
         )
+        if known:
+            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} are not read so far")
         with audience.busy(f"a first run of {name}"):
             served.start(serving.placement, serving.probe_seconds)
     except BaseException:

@@ -38,27 +38,30 @@ class Restarting:
         prefill_chunk: int | None = None,
         adapter: str | None = None,
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
     ) -> Begun:
         """A generation whose rows are all free. Raises ProviderError where the package cannot be loaded again."""
         if self._failed is not None:
             if time.monotonic() - self._failed_at < AGAIN_SECONDS:
                 # A new one each time: an exception keeps the frames of every time that it was raised.
                 raise ProviderError(f"{self._failed}; it is tried again every {AGAIN_SECONDS:g} s")
-            return self._open_anew(prefill_chunk, adapter, speculation)
+            return self._open_anew(prefill_chunk, adapter, speculation, prefix)
         try:
-            return self._engine.open(prefill_chunk, adapter, speculation)
+            return self._engine.open(prefill_chunk, adapter, speculation, prefix)
         except ProviderError as error:
             self._told(f"{error}; it is loaded again")
-            return self._open_anew(prefill_chunk, adapter, speculation)
+            return self._open_anew(prefill_chunk, adapter, speculation, prefix)
 
-    def _open_anew(self, prefill_chunk: int | None, adapter: str | None, speculation: Speculation) -> Begun:
+    def _open_anew(
+        self, prefill_chunk: int | None, adapter: str | None, speculation: Speculation, prefix: str | None
+    ) -> Begun:
         self._engine.close()
         try:
             self._engine = self._load()
-            begun = self._engine.open(prefill_chunk, adapter, speculation)
+            begun = self._engine.open(prefill_chunk, adapter, speculation, prefix)
             if self.check is not None:
                 self.check(self._engine, begun)
-                begun = self._engine.open(prefill_chunk, adapter, speculation)
+                begun = self._engine.open(prefill_chunk, adapter, speculation, prefix)
         except PartitaError as error:
             self._failed, self._failed_at = error, time.monotonic()
             self._told(f"not loaded: {error}")

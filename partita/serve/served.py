@@ -50,16 +50,22 @@ class Served:
         adapter: str | None = None,
         adapters: Sequence[str] = (),
         speculation: Speculation = NO_SPECULATION,
+        prefix: str | None = None,
     ) -> None:
         """`told` hears a line for the operator. `adapter`: that of requests which name none of `adapters`. Raises
-        UsageError for a chunk that makes no sense.
+        UsageError for a chunk that makes no sense, GenerationError for a prefix that is not of this package.
         """
         self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
         self.adapters = tuple(adapters)
         self.created = int(time.time())
         self._engine, self._metrics, self._told = engine, metrics, told
         self._scheduler = Scheduler(
-            cast(Engine, engine), reading.text, prefill_chunk=prefill_chunk, adapter=adapter, speculation=speculation
+            cast(Engine, engine),
+            reading.text,
+            prefill_chunk=prefill_chunk,
+            adapter=adapter,
+            speculation=speculation,
+            prefix=prefix,
         )
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Reads prompts: transformers' tokenizers are not made for two threads at once."""

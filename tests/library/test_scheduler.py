@@ -19,9 +19,11 @@ from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Piece, Scheduler, Ticket, Work
+from partita.library.speculation import Speculation
 from partita.package import read_manifest
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.text import load_text
+from tests.guesses import feed_all, knowing
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
@@ -47,6 +49,27 @@ def opened() -> Iterator[Opened]:
     yield factory
     for engine in engines:
         engine.close()
+
+
+class Words:
+    """A tokenizer whose tokens are numbers, each with a space behind it."""
+
+    def stream(self, prompt: Any = (), stops: Any = ()) -> Words:
+        found = Words()
+        found.stops, found.said = tuple(stops), ""
+        return found
+
+    stops: tuple[str, ...] = ()
+    said = ""
+    stopped = False
+
+    def push(self, token: int) -> str:
+        self.said += f"{token} "
+        self.stopped = any(f" {self.said}".endswith(f" {stop}") for stop in self.stops)
+        return "" if self.stopped else f"{token} "
+
+    def finish(self) -> str:
+        return ""
 
 
 def work(prompt: tuple[int, ...], count: int = 6, **options: Any) -> Work:
@@ -277,6 +300,43 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     alone = scheduler.submit(work((*history, 5, 6), 5))
     run(scheduler)
     assert stopped.answer.tokens == alone.answer.tokens
+
+
+def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any], list[Any], list[Any]]:
+    """What every request of PROMPTS is told in a batch that they join as others leave: text, tokens and why it ended,
+    and the tokens with their log-probabilities; and the steps of it.
+    """
+    steps: list[Any] = []
+    scheduler = Scheduler(engine, Words(), speculation=speculation, on_step=steps.append)  # type: ignore[arg-type]
+    pieces: list[list[Piece]] = [[] for _ in PROMPTS]
+    tickets = []
+    for number, prompt in enumerate(PROMPTS):
+        stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
+        asked = work(prompt, 26 - 3 * number, logprobs=2, stop=stop)
+        tickets.append(scheduler.submit(asked, lambda _, piece, own=pieces[number]: own.append(piece)))
+        scheduler.step()
+        if number == 3:
+            run(scheduler)
+    run(scheduler)
+    said = [(ticket.answer.text, ticket.answer.tokens, ticket.answer.finish_reason) for ticket in tickets]
+    return said, [[entry for piece in own for entry in piece.logprobs] for own in pieces], steps
+
+
+@pytest.mark.parametrize("fewer", [True, False], ids=["a row alone", "all rows"])
+def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypatch, fewer):
+    """Stop strings that end within what a step confirms, log-probabilities, requests that come and go."""
+    feed_all(monkeypatch)
+    knowing(monkeypatch, *((*prompt, *known_tokens(prompt, 30, KEYS)) for prompt in PROMPTS))
+    engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS, appends=not fewer, fewer=fewer))
+    plain, likely, _ = told_to_requests(engine, Speculation())
+    fast, still, steps = told_to_requests(engine, Speculation("ngram"))
+    assert fast == plain and {finish for _, _, finish in plain} == {"stop", "length"}
+    for one, other in zip(likely, still, strict=True):
+        assert [entry.token for entry in one] == [entry.token for entry in other]
+        np.testing.assert_allclose([e.logprob for e in one], [e.logprob for e in other], atol=1e-5)
+    assert 0 < sum(step.confirmed for step in steps) < sum(step.guessed for step in steps)
+    beside = [step for step in steps if step.phase == "decode" and sum(map(bool, step.tokens)) > 1]
+    assert beside and any(step.guessed for step in beside) != fewer
 
 
 def test_it_waits_until_there_is_something_to_do(tmp_path, opened):

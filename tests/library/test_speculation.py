@@ -13,6 +13,7 @@ from partita.library.remote import STEPS, RemoteEngine
 from partita.partition_reports.sections.report import sections
 from partita.runtime.engine.recorder import Step
 from partita.runtime.speculation.governor import Governor
+from tests.guesses import feed_all, knowing
 from tests.runtime.handmade import ALL, handmade
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
@@ -26,9 +27,7 @@ def answered(model: partita.Model, **options: object) -> partita.Generation:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every guess is fed, so that what is tested does not depend on how fast this machine is."""
-    monkeypatch.setattr(Governor, "measuring", False)
-    monkeypatch.setattr(Governor, "most", lambda self: 5)
-    monkeypatch.setattr(Governor, "choose", lambda self, offers, live: 5)
+    feed_all(monkeypatch)
 
 
 @pytest.mark.usefixtures("eager")
@@ -82,13 +81,37 @@ def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: 
                 answered(model, **options)
         with pytest.raises(partita.PackageError, match="nowhere"):
             answered(model, draft=package / "nowhere")
+    says = "works at batch size 1, and .* has 2"
+    with partita.load(pair, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
+        model.generate([PROMPT, PROMPT], draft=package)
+
+
+def test_rows_that_take_one_token_each_and_none_alone_are_refused_by_name(tmp_path: Path) -> None:
+    folder = handmade(tmp_path / "package", batch=2, states=("key",), appends=False)
+    says = "at batch size 2 its attention takes one token at a time"
+    with partita.load(folder, "cpu", observe=False) as model, pytest.raises(partita.ArgumentError, match=says):
+        model.generate([PROMPT, PROMPT], speculate="ngram")
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_row_that_goes_on_alone_has_guesses_in_a_batch_whose_rows_take_one_token_each(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gqa`: the CPU's default."""
+    prompts = [PROMPT, PROMPT[2:]]
     with partita.load(pair, "cpu", observe=False) as model:
-        for options, says in (
-            ({"draft": package}, "works at batch size 1, and .* has 2"),
-            ({"speculate": "ngram"}, "at batch size 2 its attention takes one token at a time"),
-        ):
-            with pytest.raises(partita.ArgumentError, match=says):
-                model.generate([PROMPT, PROMPT], **options)
+        whole = [
+            model.generate([prompt] * 2, max_new_tokens=N, stop_token_ids=()).run().tokens[0] for prompt in prompts
+        ]
+        stops = [whole[1][5]]
+        knowing(monkeypatch, *([*prompt, *tokens] for prompt, tokens in zip(prompts, whole, strict=True)))
+        plain = model.generate(prompts, max_new_tokens=N, stop_token_ids=stops).run()
+        fast = model.generate(prompts, max_new_tokens=N, stop_token_ids=stops, speculate="ngram").run()
+    assert fast.tokens == plain.tokens and {len(tokens) for tokens in plain.tokens} != {N}
+    told = fast.speculation
+    assert told is not None and 0 < told.confirmed < told.guessed
+    assert len(fast.steps) == len(plain.steps) - told.confirmed
+    assert all(step.row_tokens == 2 for step in fast.steps[1:4]), "no guesses beside others"
 
 
 def test_states_that_cannot_be_taken_back_are_named(tmp_path: Path) -> None:

@@ -33,6 +33,15 @@ def test_the_gain_is_by_what_a_token_took_without_guesses_in_the_same_run() -> N
     assert [(entry.width, entry.steps, entry.tokens) for entry in found.widths] == [(1, 3, 3), (4, 4, 10)]
 
 
+def test_steps_of_several_rows_are_compared_with_those_of_as_many() -> None:
+    """Rows beside each other share the time of a step: a token of theirs says nothing of what one alone takes."""
+    beside = StepFact("decode", 1, 0.0036, 0.0004, False, 4, width=1)
+    found = speculation_figures(NGRAM, (beside, beside, *STEPS))
+    assert found is not None
+    plain, took = 13 * 0.002 + 2 * 0.004, 3 * 0.0021 + 4 * 0.0025 + 2 * 0.004
+    assert found.gain == pytest.approx(plain / took)
+
+
 def test_without_a_step_to_compare_with_there_is_no_gain_and_nobody_makes_one_up() -> None:
     found = speculation_figures(NGRAM, (PREFILL, WIDE))
     assert found is not None and found.gain is None and found.plain_token_ms is None

@@ -38,6 +38,8 @@ from partita.package_records import Verification
 from partita.runtime.ort.adapters import write_adapter
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
+WIDE = 320
+"""Of products that a thread pool shares out."""
 RANDOM = np.random.default_rng(5)
 EMBEDDING = RANDOM.normal(size=(VOCAB, WIDTH)).astype(np.float32)
 HEAD = RANDOM.normal(size=(WIDTH, VOCAB)).astype(np.float32)
@@ -160,6 +162,17 @@ def summing_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: 
     return drawing.node("MatMul", whole, drawing.constant(HEAD, "float32"))
 
 
+def with_loops(drawing: Drawing, logits: str, count: int) -> str:
+    """The logits plus 0, by way of products so large that a thread pool shares out each: `count` parallel loops."""
+    value = drawing.node("MatMul", logits, drawing.constant(np.zeros((VOCAB, WIDE)), "float32"))
+    square = drawing.constant(np.zeros((WIDE, WIDE)), "float32")
+    for _ in range(count):
+        value = drawing.node("MatMul", value, square)
+    return drawing.node(
+        "Add", logits, drawing.node("MatMul", value, drawing.constant(np.zeros((WIDE, VOCAB)), "float32"))
+    )
+
+
 def rope_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False) -> str:
     """Logits [B, S, vocab]: 2 at the rope_length of the step, 1 at the smallest one cached up to the position."""
     given = drawing.node("Cast", "rope_length", to=TensorProto.FLOAT)
@@ -200,9 +213,10 @@ def handmade(
     adapters: Mapping[str, int] | None = None,
     apart: bool = True,
     words: bool = False,
+    loops: int = 0,
 ) -> Path:
     """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K, `fewer`
-    whether they take fewer rows than the batch has.
+    whether they take fewer rows than the batch has, `loops` how many parallel loops a run has beside what it computes.
 
     `adapters`: the rank of each; `apart`: rows may have their own, which is symbolic in graphs of any size, and has a
     fixed axis, and rank, in the others. `words`: a tokenizer whose words are w0, w1, …
@@ -212,7 +226,7 @@ def handmade(
     adapters = adapters or {}
     given = adapter_inputs(adapters, batch if apart else None, fixed=shapes != "any")
     files = [
-        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows, given)
+        write_graph(folder, graph, file, phase, size, "B" if fewer else batch, states, chooses_rows, given, loops)
         for file, phase, size in PHASES[shapes]
     ]
     beside = [adapter_file(name) for name in adapters]
@@ -300,11 +314,14 @@ def write_graph(
     states: Sequence[str],
     choose: bool,
     given: Sequence[AdapterInput] = (),
+    loops: int = 0,
 ) -> GraphFile:
     """Write one ONNX file, and say what is in it. `batch`: its name, where it is symbolic. `given`: by adapters."""
     drawing = Drawing()
     rows_of = batch if isinstance(batch, int) else 0  # 0: that of what is reshaped
     logits = GRAPHS[graph](drawing, rows_of, states, bool(given))
+    if loops:
+        logits = with_loops(drawing, logits, loops)
     rows: int | str = size or "S"
     if choose:
         rows = 1 if size else "K"

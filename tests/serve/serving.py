@@ -19,6 +19,7 @@ import pytest
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.loading import Process
+from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.package import read_manifest
 from partita.serve.app import Endpoints, make_app
 from partita.serve.gate import Gate
@@ -78,17 +79,20 @@ def running(
     *,
     keys: tuple[str, ...] = (),
     process: Process = "this",
+    speculation: Speculation = NO_SPECULATION,
+    prefix: Path | None = None,
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics, limits = Metrics(), limits or ServerLimits()
-    serving = Serving(CPU, read_chain_options(CPU), process=process)
+    serving = Serving(CPU, read_chain_options(CPU), process=process, speculation=speculation)
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
         told: list[str] = []
         models = {}
         for name, package in packages.items():
-            models[name] = open_served(name, package, read_manifest(package), serving, metrics, QUIET, told.append)
+            manifest = read_manifest(package)
+            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, told.append, prefix)
             stack.callback(models[name].stop)
         endpoints = Endpoints(models, limits, metrics)
         gate = Gate(make_app(endpoints), limits, metrics, keys, told.append)

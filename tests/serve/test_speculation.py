@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import partita
 from partita import cli
-from tests.conftest import Exported, TinyCheckpoint
+from partita.library.speculation import Speculation
+from tests.guesses import feed_all, knowing
+from tests.serve.serving import running
 from tests.serve.test_command import serving
 
 TEXT = "def add(a, b):\n    return a + b\n\ndef add(a, b):"
+COMPLETION = "/v1/completions"
 
 
-def test_guesses_make_no_difference_to_an_answer(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
+def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_on(
+    package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), attention="gqa", max_length=128)
-    with partita.load(package, providers="cpu") as model:
-        wanted = model.generate(TEXT, max_new_tokens=24).run().text
+    """Of four rows in `gqa`, as the server's page has packages exported."""
+    feed_all(monkeypatch)
+    monkeypatch.setattr("partita.serve.served.REPORT_SECONDS", 0.0)
+    prompts, count = [TEXT, TEXT[4:], TEXT[:30], TEXT[:20]], 24
+    with partita.load(package, providers="cpu", threads=1, observe=False) as model:
+        ids = [model.encode(prompt) for prompt in prompts]
+        asked: Any = {"max_new_tokens": count, "stop_token_ids": ()}
+        plain = [model.generate([own] * 4, **asked).run() for own in ids]
+    wanted = [one.answers[0].text for one in plain]
+    knowing(monkeypatch, *([*own, *one.tokens[0]] for own, one in zip(ids, plain, strict=True)))
+    body = {"model": "tiny", "max_tokens": count, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    with running({"tiny": package}, speculation=Speculation("ngram")) as server:
+
+        def answer(prompt: str) -> dict[str, Any]:
+            found: dict[str, Any] = server.post(COMPLETION, {**body, "prompt": prompt}).json()["choices"][0]
+            return found
+
+        first = answer(TEXT)
+        assert first["text"] == wanted[0] and len(first["logprobs"]["token_logprobs"]) == count
+        told = server.get("/report?view=json").json()["speculation"]
+        assert 0 < told["confirmed"] < told["guessed"]
+        with ThreadPoolExecutor(4) as pool:
+            assert [found["text"] for found in pool.map(answer, prompts)] == wanted
+
+
+def test_the_command_guesses_for_a_package_of_several_rows(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(package, "--speculate", "ngram", "--provider", "cpu") as server:
-        body = {"prompt": TEXT, "max_tokens": 24, "temperature": 0}
-        told = [server.post(body).json()["choices"][0]["text"] for _ in range(2)]
-    assert wanted and told == [wanted, wanted]
+        answers = [server.post({"prompt": TEXT, "max_tokens": 24, "temperature": 0}) for _ in range(2)]
+        texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert texts[0] and texts[0] == texts[1]
     assert cli.run(["serve", str(package), "--speculate", "mind"]) == 2
     assert "--speculate mind: the only value is ngram" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from partita.commands.arguments import (
     PackageArgument,
     PinOption,
     PrefillChunkOption,
+    PrefixOption,
     ProbeSecondsOption,
     ProviderLibraryOption,
     ProviderOption,
@@ -89,6 +90,7 @@ def chat(
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop an answer when this text appears; can be repeated.")
     ] = None,
+    prefix: PrefixOption = None,
     prefill_chunk: PrefillChunkOption = None,
     adapter: Annotated[
         str | None,
@@ -129,6 +131,7 @@ def chat(
                 ),
                 system=system,
                 resume=resume,
+                prefix=prefix,
                 stop=tuple(stop or ()),
                 prefill_chunk=prefill_chunk,
                 adapter=adapter,

@@ -20,6 +20,7 @@ from partita.commands.arguments import (
     PackageArgument,
     PinOption,
     PrefillChunkOption,
+    PrefixOption,
     ProbeSecondsOption,
     ProviderLibraryOption,
     ProviderOption,
@@ -162,12 +163,7 @@ def generate(
         str | None,
         typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
     ] = None,
-    prefix: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", parser=read_path, help="Begin with a prefix of --save-prefix, which is not read again."
-        ),
-    ] = None,
+    prefix: PrefixOption = None,
     save_prefix: Annotated[
         Path | None,
         typer.Option(

@@ -90,6 +90,15 @@ def serve(
         ),
     ] = None,
     draft: DraftOption = None,
+    prefix: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            parser=read_path,
+            help="A prefix of `generate --save-prefix`: prompts that begin with it are not read so far. Once for each "
+            "package.",
+        ),
+    ] = None,
     prefill_chunk: PrefillChunkOption = None,
     max_queue: Annotated[
         int, typer.Option(help="Most prompts of each package that wait for a row of its batch; more are refused.")
@@ -131,6 +140,7 @@ def serve(
                 choice=folder_choice(variant, contract, max_length),
                 adapter=adapter,
                 speculation=Speculation(speculate, None if draft is None else str(draft)),
+                prefixes=tuple(prefix or ()),
                 prefill_chunk=prefill_chunk,
                 sampling=sampling,
                 body_bytes=read_size(max_body),

@@ -14,9 +14,11 @@ from typing import Any
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.asking import WHOLE, check_values, conversations, stops_in
 from partita.library.generation import Answer
+from partita.library.prefixes import prompt_after, system_of
 from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.runtime.logprobs import TokenLogprobs
+from partita.runtime.prefix_file import Said
 from partita.runtime.text import Text
 from partita.spelling import read_as_fields
 
@@ -73,6 +75,8 @@ class RowDefaults:
     chat: bool = False
     """A prompt is the user's message."""
     system: str | None = None
+    prefix: Said | None = None
+    """What every row goes on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if given != "messages" and isinstance(value, Sequence) and not isinstance(value, str):
         if not all(map(_is_whole, value)):
             raise UsageError(f"{given} is a list, and not of token ids alone")
-        return tuple(int(token) for token in value)
+        return (*_begins(defaults.prefix, text), *(int(token) for token in value))
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")
     if text is None:
@@ -166,6 +170,13 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     system = data.get("system", defaults.system)
     if system is not None and not isinstance(system, str):
         raise UsageError(f"system is {str(system)[:40]!r}; it must be a text")
+    said = defaults.prefix
+    if said is not None and system is not None:
+        raise UsageError("the prefix has the message of the system, if there is one; leave out system")
+    if said is not None and given != "messages":
+        return prompt_after(said, value, text, chat=defaults.chat)
+    if said is not None:
+        system = system_of(said)
     if given == "messages" or defaults.chat or system is not None:
         messages = conversations(value)
         if len(messages) != 1:
@@ -175,6 +186,15 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if not value:
         raise GenerationError("the prompt is empty; give some text to continue")
     return tuple(text.encode(value))
+
+
+def _begins(said: Said | None, text: Text | None) -> tuple[int, ...]:
+    """The tokens that token ids go on with. Raises UsageError where they are only those of a text whose end is open."""
+    if said is None:
+        return ()
+    if text is not None and (said.text is not None or said.system is not None):
+        raise UsageError("the prefix is one of text, which token ids cannot go on with; give text")
+    return said.tokens
 
 
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:

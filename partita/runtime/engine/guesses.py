@@ -64,11 +64,10 @@ class Heard:
 class Governor(Protocol):
     """Says how many guesses are worth a step, from what steps cost and how often guesses were right."""
 
-    @property
-    def measuring(self) -> bool:
-        """A step without guesses is wanted now, to compare with."""
+    def measuring(self, live: int) -> bool:
+        """A step without guesses is wanted now, to compare with. `live`: rows that go on."""
 
-    def most(self) -> int:
+    def most(self, live: int) -> int:
         """Guesses per row that it is worth asking for; 0 where none is worth its time."""
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:

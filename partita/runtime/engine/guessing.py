@@ -22,10 +22,13 @@ class Guessing:
     """Guesses that were made."""
     declined: bool = False
     """They were not worth it."""
+    alone: bool = False
+    """Guesses of a row alone can be confirmed, and several go on: nobody was asked, nothing is learnt of the step."""
 
 
 _NONE = Guessing()
 _DECLINED = Guessing(declined=True)
+_OTHERS = Guessing(alone=True)
 
 
 def make_guesses(
@@ -34,17 +37,23 @@ def make_guesses(
     """The next step with guesses of what follows; none where nobody guesses, or a guess could not be taken back.
 
     A guess is confirmed by the logits before it, so all of a row's go into one step that gives those of each; where
-    the graphs do not make such a step, there are none. Nor are there while steps are profiled: what is observed is
-    what a token takes. `plan` makes the step of the rows as they are.
+    the graphs do not make such a step, there are none: some make one of a row alone, and none while several go on.
+    Nor are there while steps are profiled: what is observed is what a token takes. `plan` makes the step of the rows
+    as they are.
     """
     if not any(row is not None and row.request.guesser is not None for row in rows):
         return _NONE
     cache, contract = executor.cache, executor.contract
+    live = _live(rows, cache.filled)
+    if not live or (live < _unfinished(rows) and _reads(plan())):
+        return _NONE
+    if not executor.graphs.appends(live):
+        return _OTHERS
     if contract.rereads_at is not None or contract.rereads or not cache.can_rewind(1) or executor.observed:
         return _NONE
-    if governor is not None and governor.measuring:
+    if governor is not None and governor.measuring(live):
         return _NONE
-    most = None if governor is None else governor.most()
+    most = None if governor is None else governor.most(live)
     if most == 0:
         return _DECLINED
     room = [0 if row is None else row.room_to_guess(count) for row, count in zip(rows, cache.filled, strict=True)]
@@ -53,12 +62,16 @@ def make_guesses(
     for row, count in zip(rows, room, strict=True):
         if row is not None and count:
             _ask(row, count if most is None else min(count, most))
-    return _chosen(rows, governor, plan)
+    return _chosen(rows, live, governor, plan)
 
 
-def get_ready(rows: Sequence[Row | None], plan: StepPlan) -> None:
-    """Let those who guess look at prompts that a step has read to their end."""
-    for index, _ in plan.ends if plan.reads else ():
+def get_ready(rows: Sequence[Row | None], executor: Executor, plan: StepPlan) -> None:
+    """Let those who guess look at prompts that a step has read to their end, where they will be asked next: those that
+    still read go on then, too.
+    """
+    if not plan.reads or not executor.graphs.appends(_unfinished(rows)):
+        return
+    for index, _ in plan.ends:
         row = rows[index]
         if row is not None and row.request.guesser is not None and row.finish is None:
             _ask(row, 0)
@@ -94,14 +107,33 @@ def heard(
     )
 
 
-def _chosen(rows: Sequence[Row | None], governor: Governor | None, plan: Callable[[], StepPlan | None]) -> Guessing:
+def _unfinished(rows: Sequence[Row | None]) -> int:
+    """Rows that go on, those that still read included."""
+    return sum(row is not None and row.finish is None for row in rows)
+
+
+def _reads(plan: StepPlan | None) -> bool:
+    """Whether a step reads part of a prompt, so that those that go on wait."""
+    return plan is not None and plan.reads
+
+
+def _live(rows: Sequence[Row | None], filled: Sequence[int]) -> int:
+    """Rows that go on; not those that still read, which take no part in a step of these."""
+    return sum(
+        row is not None and row.finish is None and count >= row.read_until
+        for row, count in zip(rows, filled, strict=True)
+    )
+
+
+def _chosen(
+    rows: Sequence[Row | None], live: int, governor: Governor | None, plan: Callable[[], StepPlan | None]
+) -> Guessing:
     """The step that confirms as many of the rows' guesses as is worth it."""
     guessing = [row for row in rows if row is not None and row.guessed]
     asked = sum(row.guessed for row in guessing)
     if not guessing:
         return _NONE
     if governor is not None:
-        live = sum(row is not None and row.finish is None for row in rows)
         count = governor.choose([row.evidence for row in guessing], live)
         for row in guessing:
             row.keep_guesses(count)

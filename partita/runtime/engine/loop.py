@@ -21,7 +21,7 @@ from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.guesses import Governor, Judged
 from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
-from partita.runtime.engine.prefix import Prefix, load_prefix, saved_prefix
+from partita.runtime.engine.prefix import Prefix, check_loads, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
@@ -118,6 +118,16 @@ class Engine:
             self.prefixes.leave(row)
         self.executor.cache.release_row(row)
 
+    def give(self, prefix: Prefix) -> None:
+        """Have rows whose prompts begin so begin with a prefix of an earlier run.
+
+        Raises GenerationError where none can; rows have to share what they have in common.
+        """
+        if self.prefixes is None:
+            check_loads(self.executor.cache, len(prefix.tokens), usable=False)
+        else:
+            self.prefixes.give(prefix)
+
     def saved(self, row: int) -> Prefix:
         """What a row has taken in, for others to begin with. Raises GenerationError where it cannot be given out."""
         entry, count = self.row(row), self.executor.cache.filled[row]
@@ -211,7 +221,7 @@ class Engine:
         outcome = self.executor.run(plan, graph, self.rope_length)
         evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
         tokens = self.hear(plan, graph)
-        get_ready(self.rows, plan)
+        get_ready(self.rows, self.executor, plan)
         tested = [
             Judged(classes, max(len(new) - 1, 0)) if classes else None
             for classes, new in zip(evidence, tokens, strict=True)
@@ -250,7 +260,7 @@ class Engine:
         self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
-        if self.governor is not None and not plan.reads and not outcome.observed:
+        if self.governor is not None and not (plan.reads or outcome.observed or guessing.alone):
             self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
         for observer in self.observers:
             observer.on_step(step)

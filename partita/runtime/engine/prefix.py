@@ -74,6 +74,17 @@ def saved_prefix(cache: Cache, row: int, tokens: Tokens, *, usable: bool) -> Pre
     return Prefix(tokens.copy(), cache.save_row(row, len(tokens)))
 
 
+def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
+    """Raise GenerationError where no row can begin a prompt of so many tokens with a prefix. `usable`: as there."""
+    if not usable:
+        raise GenerationError(f"a prompt of {plural(tokens, 'token')} cannot begin with a prefix: {BY_LENGTH}")
+    if not cache.loads_rows:
+        raise GenerationError(
+            "a prefix cannot be copied into one row of this cache: it grows and has one length for all rows, or is in "
+            "bfloat16 on a device; use a package of batch size 1"
+        )
+
+
 def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *, usable: bool) -> None:
     """Have a row that has just joined begin with a prefix of its prompt.
 
@@ -81,13 +92,7 @@ def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *
     GenerationError for a prompt that begins otherwise, and where a row cannot take it in.
     """
     count, known = len(prefix.tokens), np.asarray(prompt, np.int64)
-    if not usable:
-        raise GenerationError(f"a prompt of {plural(len(known), 'token')} cannot begin with a prefix: {BY_LENGTH}")
-    if not cache.loads_rows:
-        raise GenerationError(
-            "a prefix cannot be copied into one row of this cache: it grows and has one length for all rows, or is in "
-            "bfloat16 on a device; use a package of batch size 1"
-        )
+    check_loads(cache, len(known), usable=usable)
     common = min(common_tokens(prefix.tokens, known), len(known) - 1)
     if common < count and not cache.keeps_every_token:
         raise GenerationError(

@@ -24,7 +24,7 @@ import numpy as np
 
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import Graphs, RowView
-from partita.runtime.engine.prefix import Prefix, Tokens, common_tokens, cut, most_shared
+from partita.runtime.engine.prefix import Prefix, Tokens, check_loads, common_tokens, cut, most_shared
 from partita.runtime.engine.request import Row
 
 LEAST_TOKENS = 16
@@ -66,6 +66,8 @@ class Prefixes:
     ) -> None:
         self._cache, self._graphs, self._usable = cache, graphs, usable
         self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
+        self._given: list[Prefix] = []
+        """What was read in an earlier run, and stays."""
         self._kept: list[Prefix] = []
         self._seen: deque[tuple[str | None, Tokens]] = deque(maxlen=SEEN_PROMPTS)
         self._plans: dict[int, _Plan] = {}
@@ -83,6 +85,14 @@ class Prefixes:
     def kept(self) -> tuple[Prefix, ...]:
         """What is kept, the one that was used last behind the others."""
         return tuple(self._kept)
+
+    def give(self, prefix: Prefix) -> None:
+        """Have rows begin with a prefix of an earlier run, from now on and for good.
+
+        Raises GenerationError where no row could.
+        """
+        check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
+        self._given.append(prefix)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -105,8 +115,9 @@ class Prefixes:
             self._ask_to_keep(plan.waits_for)
             self._copy_from_row(index, plan, rows)
         elif kept is not None:
-            self._kept.remove(kept)
-            self._kept.append(kept)
+            if kept not in self._given:
+                self._kept.remove(kept)
+                self._kept.append(kept)
             self._load(index, cut(kept, length, self._cache))
         wanted = self._limited(max(seen, row.request.shares), prompt)
         if plan.waits_for is None and wanted >= self._cache.filled[index] + LEAST_TOKENS:
@@ -161,24 +172,29 @@ class Prefixes:
         others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
         return self._graphs.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
-    def _limited(self, common: int, prompt: Tokens) -> int:
-        """Of tokens in common, those that may be copied: the last token of a prompt is always read."""
+    def _limited(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
+        """Of tokens in common, those that may be copied: the last token of a prompt is always read. `given`: somebody
+        took the trouble to have them read before.
+        """
         limited = min(common, len(prompt) - 1)
-        return limited if limited >= LEAST_TOKENS and self._usable(len(prompt)) and self._is_worth(limited) else 0
+        worth = limited >= LEAST_TOKENS and self._is_worth(limited, given=given)
+        return limited if worth and self._usable(len(prompt)) else 0
 
-    def _is_worth(self, tokens: int) -> bool:
+    def _is_worth(self, tokens: int, *, given: bool) -> bool:
         """Whether reading so many tokens takes longer than copying them."""
         if self._cache.on_host:
             return True
-        return self._read_seconds is not None and tokens * self._read_seconds > self._copy_seconds
+        if self._read_seconds is None:
+            return given
+        return tokens * self._read_seconds > self._copy_seconds
 
     def _longest_kept(self, prompt: Tokens, adapter: str | None) -> tuple[Prefix | None, int]:
         """What has most tokens of a prompt of all that is kept of rows with this adapter, and how many."""
         found: tuple[Prefix | None, int] = None, 0
-        for prefix in self._kept:
+        for prefix in (*self._given, *self._kept):
             if prefix.adapter != adapter:
                 continue
-            common = self._limited(common_tokens(prompt, prefix.tokens), prompt)
+            common = self._limited(common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._given)
             if common > found[1] and (common == len(prefix.tokens) or self._cache.keeps_every_token):
                 found = prefix, common
         return found

@@ -9,6 +9,7 @@ from typing import Any
 import onnxruntime as ort
 
 from partita import dtypes
+from partita.runtime.ort import loop_notes
 from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, Part, made_buffer
 from partita.runtime.ort.errors import run_error
 
@@ -54,11 +55,13 @@ def _place(buffer: Buffer, part: Part) -> tuple[str, int, int, tuple[int, ...], 
 class Binding:
     """Inputs and outputs of one session, bound to buffers once and run many times."""
 
-    def __init__(self, native: Any, file: str, *, records: bool = False) -> None:
-        """`records`: the session may record runs and replay them; those of this binding are not, until `record`."""
+    def __init__(self, native: Any, file: str, *, records: bool = False, notes_loops: bool = False) -> None:
+        """`records`: the session may record runs and replay them; those of this binding are not, until `record`.
+        `notes_loops`: it is or was profiled, see `loop_notes`.
+        """
         # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
         self._io = native.io_binding()
-        self._native, self._file = native, file
+        self._native, self._file, self._notes_loops = native, file, notes_loops
         self._options = _run_options(NOT_RECORDED if records else DEFAULT_GRAPH)
         self._recorded: int | None = None
         self._replaying: Any = None
@@ -128,7 +131,11 @@ class Binding:
         try:
             self._native.run_with_iobinding(self._io, options)
         except NATIVE_ERRORS as error:
+            if self._notes_loops:
+                loop_notes.failed()
             raise run_error(self._file, error) from error
+        if self._notes_loops:
+            loop_notes.ran()
 
     def replay(self, number: int) -> None:
         """The first time record a run as the session's graph `number`, which the provider may do in several runs; then

@@ -187,7 +187,7 @@ class Session:
 
     def binding(self) -> Binding:
         """A new, empty binding of inputs and outputs to buffers."""
-        return Binding(self._native, self.path.name, records=self.captures)
+        return Binding(self._native, self.path.name, records=self.captures, notes_loops=self.opening.observe)
 
     def next_recording(self) -> int:
         """A number for a run to be recorded under: one that the session has not had."""

@@ -31,6 +31,8 @@ class StepCosts:
         """Steps since the last time that something was found anew."""
         self._told: dict[int, float] = {}
         """Answers, until another step was seen."""
+        self.since_plain = 0
+        """Steps of several tokens since the last one of one."""
 
     def add(self, width: int, seconds: float) -> None:
         """A step of this width took so long. The first of a width, for which buffers were made, gives way to others."""
@@ -41,6 +43,7 @@ class StepCosts:
         elif not seen:
             self._firsts.add(width)
         seen.append(seconds)
+        self.since_plain = self.since_plain + 1 if width > 1 else 0
         self._since += 1
         if len(seen) < KEPT or self._since >= EVERY or width not in self._typical:
             self._since = 0

@@ -48,11 +48,12 @@ class Governor:
         """`priors`: what share of each class of guesses is thought to be right. `most`: guesses per row and step.
         `dear`: every guess takes its time to be made, as with a draft; else they are found together.
         """
-        self.costs, self.acceptance = StepCosts(), Acceptance(priors)
+        self.acceptance = Acceptance(priors)
+        self._costs: dict[int, StepCosts] = {}
+        """By the rows that go on: each makes a step longer."""
         self._most, self._dear = most, dear
         self._resting, self._rest = 0, 0
         """Steps in which nobody looks for guesses: those still to come, and of the last time."""
-        self._since_plain = 0
         self._declined = 0
         """Steps without guesses that there were."""
         self._spent = 0.0
@@ -70,23 +71,28 @@ class Governor:
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
 
-    @property
-    def measuring(self) -> bool:
-        """Whether a step without guesses is wanted now, because there is none, or none of late, to compare with."""
-        return not self.costs.known or self._since_plain >= REFRESH
+    def costs(self, live: int) -> StepCosts:
+        """What steps cost while so many rows go on."""
+        return self._costs.setdefault(live, StepCosts())
 
-    def most(self) -> int:
+    def measuring(self, live: int) -> bool:
+        """Whether a step without guesses is wanted now, because there is none, or none of late, to compare with."""
+        costs = self.costs(live)
+        return not costs.known or costs.since_plain >= REFRESH
+
+    def most(self, live: int) -> int:
         """Guesses per row that it is worth asking for."""
         if self._resting:
             self._resting -= 1
             return 0
-        asking = self._ask_seconds() if self._dear else 0.0
-        if self._left() < asking + self.costs.of(2) / self.costs.of(1) - 1:
+        costs = self.costs(live)
+        asking = self._ask_steps(costs) if self._dear else 0.0
+        if self._left(costs) < asking + costs.of(2) / costs.of(1) - 1:
             best = 0
         elif not asking:
             return self._most  # their evidence tells more than what is typical
         else:
-            best = self._best([(self.acceptance.typical,) * self._most], 1, asking)
+            best = self._best([(self.acceptance.typical,) * self._most], 1, costs, asking)
         if not best:
             self.acceptance.decline_all()
             self._begin_rest()
@@ -95,13 +101,14 @@ class Governor:
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed in each row."""
         chances = [tuple(self.acceptance.of(kind) for kind in offer) for offer in offers]
-        best = self._best(chances, live)
+        costs = self.costs(live)
+        best = self._best(chances, live, costs)
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
             self._declined += 1
             if self._declined % REFRESH == 0:
-                self.costs.forget_worst()
+                costs.forget_worst()
             self._begin_rest()
         else:
             self._rest = 0
@@ -109,28 +116,28 @@ class Governor:
 
     def heard(self, step: Heard) -> None:
         """A decode step was made."""
-        self.costs.add(step.width, step.seconds)
-        self._since_plain = self._since_plain + 1 if step.width > 1 else 0
+        costs, live = self.costs(step.live), max(step.live, 1)
+        costs.add(step.width, step.seconds)
         asking = self._asked_seconds(step)
         for row in step.tested:
             self.acceptance.judge(row.evidence, row.confirmed)
-        if not self.costs.known:
+        if not costs.known:
             return
-        taken = self.costs.of(step.width)
-        if not self.costs.settled(step.width):
+        taken = costs.of(step.width)
+        if not costs.settled(step.width):
             taken = max(taken, min(step.seconds, OUTLIER * taken))
         taken += asking
         self._spent += taken
-        self._won += step.tokens / max(step.live, 1) * self.costs.of(1) - taken
+        self._won += step.tokens / live * costs.of(1) - taken
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _begin_rest(self) -> None:
         self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST)
 
-    def _ask_seconds(self) -> float:
+    def _ask_steps(self, costs: StepCosts) -> float:
         """What a guess costs to make, in steps of one token; 0 before one was made."""
-        return statistics.median(self._asking) / self.costs.of(1) if self._asking else 0.0
+        return statistics.median(self._asking) / costs.of(1) if self._asking else 0.0
 
     def _asked_seconds(self, step: Heard) -> float:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
@@ -140,15 +147,15 @@ class Governor:
         self._looking.append(step.guess_seconds)
         return min(step.guess_seconds, OUTLIER * statistics.median(self._looking))
 
-    def _left(self) -> float:
+    def _left(self, costs: StepCosts) -> float:
         """What the next step may lose, in steps of one token."""
-        return min(STAKE + (SHARE * self._spent + self._won) / self.costs.of(1), PURSE)
+        return min(STAKE + (SHARE * self._spent + self._won) / costs.of(1), PURSE)
 
-    def _best(self, chances: Sequence[Sequence[float]], live: int, asking: float = 0.0) -> int:
+    def _best(self, chances: Sequence[Sequence[float]], live: int, costs: StepCosts, asking: float = 0.0) -> int:
         """The number of guesses with the most tokens per second, within what may be lost; 0 for none. `asking`: what
         each still costs to be made, in steps of one token.
         """
-        one, left = self.costs.of(1), self._left()
+        one, left = costs.of(1), self._left(costs)
         best, rate = 0, MARGIN
         running = [1.0] * len(chances)
         tokens = float(live)
@@ -157,7 +164,7 @@ class Governor:
                 if count <= len(chance):
                     running[row] *= chance[count - 1]
                     tokens += running[row]
-            cost = self.costs.of(count + 1) / one + asking * count
+            cost = costs.of(count + 1) / one + asking * count
             if cost - 1 <= left and tokens / live / cost > rate:
                 best, rate = count, tokens / live / cost
         return best

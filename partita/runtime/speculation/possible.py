@@ -53,17 +53,21 @@ def _cannot_go_back(executor: Executor) -> str | None:
 
 
 def _takes_no_several(executor: Executor) -> str | None:
-    """Why no step takes several tokens after others and gives the logits of each."""
+    """Why no step takes several tokens after others and gives the logits of each: of all rows, or of one alone where
+    that is how several are taken.
+    """
     contract, graphs = executor.contract, executor.graphs
-    rows = [RowView(1, SEVERAL, every_logit=True) for _ in range(contract.batch_size)]
+    live = contract.batch_size if graphs.appends(contract.batch_size) else 1
+    rows = [RowView(1, SEVERAL, every_logit=True)] * live
+    rows += [RowView(0, 0, live=False)] * (contract.batch_size - live)
     plan = plan_step(rows, graphs, ANY)
-    if plan is not None and plan.take == (SEVERAL,) * contract.batch_size and len(plan.positions) >= SEVERAL:
+    if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
         return None
     if graphs.chunk is not None:
         return f"its graphs take a fixed number of tokens; export without {spelled('static_shapes')}"
-    if not graphs.appends_chunks:
+    if not graphs.appends(live):
         return (
-            f"at batch size {contract.batch_size} its attention takes one token at a time; export with "
-            f"{spelled('batch_size', 1)}, or with {spelled('attention', 'onnx24')}"
+            f"at batch size {contract.batch_size} its attention takes one token at a time, and no row has a step of "
+            f"its own; export with {spelled('batch_size', 1)}, or with {spelled('attention', 'onnx24')}"
         )
     return "its graph gives the logits of the last token alone"

@@ -337,6 +337,58 @@ def test_where_guesses_cannot_be_confirmed_in_one_step_there_are_none(opened, op
     assert not any(step.guessed for step in steps)
 
 
+@pytest.mark.parametrize("place", [0, 2], ids=["first row", "last row"])
+def test_a_row_that_goes_on_alone_has_guesses_and_nobody_is_asked_while_several_do(opened, place):
+    """Of graphs whose rows take one token each, and several tokens of a row by itself."""
+    engine = Engine(opened(batch=3, states=KEYS, appends=False, fewer=True).executor)
+    budgets = [17 if row == place else 4 + row for row in range(3)]
+    asked: list[list[int]] = [[], [], []]
+
+    def guesser(row: int, known: list[int]) -> Guesses:
+        class Counted(Guesses):
+            def __call__(self, history: np.ndarray, most: int) -> list[Guess]:
+                asked[row].append(most)
+                return super().__call__(history, most)
+
+        return Counted(known, frozenset({13, 29}))
+
+    wanted = [known_tokens(prompt, count, KEYS) for prompt, count in zip(PROMPTS, budgets, strict=True)]
+    for row, (prompt, count) in enumerate(zip(PROMPTS, budgets, strict=True)):
+        engine.join(Request(prompt, greedy, count, guesser=guesser(row, [*prompt, *wanted[row]])))
+    found: list[list[int]] = [[], [], []]
+    alone = []
+    while (step := engine.step()) is not None:
+        for row, tokens in enumerate(step.tokens):
+            found[row] += tokens
+        going = [row for row in range(3) if engine.row(row).finish is None]
+        if len(going) > 1:
+            assert not any(asked) and not step.guessed
+        alone += [step] if step.guessed else []
+    assert found == wanted
+    assert asked[place] and not any(asked[row] for row in range(3) if row != place)
+    assert alone and 0 < sum(step.confirmed for step in alone) < sum(step.guessed for step in alone)
+    resting = 2 - place  # what it has in the cache is as it was
+    assert engine.executor.cache.filled[resting] == engine.row(resting).known - 1
+    engine.extend(resting, [7], max_new_tokens=5)
+    text = [*PROMPTS[resting], *wanted[resting], 7]
+    assert finish(engine)[resting] == known_tokens(text, 5, KEYS)
+
+
+def test_a_row_at_work_has_guesses_between_the_chunks_of_another(opened):
+    executor = opened(batch=2, states=KEYS, appends=False, fewer=True).executor
+    engine = Engine(executor, prefill_chunk=4, patience=4)
+    wanted = known_tokens(PROMPTS[0], 17, KEYS)
+    first = engine.join(Request(PROMPTS[0], greedy, 17, guesser=Guesses([*PROMPTS[0], *wanted], most=2)))
+    early = [step for _ in range(6) if (step := engine.step()) is not None]
+    second = engine.join(Request(PROMPTS[0], greedy, 3))
+    late = []
+    while (step := engine.step()) is not None:
+        late.append(step)
+    told = [[token for step in [*early, *late] for token in step.tokens[row]] for row in (first, second)]
+    assert told == [wanted, wanted[:3]]
+    assert any(step.guessed for step in late[:6]) and any(step.phase == "prefill" for step in late[1:8])
+
+
 def test_guesses_leave_a_distribution_as_it_is(opened):
     """A guess is kept as often as it would have been drawn."""
     runner = opened(batch=1, states=KEYS)

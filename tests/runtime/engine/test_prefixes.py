@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine import prefixes
 from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.request import Request
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
@@ -135,6 +139,48 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
     engine.leave(first)
     found, _ = finish(engine)
     assert found[second] == known_tokens(PROMPTS[1], 4, states)
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
+def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened, states, batch, appends, fewer):
+    runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
+    before = Engine(runner.executor)
+    row = before.join(Request(SYSTEM))
+    finish(before)
+    saved = before.saved(row)
+    engine = Engine(runner.executor, shares=True)
+    engine.give(saved)
+    for round in range(prefixes.KEPT + 2):  # others come between, and what is kept of them goes again
+        other = [round + 1, *SYSTEM]
+        for prompt, taken in ((PROMPTS[round % 4], len(QUESTIONS[round % 4])), (other, None), (other[:20], None)):
+            row = engine.join(Request(prompt, greedy, 3))
+            found, count = finish(engine)
+            assert found[row] == known_tokens(prompt, 3, states)
+            assert taken is None or count == taken + 2
+            engine.leave(row)
+
+
+def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
+    runner = opened(batch=1, states=("key",))
+    before = Engine(runner.executor)
+    row = before.join(Request(SYSTEM))
+    finish(before)
+    saved = before.saved(row)
+    engine = Engine(runner.executor, shares=True)
+    engine.give(replace(saved, adapter="other"))
+    engine.join(Request(PROMPTS[0], greedy, 3))
+    _, taken = finish(engine)
+    assert taken == len(PROMPTS[0]) + 2
+
+
+def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
+    keeps = Prefix(np.array(SYSTEM), {})
+    engine = Engine(opened(graph="rope", rereads_at=30).executor, shares=True)
+    engine.give(keeps)
+    for options in ({"graph": "rope"}, {"graph": "rope", "rereads_at": 10}):
+        with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
+            Engine(opened(**options).executor, shares=True).give(keeps)
 
 
 def test_what_was_kept_of_texts_of_several_lengths_is_found_again(opened):

@@ -32,7 +32,7 @@ def generated(
     whole, guesser = np.array(text, np.int64), NgramGuesser()
     known, seconds, widths = prompt, 0.0, list[int]()
     while known < len(text):
-        offered = () if governor.measuring or not (most := governor.most()) else guesser(whole[:known], most)
+        offered = () if governor.measuring(1) or not (most := governor.most(1)) else guesser(whole[:known], most)
         looked = LOOK if offered else 0.0
         count = governor.choose([tuple(guess.evidence for guess in offered)], 1) if offered else 0
         fed = offered[: min(count, len(text) - known - 1)]
@@ -99,7 +99,7 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
     def asked(chance: float, seconds: float) -> int:
         governor, random, count = Governor((0.6,), dear=True), np.random.default_rng(1), 0
         for _ in range(400):
-            most = 0 if governor.measuring else governor.most()
+            most = 0 if governor.measuring(1) else governor.most(1)
             fed = min(most, governor.choose([(0,) * most], 1)) if most else 0
             right = int(np.argmin([*(random.random(fed) < chance), False]))
             tested = (Judged((0,) * fed, right),) if fed else ()
@@ -120,6 +120,20 @@ def test_rows_beside_each_other_are_weighed_together() -> None:
     offer = (0,) * 3
     assert governor.choose([offer], 8) == 0
     assert governor.choose([offer] * 8, 8) == 1, "as much as may be lost at the beginning"
+
+
+def test_a_step_of_several_rows_says_nothing_of_one_of_a_row_alone() -> None:
+    """It takes longer, so that guesses would look cheap beside it."""
+    governor = Governor((0.6,))
+    for _ in range(4):
+        governor.heard(Heard(1, 3 * STEP, 0.0, 0, 4, 4, ()))
+    assert not governor.measuring(4) and governor.measuring(1)
+    for _ in range(4):
+        governor.heard(Heard(1, STEP, 0.0, 0, 1, 1, ()))
+        governor.heard(Heard(2, 2.1 * STEP, 0.0, 1, 1, 1, ()))
+    assert not governor.measuring(1)
+    assert governor.choose([(0,)], 1) == 0, "twice the time for 1.6 tokens"
+    assert governor.costs(1).of(1) == STEP and governor.costs(4).of(1) == 3 * STEP
 
 
 def test_what_was_won_in_one_generation_is_not_lost_in_the_next() -> None:

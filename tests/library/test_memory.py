@@ -1,0 +1,59 @@
+"""A server's memory is flat: what requests leave behind is a slope, in bytes per request."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine import ReportRequest
+from partita.library.local import LocalEngine
+from partita.library.sampling import Sampling
+from partita.library.scheduler import Scheduler, Work
+from partita.package import read_manifest
+from partita.runtime.engine import recorder
+from partita.runtime.ort import loop_notes
+from tests.memory import native_bytes, python_blocks, slope
+from tests.runtime.handmade import VOCAB, handmade
+
+LOOPS, ROUNDS, EACH = 24, 30, 90
+CPU = ChainOptions(provider="cpu", threads=2)
+Samples = list[tuple[float, float]]
+
+
+def sampled(folder: Path) -> tuple[Samples, Samples]:
+    """Bytes of malloc and objects of Python after so many requests, as a server has them: profiled at first, answered
+    as they come, with a report between them.
+    """
+    native, blocks = Samples(), Samples()
+    target = read_chain_options(CPU)
+    with LocalEngine(folder, read_manifest(folder), target, threads=2, observe=True) as engine:
+        scheduler = Scheduler(engine, None)
+        for turn in range(1, ROUNDS + 1):
+            for number in range(EACH):
+                prompt = (number % VOCAB, turn % VOCAB, (number * turn) % VOCAB)
+                scheduler.submit(Work(prompt, Sampling(temperature=0.0, max_new_tokens=2)))
+            while scheduler.step():
+                pass
+            if turn == 2:
+                engine.report(ReportRequest())
+            native.append((turn * EACH, native_bytes()))
+            blocks.append((turn * EACH, python_blocks()))
+    return native[ROUNDS // 3 :], blocks[ROUNDS // 3 :]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # What is kept up to a bound has to reach it in a test's time.
+    monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
+    monkeypatch.setattr(loop_notes, "EVERY", 64)
+    return handmade(tmp_path / "package", batch=3, states=("key",), fewer=True, loops=LOOPS)
+
+
+def test_memory_is_flat_over_thousands_of_requests(folder: Path) -> None:
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own, as a server has
+        native, blocks = pool.submit(sampled, folder).result()
+    assert abs(slope(native)) < 24, "bytes per request"
+    assert abs(slope(blocks)) < 0.5, "objects per request"

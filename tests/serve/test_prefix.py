@@ -1,0 +1,75 @@
+"""A server that is started again does not read its system prompt again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import cli
+from partita.errors import GenerationError
+from partita.runtime.prefix_file import read_said
+from tests.serve.serving import Running, running
+from tests.serve.test_command import serving
+
+CHAT = "/v1/chat/completions"
+SYSTEM = "return the value of the item in the list"
+BODY: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def prefix(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prefix") / "system"
+    given = ["generate", package, "--system", SYSTEM, "--save-prefix", file, "--provider", "cpu", "--threads", "1"]
+    assert cli.run([str(word) for word in given]) == 0
+    return file
+
+
+def answer(server: Running) -> str:
+    text: str = server.post(CHAT, BODY).json()["choices"][0]["message"]["content"]
+    return text
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_the_first_request_begins_with_the_prefix(server, package, prefix, process):
+    with running({"tiny": package}, process=process, prefix=prefix) as begun:
+        assert answer(begun) == answer(server)
+        known = len(read_said(prefix).tokens)
+        assert begun.models["tiny"]._scheduler.copied_tokens == known > 16
+
+
+def test_a_package_that_is_loaded_again_has_it_too(server, package, prefix):
+    with running({"tiny": package}, process="child", prefix=prefix) as begun:
+        served = begun.models["tiny"]
+        served._engine._engine._child.process.kill()
+        begun.post(CHAT, BODY)
+        assert answer(begun) == answer(server)
+        assert served._scheduler.copied_tokens >= len(read_said(prefix).tokens)
+
+
+def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tmp_path, monkeypatch):
+    with (
+        pytest.raises(GenerationError, match="no prefix that can be read"),
+        running({"tiny": package}, prefix=tmp_path),
+    ):
+        pass
+    monkeypatch.setattr("partita.library.local.identity", lambda *_: "another")
+    with pytest.raises(GenerationError, match="of another package"), running({"tiny": package}, prefix=prefix):
+        pass
+    monkeypatch.undo()
+    given = ["serve", package, package, "--name", "a", "--name", "b", "--prefix", prefix, "--provider", "cpu"]
+    assert cli.run([str(word) for word in given]) == 2
+    assert "--prefix is given 1 times, for 2 packages" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_takes_it(package, prefix):
+    with serving(package, "--prefix", prefix, "--provider", "cpu", "--threads", 1) as command:
+        assert command.post({"prompt": "return", "max_tokens": 2}).status_code == 200
+        code, err = command.end(15)
+    assert code == 0 and f"tokens of {prefix} are not read so far" in " ".join(err.split())
