@@ -127,7 +127,7 @@ class LocalEngine:
         """
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
-            given = self._prefix(prefix, adapter)
+            given = self._prefix(prefix, (adapter,))
             guessers = self._speculators.guessers(self.runner.executor, speculation)
             begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
             batch.speculate(speculation, guessers)

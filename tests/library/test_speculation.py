@@ -12,7 +12,6 @@ import partita
 from partita.library.remote import STEPS, RemoteEngine
 from partita.partition_reports.sections.report import sections
 from partita.runtime.engine.recorder import Step
-from partita.runtime.speculation.governor import Governor
 from tests.guesses import feed_all, knowing
 from tests.runtime.handmade import ALL, handmade
 

@@ -210,6 +210,9 @@ def _model(form: Form, length: int) -> bytes:
     inputs += [port("last", 1, kind=TensorProto.INT32), port("total", kind=TensorProto.INT32)]
     outputs = [port("output", 1, "tokens", form.heads * form.head_size)]
     outputs += [port(name, *cache) for name in ("present_key", "present_value")]
+    told: dict[str, Any] = {"local_window_size": form.window or -1}
+    if form.rolls:
+        told["sliding_window_cache"] = 1
     node = helper.make_node(
         OPERATOR,
         [entry.name for entry in inputs],
@@ -218,8 +221,7 @@ def _model(form: Form, length: int) -> bytes:
         domain="com.microsoft",
         num_heads=form.heads,
         kv_num_heads=form.kv_heads,
-        local_window_size=form.window or -1,
-        **({"sliding_window_cache": 1} if form.rolls else {}),
+        **told,
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(
