@@ -35,10 +35,10 @@ default, a llama of four layers in float32, takes some ten minutes.
 
 ## Nodes of a layer
 
-`python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and with
-them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu 1.31.1,
+`python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and
+with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu 1.31.1,
 onnxruntime-webgpu 1.27; CUDA in the dry run, WebGPU on a software Vulkan driver, packages written without `--target`).
-`?`: it could not be opened there; SwiftShader has no float16.
+`?`: it could not be placed there.
 
 | lowering | precision | cpu | cuda | webgpu |
 |---|---|---|---|---|
