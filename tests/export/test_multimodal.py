@@ -75,6 +75,15 @@ def test_text_is_what_transformers_generates_of_text_alone(tiny: Tiny, exported:
     assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
 
 
+def test_positions_in_three_rows_are_looked_up(tiny: Tiny, exported: Exported) -> None:
+    """Text has the same number in all three, so the embedding is one operator as anywhere else."""
+    import onnx
+
+    package = exported(tiny("qwen2_vl"), attention=LOWERINGS["qwen2_vl"])
+    operators = {node.op_type for node in onnx.load(package / "model.onnx", load_external_data=False).graph.node}
+    assert "RotaryEmbedding" in operators and not {"Cos", "Sin", "Neg"} & operators
+
+
 @pytest.mark.parametrize("model_type", LOWERINGS)
 def test_no_weight_of_a_tower_is_in_the_package(tiny: Tiny, exported: Exported, model_type: str) -> None:
     """Every weight of the checkpoint is used, but for those in the modules that are left out."""

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from partita.contract import Port
 from partita.dtypes import PRECISIONS
@@ -239,6 +241,19 @@ def test_rotary_tables_leaves_what_depends_on_the_place_in_a_step() -> None:
     told = replace(POSITIONS, inputs=(Port(name="where", role="positions", shape=(1, 4), dtype="int32"),))
     assert rotary_tables.run(model, told) == 0
     assert "Cos" in [node.op_type for node in model.graph]
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_rotary_tables_put_numbers_in_their_places(axis: int) -> None:
+    """As onnx's own evaluator does, one by one."""
+    data, updates = random(2, 5, 4), random(2, 2, 3)
+    indices = np.array([[[0, 1, 2], [1, 2, 3]], [[3, 2, 1], [2, 0, 3]]])
+    node = onnx.helper.make_node("ScatterElements", ["data", "indices", "updates"], ["y"], axis=axis)
+    ours, theirs = (
+        ReferenceEvaluator(node, new_ops=new).run(None, {"data": data, "indices": indices, "updates": updates})
+        for new in ([rotary_tables.ScatterElements], None)
+    )
+    np.testing.assert_array_equal(ours[0], theirs[0])
 
 
 def test_every_pass_has_a_test() -> None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import drop_unused_initializers, stand_in
@@ -54,6 +55,28 @@ UNFIT = (IndexError, RuntimeError, TypeError, ValueError)
 TOLERANCE = 1e-6
 MOST_RUNS = 1 << 12
 """Of a graph whose number of positions is written into it: with more, a table would take minutes."""
+
+
+class ScatterElements(OpRun):
+    """Numbers put in places along an axis at once: onnx's own takes them one by one, minutes for a long table."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        data: npt.NDArray[Any],
+        indices: npt.NDArray[Any],
+        updates: npt.NDArray[Any],
+        axis: int | None = None,
+        reduction: str | None = None,
+    ) -> tuple[npt.NDArray[Any]]:
+        if reduction not in (None, "none"):
+            raise ValueError(f"reduction {reduction}")
+        along = (axis or 0) % data.ndim
+        result = data.copy()
+        part = result[tuple(slice(None if i == along else size) for i, size in enumerate(indices.shape))]
+        np.put_along_axis(part, indices, updates, along)
+        return (result,)
 
 
 def run(model: ir.Model, context: PassContext) -> int:
@@ -115,7 +138,7 @@ def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: in
     maker = value.producer()
     assert maker is not None
     with over(maker):
-        compute = ReferenceEvaluator(_cut(model, positions, value))
+        compute = ReferenceEvaluator(_cut(model, positions, value), new_ops=[ScatterElements])
         return _rows_of(compute, positions, length)
 
 
