@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ LAYOUTS = {
 COUNT = 6
 HEAD = ("folder", "provider", "runs", "tokens", "copied per token", "nodes of a step")
 SECONDS = 300
+STATUS = re.compile(r"Non-zero status code.*?Status Message: (\S+\.cc:\d+ \w+ )?")
+"""What ONNX Runtime says before it comes to the point."""
 
 
 def main(given: Sequence[str]) -> int:
@@ -118,7 +121,8 @@ def _shares(content: dict[str, Any]) -> Iterator[str]:
 def _reason(text: str) -> str:
     """The line of an error."""
     lines = [line for line in text.splitlines() if line.startswith("partita: ")]
-    return (lines[0] if lines else "no message").partition(": ")[2][:120]
+    told = STATUS.sub("", lines[0].partition(": ")[2]) if lines else "no message"
+    return told.partition("; ")[0][:120]
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def export(
         typer.Option(
             autocompletion=complete("precisions"),
             help="Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights packed in "
-            "blocks, computed in fp32. auto is fp32, and of a quantised checkpoint the integers that it stores.",
+            "blocks, computed in fp32. auto is fp32, and of a quantised checkpoint what it stores.",
         ),
     ] = "auto",
     block_size: Annotated[

@@ -67,7 +67,7 @@ def product(checkpoint: Checkpoint, origin: Origin) -> ir.Model:
     """A graph that multiplies by a weight, so that a unit matrix gives its numbers."""
     tensor = checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT)
     weight = ir.Value(name="w", shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
-    x = value("x", ["R", tensor.shape[0]])
+    x = value("x", ["R", origin.shape[0]])
     return graph([x], [ir.node("MatMul", [x, weight])], [weight])
 
 
