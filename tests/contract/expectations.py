@@ -39,6 +39,10 @@ class Target:
     """Packages whose session cannot be created with it in the chain, cpu or not: exit code 3."""
     foreign: tuple[str, ...] = ()
     """Sample folders of other exporters that `PROVIDER,cpu` runs, giving the tokens of cpu alone."""
+    adapters: tuple[str, ...] = ()
+    """Packages made by hand, by the shapes of their graphs, whose rows it gives adapters of their own."""
+    constant_defaults: tuple[str, ...] = ()
+    """Those whose inputs for adapters have a default, which it would take for a constant: exit code 3."""
     option: tuple[str, str] = ("", "")
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
@@ -95,6 +99,7 @@ WEBGPU = Target(
     alone=("llama-gqa-fp32",),
     whole=PRIMITIVES,
     refused_alone=("llama-onnx24-fp32",),
+    adapters=("any", "pair"),
     option=("enableGraphCapture", "0"),
     captured=("llama-gqa-fp32", "llama-gqa-fp32-static", "qwen3-primitives-fp32"),
     off_capture=("llama-onnx24-fp32",),
@@ -109,6 +114,8 @@ OPENVINO = Target(
     whole=PRIMITIVES,
     refused_alone=("llama-gqa-fp32",),
     foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
+    adapters=("pair",),
+    constant_defaults=("any",),
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(
@@ -127,6 +134,7 @@ QNN = Target(
     kind="compiling",
     wheel="onnxruntime_qnn",
     whole=("demo-primitives-fp16-static",),
+    adapters=("pair",),
     fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
 )
 """Qualcomm's NPU backend in its host emulator, which computes in fp16: no tokens are compared."""
