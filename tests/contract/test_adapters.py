@@ -36,6 +36,9 @@ def test_each_row_has_the_tokens_of_its_adapter(environment, target, shapes, par
     content = json.loads(report.read_text("utf-8"))
     assert chain_entry(content, environment, target.ort_name)["status"] == "active"
     assert nodes_on(content, target.ort_name) > 0
+    assert "lora_" not in json.dumps([phase["copies"] for phase in content["phases"]]), (
+        "it is copied once, not per token"
+    )
 
 
 @cases("target, shapes", packages_of("constant_defaults"))

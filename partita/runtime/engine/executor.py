@@ -256,8 +256,7 @@ class Executor:
         for port in entry.graph.adapter_inputs:
             key = port.shape, port.dtype
             if port.name in entry.model.inputs and key not in self._nothing:
-                buffer = self._nothing[key] = host_buffer(_fixed(port.shape), port.dtype)
-                buffer.host.fill(0)
+                self._nothing[key] = host_buffer(_fixed(port.shape), port.dtype)
         return {
             port.name: self._nothing[port.shape, port.dtype]
             for port in entry.graph.adapter_inputs
