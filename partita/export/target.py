@@ -90,6 +90,8 @@ class Target:
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
     """Nobody asked for this provider."""
+    constant_defaults: bool = False
+    """It takes inputs that have a default for constants."""
     kernels: Kernels = Kernels()
     """How packed weights are written for it, as far as that is known without asking."""
     unpacks: Unpacks | None = None

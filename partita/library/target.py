@@ -90,7 +90,8 @@ def find_target(
         )
     else:
         target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
-    return replace(target, by_default=name is None, kernels=_kernels(provider))
+    constant = provider.constant_defaults
+    return replace(target, by_default=name is None, kernels=_kernels(provider), constant_defaults=constant)
 
 
 def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
