@@ -80,7 +80,9 @@ class State(Record):
 
 
 class AdapterInput(Record):
-    """An input that has a default by which nothing is added: a run gives it what an adapter has for it, or nothing."""
+    """An input for what an adapter has: without one a run gives it nothing where it has a default, by which nothing is
+    added, else zeros.
+    """
 
     name: str
     shape: tuple[Dimension, ...]

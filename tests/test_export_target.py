@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from partita import cli
+from tests.adapters import save_adapter
 from tests.conftest import TinyCheckpoint
 
 Export = Callable[..., tuple[int, str, str]]
@@ -51,6 +52,14 @@ def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, att
     assert "over stub libraries" in target["how"]
     asked = {entry["attention"]: entry["left"] for entry in target["asked"]}
     assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
+
+
+def test_adapters_for_a_provider_that_would_not_read_them(
+    exporting: Export, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    adapter = save_adapter(tmp_path / "adapter", tiny_checkpoint("llama"))
+    done = exporting("--target", "openvino", "--target-default", "--with-adapters", f"own={adapter}")
+    refused(done, 2, "--with-adapters: openvino takes inputs that have a default for constants", "--static-shapes")
 
 
 @pytest.mark.usefixtures("stand_ins")

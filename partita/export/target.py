@@ -100,6 +100,8 @@ class Target:
     """Nobody asked for this provider."""
     rolls: bool = False
     """Whether it is known to keep a cache of a window alone."""
+    constant_defaults: bool = False
+    """It takes inputs that have a default for constants."""
     kernels: Kernels = Kernels()
     """How packed weights are written for it, as far as that is known without asking."""
     unpacks: Unpacks | None = None

@@ -91,7 +91,13 @@ def find_target(
         )
     else:
         target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
-    return replace(target, by_default=name is None, kernels=_kernels(provider), rolls=provider.rolling_caches)
+    return replace(
+        target,
+        by_default=name is None,
+        kernels=_kernels(provider),
+        rolls=provider.rolling_caches,
+        constant_defaults=provider.constant_defaults,
+    )
 
 
 def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:

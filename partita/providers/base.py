@@ -155,6 +155,8 @@ class Provider:
     """What to do, by provider-level reason code."""
     logs_runs: bool = False
     """True when it writes log lines at INFO in every run, not only while a session is opened."""
+    constant_defaults: bool = False
+    """It takes inputs that have a default for constants, and reads nothing of what a run gives them."""
     compiles: bool = False
     """True when it turns a whole subgraph into one node, False when it runs node by node."""
     any_option: bool = False

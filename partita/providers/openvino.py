@@ -25,6 +25,7 @@ PROVIDER = Provider(
     preferred_attention="primitives",
     packed_weights=PackedWeights(symmetric=False, block_sizes={4: 64, 8: 128}),
     rank=30,
+    constant_defaults=True,  # tokens with an adapter were those without; with a default of rank 0 they were of neither
     compiles=True,
     plugin=Plugin(
         "onnxruntime-ep-openvino",

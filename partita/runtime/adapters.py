@@ -59,11 +59,10 @@ def stacked(rows: Sequence[Given], *, every: bool = False) -> Given:
         return rows[0]
     made: dict[str, Buffer] = {}
     for name in sorted({name for each in rows for name in each}):
-        values = [each[name].value.numpy()[0] if name in each else None for each in rows]
+        values = [each[name].host[0] if name in each else None for each in rows]
         present = [value for value in values if value is not None]
         sizes = [max(value.shape[axis] for value in present) for axis in range(present[0].ndim)]
         buffer = made[name] = host_buffer((len(rows), *sizes), next(each[name].dtype for each in rows if name in each))
-        buffer.host.fill(0)
         for row, value in enumerate(values):
             if value is not None:
                 buffer.host[row][tuple(slice(0, size) for size in value.shape)] = value

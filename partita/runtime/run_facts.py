@@ -123,6 +123,7 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
     """Where each input and output is wanted and where it is bound; sizes are those of one run of `feed`."""
     roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
     outputs = frozenset(entry.model.outputs)
+    of_adapters = {port.name for port in entry.graph.adapter_inputs}
     return tuple(
         PortFact(
             name=name,
@@ -133,7 +134,8 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
             bytes_per_decode_step=buffer.size_bytes,
         )
         for name, buffer in feed.binding.buffers.items()
-        if name in wanted  # what an adapter has is no input of a run: it is brought to the device when it is bound
+        # What an adapter has is no input of a run: it is brought to the device when it is bound.
+        if name in wanted and name not in of_adapters
     )
 
 

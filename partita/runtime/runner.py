@@ -14,6 +14,7 @@ from typing import Self
 
 from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError, ProviderError
+from partita.observations.text_format import plural
 from partita.package import Manifest, check_files, inside, read_manifest
 from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
@@ -225,11 +226,29 @@ def open_runner(
             resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
+        _check_defaults(folder, graphs)
         return Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
     except BaseException:
         for entry in graphs:
             entry.session.close()
         raise
+
+
+def _check_defaults(folder: Path, graphs: Sequence[LoadedGraph]) -> None:
+    """Raise ProviderError where a provider would not read what an adapter has for its inputs."""
+    defaults = [
+        port.name for entry in graphs for port in entry.graph.adapter_inputs if port.name not in entry.model.inputs
+    ]
+    if not defaults:
+        return
+    for resolution in graphs[-1].session.resolutions:
+        if resolution.status == "active" and resolution.provider.constant_defaults:
+            name = resolution.provider.name
+            raise ProviderError(
+                f"{folder}: {name} takes inputs that have a default for constants, and adapters are given to "
+                f"{plural(len(set(defaults)), 'input')} of that kind, so no token would be right; export with "
+                f"{spelled('static_shapes', True)}, where they have none, or leave {name} out"
+            )
 
 
 def _grown(before: int | None) -> int | None:
@@ -265,7 +284,8 @@ def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelF
     It may give more than is asked for, and a graph that begins texts need not take what was cached before.
     """
     pasts = {state.past for state in contract.states}
-    listed = {*(port.name for port in graph.inputs), *pasts}
+    required = {port.name for port in graph.adapter_inputs if port.name in model.inputs}  # the others have a default
+    listed = {*(port.name for port in graph.inputs), *pasts, *required}
     given = {*(port.name for port in graph.outputs), *(state.present for state in contract.states)}
     differing = (listed ^ set(model.inputs)) | (given - set(model.outputs))
     if graph.phase == "prefill" and not pasts & set(model.inputs):

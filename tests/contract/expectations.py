@@ -47,6 +47,10 @@ class Target:
     """Those that the device of the tests cannot run: exit code 3."""
     rows: tuple[str, ...] = ()
     """Packages of several rows, of which `PROVIDER,cpu` gives each the tokens that it gives it alone."""
+    adapters: tuple[str, ...] = ()
+    """Packages made by hand, by the shapes of their graphs, whose rows it gives adapters of their own."""
+    constant_defaults: tuple[str, ...] = ()
+    """Those whose inputs for adapters have a default, which it would take for a constant: exit code 3."""
     option: tuple[str, str] = ("", "")
     """A provider option of type int or bool, and a value it takes."""
     wheel: str = ""
@@ -105,6 +109,7 @@ WEBGPU = Target(
     whole=PRIMITIVES,
     refused_alone=("llama-onnx24-fp32",),
     rows=ROWS,
+    adapters=("any", "pair"),
     option=("enableGraphCapture", "0"),
     foreign=("genai-int4-cpu",),
     foreign_others=("genai-fp32-cpu",),
@@ -124,6 +129,8 @@ OPENVINO = Target(
     refused_alone=("llama-gqa-fp32",),
     foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
     rows=ROWS,
+    adapters=("pair",),
+    constant_defaults=("any",),
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(
@@ -143,6 +150,7 @@ QNN = Target(
     wheel="onnxruntime_qnn",
     whole=("demo-primitives-fp16-static",),
     rows=("llama-primitives-fp16-static-rows",),
+    adapters=("pair",),
     fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
     foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import partita
@@ -17,8 +18,9 @@ from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler, Work
-from partita.package import read_manifest, write_manifest
-from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
+from partita.package import adapter_file, read_manifest, write_manifest
+from partita.runtime.ort.adapters import read_adapter
+from tests.runtime.handmade import ALL, VOCAB, adapter, handmade, known_tokens
 
 CPU = ChainOptions(provider="cpu", threads=1)
 RANKS = {"loud": 3, "small": 1}
@@ -140,6 +142,15 @@ def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, open
     none = Scheduler(opened(handmade(tmp_path / "none")), None)
     with pytest.raises(UsageError, match="it has none"):
         none.submit(Work((5,), greedy, adapter="other"))
+
+
+def test_what_a_file_has_can_be_sent_to_a_device(tmp_path: Path) -> None:
+    """Graph capture copies what is constant to the device itself, by what numpy sees."""
+    folder = handmade(tmp_path / "p", batch=2, adapters=RANKS)
+    found = read_adapter(folder / adapter_file("loud"))
+    for name, wanted in zip(("lora_A", "lora_B"), adapter("loud", 3), strict=True):
+        buffer, shape = found[name]
+        assert shape == (1, *wanted.shape) and np.array_equal(buffer.host[0], wanted)
 
 
 def test_an_axis_of_something_else_is_not_one_of_rows(tmp_path: Path) -> None:

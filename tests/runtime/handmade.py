@@ -354,7 +354,7 @@ def write_graph(
                 *(declared_state(port.name, port.shape) for port in given),
             ],
             [declared(output), *(declared_state(present, shape) for _, present, shape in kept)],
-            [*drawing.constants, *map(default_of, given)],
+            [*drawing.constants, *(default_of(port) for port in given if not size)],
         ),
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=10,
@@ -372,7 +372,7 @@ def write_graph(
 
 
 def default_of(port: AdapterInput) -> onnx.TensorProto:
-    """Zeros, of rank 0 where it is symbolic."""
+    """Of rank 0; graphs of a fixed size have none."""
     sizes = [size if isinstance(size, int) else int(size == "adapter_rows") for size in port.shape]
     return numpy_helper.from_array(np.zeros(sizes, np.float32), port.name)
 

@@ -3,12 +3,13 @@
     x ─ product with W ─ y                       x ─ product with W ────────────┐
                                     becomes      x ─ MatMul(A) ─ MatMul(B) ─ Add ┴─ y
 
-A [K, r] and B [r, N] are graph inputs and initializers at once. Without an adapter they are the initializers, of rank
-0, and nothing is added; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
+A [K, r] and B [r, N] are graph inputs. They are initializers at once, of rank 0, by which nothing is added without an
+adapter; ONNX Runtime's adapter files hold values for them by name (as Olive writes them). A product of
 joined weights, as of query, key and value, has one path: B has the rows of each module where its outputs are, and zeros
 elsewhere. In a graph for several rows the inputs have an axis before these two, for MatMul goes over both alike: one
 adapter for all rows [1, K, r], or one for each [B, K, r], padded with zeros to one rank. Where all sizes are fixed, so
-is that axis: one for each row, and zeros as the default.
+is that axis: one for each row. There they have no default, for providers that compile may take one for a constant, and
+read nothing of what a run gives (seen with OpenVINO): a run without an adapter gives zeros.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
 def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:
     """Put a path beside every product that one of `wanted` changes, in place; by the name of its first input.
 
-    `batch`: rows of the graph. `fixed`: all sizes are fixed numbers, so that the default is of zeros in the largest
-    rank. Raises UnsupportedModelError for a module whose weight no plain product of the graph reads.
+    `batch`: rows of the graph. `fixed`: all sizes are fixed numbers, the rank is the largest. Raises
+    UnsupportedModelError for a module whose weight no plain product of the graph reads.
     """
     made: dict[str, Branch] = {}
     apart = None if batch == 1 else batch if fixed else ROWS
@@ -219,23 +220,17 @@ def _insert(graph: ir.Graph, node: ir.Node, branch: Branch) -> None:
 
 
 def _input(graph: ir.Graph, port: AdapterInput) -> ir.Value:
-    """The graph input of that name, with its default: zeros, of rank 0 where the rank is not fixed. What is fixed is
-    stored once for all inputs of a size, as everything that is equal.
-    """
-    known = graph.initializers.get(port.name)
+    """The graph input of that name, with its default of rank 0, or without one where the rank is fixed."""
+    known = next((value for value in graph.inputs if value.name == port.name), None)
     if known is not None:
         return known
-    kind = ir.DataType(dtypes.named(port.dtype).number)
-    sizes = [size if isinstance(size, int) else int(size == ROWS) for size in port.shape]
-    zeros = np.zeros(sizes, np.dtype(port.dtype))
-    value = ir.Value(
-        name=port.name,
-        shape=ir.Shape(port.shape),
-        type=ir.TensorType(kind),
-        const_value=ir.tensor(zeros, name=port.name),
-    )
+    kind = ir.TensorType(ir.DataType(dtypes.named(port.dtype).number))
+    value = ir.Value(name=port.name, shape=ir.Shape(port.shape), type=kind)
     graph.inputs.append(value)
-    graph.initializers[port.name] = value
+    if not all(isinstance(size, int) for size in port.shape):
+        sizes = [size if isinstance(size, int) else int(size == ROWS) for size in port.shape]
+        value.const_value = ir.tensor(np.zeros(sizes, np.dtype(port.dtype)), name=port.name)
+        graph.initializers[port.name] = value
     return value
 
 

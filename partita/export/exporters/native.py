@@ -8,7 +8,7 @@ from functools import partial
 
 from partita.contract import Contract, GraphFile, Port
 from partita.dtypes import EXACT
-from partita.errors import UnsupportedModelError
+from partita.errors import UnsupportedModelError, UsageError
 from partita.export import weights
 from partita.export.adapters.branches import Adapters, Switched, parameters, switched
 from partita.export.adapters.files import Adapter, read_adapter
@@ -24,7 +24,7 @@ from partita.export.fake_model import FakeModel, build_fake_model
 from partita.export.fewer_rows import BATCH, freeing
 from partita.export.mixes import Mixes
 from partita.export.narrow_weights import kept_narrow, narrow, narrow_floats, settled
-from partita.export.options import max_length
+from partita.export.options import ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
 from partita.export.quantisation.as_stored import AsStored
@@ -103,7 +103,11 @@ class Traces:
 
 
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
-    """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
+    """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be, UsageError for what the target
+    would not read.
+    """
+    if work.options.with_adapters and target is not None and target.constant_defaults:
+        _check_fixed(work.options, target)
     if work.options.computing.twin is not None and target is not None:
         with stage(work.progress, "ask target", work.seconds, of=work.options.precision):
             work.options = settled(work.options, target, work.notes.append)
@@ -139,6 +143,15 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
+
+
+def _check_fixed(options: ExportOptions, target: Target) -> None:
+    """Raise UsageError where adapters would be given to inputs that have a default."""
+    if not options.static_shapes:
+        raise UsageError(
+            f"{spelled('with_adapters')}: {target.provider} takes inputs that have a default for constants, and so "
+            f"reads no adapter; add {spelled('static_shapes', True)}, where they have none"
+        )
 
 
 def _exported(graphs: Graphs) -> Exported:

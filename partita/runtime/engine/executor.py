@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.contract import Contract, GraphFile, PhaseName
+from partita.contract import Contract, Dimension, GraphFile, PhaseName
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.adapters import NOTHING, Given, stacked
@@ -38,7 +38,7 @@ from partita.runtime.engine.recording import Recording
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import Session
 
 FEW_TOKENS = 16
@@ -226,6 +226,7 @@ class Executor:
         self._adapters: list[Given] = [NOTHING] * contract.batch_size
         """[B]"""
         self._stacked: dict[Span, Given] = {}
+        self._nothing: dict[tuple[tuple[Dimension, ...], str], Buffer] = {}
 
     def switch(self, given: Sequence[Given]) -> None:
         """Have every run from now on read what an adapter has for inputs with defaults, and those where it has none:
@@ -250,6 +251,18 @@ class Executor:
             rows = self._adapters[slice(*span or (None,))]
             self._stacked[span] = stacked(rows, every=self.contract.adapters_of_every_row)
         return self._stacked[span]
+
+    def _zeros(self, entry: LoadedGraph) -> Given:
+        """For inputs of adapters that have no default, by which nothing is added; inputs of one size share them."""
+        for port in entry.graph.adapter_inputs:
+            key = port.shape, port.dtype
+            if port.name in entry.model.inputs and key not in self._nothing:
+                self._nothing[key] = host_buffer(_fixed(port.shape), port.dtype)
+        return {
+            port.name: self._nothing[port.shape, port.dtype]
+            for port in entry.graph.adapter_inputs
+            if port.name in entry.model.inputs
+        }
 
     def _reads_past(self, prefill: GraphFile) -> bool:
         """Whether the graph for prompts is given what is cached; optimum writes some that are not."""
@@ -293,7 +306,7 @@ class Executor:
                 phase=name,
                 new_tokens=new_tokens,
                 rows=rows,
-                given=self._given_to(span),
+                given={**self._zeros(entry), **self._given_to(span)},
                 span=span,
             )
         return kept
@@ -351,6 +364,11 @@ def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache
 def _repeats(phase: PhaseName, new_tokens: int) -> bool:
     """Whether every step of a generation is this run, with other numbers in the same places."""
     return phase == "decode" and new_tokens == 1
+
+
+def _fixed(shape: Sequence[Dimension]) -> tuple[int, ...]:
+    """A shape with no room for an adapter where its rank is open."""
+    return tuple(size if isinstance(size, int) else 0 for size in shape)
 
 
 def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:

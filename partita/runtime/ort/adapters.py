@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from partita import dtypes
 from partita.errors import PackageError
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer
+from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
 
 VERSION = 1
 FAILURES: tuple[type[Exception], ...] = (*NATIVE_ERRORS, KeyError)
@@ -39,12 +38,14 @@ def read_adapter(path: Path, remedy: Remedy = FROM_CHECKPOINT) -> dict[str, tupl
     """The values of an adapter file with their shapes, in host memory. Raises PackageError when it is damaged."""
     try:
         adapter = ort.AdapterFormat.read_adapter(str(path))
-        return {name: _buffer(value, adapter) for name, value in adapter.get_parameters().items()}
+        return {name: _buffer(value) for name, value in adapter.get_parameters().items()}
     except FAILURES as error:
         raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=remedy) from error
 
 
-def _buffer(value: Any, adapter: Any) -> tuple[Buffer, tuple[int, ...]]:
-    """One value, which lives in the memory of `adapter`."""
+def _buffer(value: Any) -> tuple[Buffer, tuple[int, ...]]:
+    """A copy of one value, which lives in the memory of its file; numpy sees it, as who stacks or sends it needs."""
     dtype, shape = TYPES[value.data_type()], tuple(value.shape())
-    return Buffer(value, None, dtype, HOST_MEMORY, dtypes.size_bytes(dtype, shape), keeps=adapter), shape
+    buffer = host_buffer(shape, dtype)
+    buffer.host[...] = value.numpy()
+    return buffer, shape

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import partita
@@ -119,6 +120,13 @@ def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exporte
     graph = read_manifest(package).graph
     assert len(graph.files) == 2 and graph.adapters_by_row and graph.adapters_of_every_row
     assert all(isinstance(size, int) for file in graph.files for port in file.adapter_inputs for size in port.shape)
+    for file in graph.files:
+        model = onnx.load(package / file.file, load_external_data=False)
+        names = {port.name for port in file.adapter_inputs}
+        assert names <= {port.name for port in model.graph.input}
+        assert not names & {tensor.name for tensor in model.graph.initializer}, (
+            "a compiler would take it for a constant"
+        )
     found, most = answers(package, ASKED)
     assert (found, most) == (alone(exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=3)), 2)
 
