@@ -9,7 +9,7 @@ activations of one layer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class _Pass:
     """One forward pass, which runs only while its owner waits for it."""
 
     def __init__(self, run: Callable[[], object]) -> None:
-        self.stop: tuple[str, torch.Tensor] | None = None
+        self.stop: tuple[str, Any] | None = None
         """The module that it stands before, and what that is given; None when it is through."""
         self.failed: BaseException | None = None
         self.cancelled = False
@@ -54,7 +54,7 @@ class _Pass:
         if self.failed is not None:
             raise self.failed
 
-    def wait(self, name: str, given: torch.Tensor) -> None:
+    def wait(self, name: str, given: Any) -> None:
         """Called by its own thread: stand before a module until it is let on."""
         self.stop = name, given
         self._back.release()
@@ -72,12 +72,16 @@ class _Pass:
 
 
 def abreast(
-    model: Any, batches: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]
-) -> Generator[tuple[str, list[torch.Tensor]]]:
+    model: Any,
+    batches: Sequence[torch.Tensor],
+    modules: Mapping[str, torch.nn.Module],
+    routed: Collection[str] = (),
+) -> Generator[tuple[str, list[Any]]]:
     """Run `model` over `batches` of tokens [B, L]; every module of `modules` that is given activations stops them once.
 
     Yields the name of the module, as `modules` has it, and what each batch gives it, while all of them wait before it;
-    they go on when the next one is asked for. A batch that comes to a module later than others did, as experts see
+    they go on when the next one is asked for. Of a module that is `routed`, of experts, that is the activations and the
+    chosen experts. A batch that comes to a module later than others did, as experts see
     some of the tokens, does not stop there any more. Raises what the model raises.
     """
     passes = [_Pass(lambda ids=ids: model(input_ids=ids, use_cache=False)) for ids in batches]  # type: ignore[misc]
@@ -85,17 +89,17 @@ def abreast(
     done: set[str] = set()
 
     def hook_of(name: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        def hook(module: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
             walker = by_thread.get(threading.get_ident())
-            activations = given[0] if given else None
+            activations, *others = (*given, *named.values()) if name in routed else given or (None,)
             if walker is None or name in done or not isinstance(activations, torch.Tensor):
                 return
             if activations.is_floating_point():  # an embedding of the same weights is given tokens
-                walker.wait(name, activations)
+                walker.wait(name, (activations, others[0]) if name in routed else activations)
 
         return hook
 
-    hooks = [module.register_forward_pre_hook(hook_of(name)) for name, module in modules.items()]
+    hooks = [module.register_forward_pre_hook(hook_of(name), with_kwargs=True) for name, module in modules.items()]
     previous = threading.stack_size(STACK_BYTES)
     try:
         for each in passes:

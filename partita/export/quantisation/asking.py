@@ -38,6 +38,7 @@ SLOWER = 1.5
 """What takes more than so many times as long as float32 is refused: a kernel that is missing costs far more than that,
 and other work on the machine less.
 """
+RESTORES = "restores the whole matrix in every run on this machine, which is slower than fp32"
 EXPERTS = 4
 GATED: Mapping[str, object] = {
     "activation_type": "swiglu",
@@ -177,9 +178,6 @@ def refused(
     return RESTORES if _restores(target, question) else ""
 
 
-RESTORES = "restores the whole matrix in every run on this machine, which is slower than fp32"
-
-
 def _restores(target: Target, question: bytes) -> bool:
     """Whether the target is known to restore packed weights in every run."""
     return target.unpacks is not None and target.unpacks(question, SIZES)
@@ -193,7 +191,7 @@ def _slower(target: Target, form: Form, kernels: Kernels, packings: Sequence[Pac
         question = asked_products(form, kernels, [packing], dtype)
         large = replace(packing, block_size=TIMED_WIDTH) if form.one_scale else packing
         products.append((_key(question, TIMED_WIDTH), partial(_timed_product, form, kernels, large, dtype)))
-    found = _slowest(target, packings, products, plain)
+    found = _slowest(target, packings, products, plain, in_blocks=not form.one_scale)
     if found is None:
         return ""
     packing, told = found
@@ -202,7 +200,7 @@ def _slower(target: Target, form: Form, kernels: Kernels, packings: Sequence[Pac
 
 
 def _slowest(
-    target: Target, packings: Sequence[Packing], timed: Sequence[Timed], plain: Timed
+    target: Target, packings: Sequence[Packing], timed: Sequence[Timed], plain: Timed, *, in_blocks: bool = True
 ) -> tuple[Packing, str] | None:
     """The packing with which the target is the slowest beside float32, and by how much; None when it is with none."""
     assert target.compares is not None
@@ -210,9 +208,10 @@ def _slowest(
     packing, (packed, floats) = max(zip(packings, times, strict=True), key=lambda entry: entry[1][0] / entry[1][1])
     if packed <= SLOWER * floats:
         return None
+    weights = f"{packing.name} weights{f' in blocks of {packing.block_size}' if in_blocks else ''}"
     return packing, (
-        f"takes {packed / floats:.1f} times as long as fp32 for a token with {packing.name} weights in blocks of "
-        f"{packing.block_size} on this machine ({1e3 * packed:.3g} and {1e3 * floats:.3g} ms)"
+        f"takes {packed / floats:.1f} times as long as fp32 for a token with {weights} on this machine "
+        f"({1e3 * packed:.3g} and {1e3 * floats:.3g} ms)"
     )
 
 

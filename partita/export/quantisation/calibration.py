@@ -19,17 +19,19 @@ import torch
 from partita.errors import CheckpointError, ResourceError, UsageError
 from partita.export import texts
 from partita.export.checkpoint import Checkpoint
+from partita.export.experts.base import Experts
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import MEMORY_MARGIN, free_bytes
 from partita.export.naming import Sources
 from partita.export.origins import Origin, Stored, blocks
 from partita.export.progress import Stage
 from partita.export.quantisation.abreast import abreast
-from partita.export.quantisation.packed import Packing, workers
+from partita.export.quantisation.expert_rounding import round_experts, stacks_of
+from partita.export.quantisation.packed import Packing, in_parts, restored
 from partita.export.quantisation.reference import ROWS_ELEMENTS, Places, parameter_names
 from partita.export.quantisation.rewrite import Placed
 from partita.export.quantisation.rounded import Rounded
-from partita.export.quantisers import Quantised, quantiser
+from partita.export.quantisers import quantiser
 from partita.export.quantisers.base import Round
 from partita.export.texts import Text
 from partita.observations.text_format import human_bytes
@@ -110,12 +112,15 @@ def check_memory(
     `heads` among it, and for the widest product the moments, their float64 factor and its inverse, and the weights
     that are being rounded. `loaded`: parameters that are in memory already.
     """
-    packed = [each.packed for each in placed if not each.of_experts]
-    width = max((each.width for each in packed), default=0)
-    largest = max((each.elements for each in packed), default=0)
+    placed = tuple(placed)
+    width = max((each.packed.width for each in placed), default=0)
+    largest = max((each.packed.elements for each in placed if not each.of_experts), default=0)
+    stack = max((each.packed.elements for each in placed if each.of_experts), default=0)
     window = text.windows.shape[1]
     waiting = 4 * text.tokens * (HELD * hidden + 2 * width + (1 + heads) * window)
-    needed = int(4 * (parameters - loaded) * MEMORY_MARGIN) + waiting + width * width * (4 + 3 * 8) + 5 * 4 * largest
+    routed = 4 * 4 * text.tokens * width if stack else 0  # all tokens go to one expert, at the worst
+    rounding = max(5 * 4 * largest, 2 * 4 * stack + routed)
+    needed = int(4 * (parameters - loaded) * MEMORY_MARGIN) + waiting + width * width * (4 + 3 * 8) + rounding
     free = free_bytes()
     if needed > free:
         raise ResourceError(
@@ -137,21 +142,34 @@ def calibrate(
     """Round the weights of `placed` in `model`, of transformers, in place, and keep them in `rounded`.
 
     Returns the weights that could not be: no module multiplies activations by them as they are. Of stacks of experts it
-    is the module that has them. Raises CheckpointError
+    is the module that has them, and how many of them get too few tokens of the text. Raises CheckpointError
     for a weight or an activation that is no number, and what running the model does.
     """
     _refuse_broken(model, checkpoint)
-    wanted, others = _wanted(model, placed, sources)
-    left = {name: entry.tensor for name, entry in wanted.items()}
-    modules = {name: model.get_submodule(name) for name in wanted}
+    placed = tuple(placed)
+    stacks = stacks_of(model, placed)
+    in_stacks = {id(each) for pair in stacks.values() for each in (pair.up, pair.down)}
+    wanted, others = _wanted(model, [each for each in placed if id(each) not in in_stacks], sources)
+    names = parameter_names(model, sources)
+    left = {name: entry.tensor for name, entry in wanted.items()} | {name: name for name in stacks}
+    modules = {name: model.get_submodule(name) for name in left}
     ids = torch.from_numpy(text.windows)
     batches = [ids[start : start + WINDOWS_ABREAST] for start in range(0, len(ids), WINDOWS_ABREAST)]
     rounds = _Rounds(checkpoint, rounded, text)
-    with quiet(), translated("running the original model"), closing(abreast(model, batches, modules)) as walk:
+    running = abreast(model, batches, modules, stacks)
+    with quiet(), translated("running the original model"), closing(running) as walk:
         for name, given in walk:
-            if rounds.take(modules[name], wanted[name], given):
+            if name in stacks:
+                rounds.refuse_overflow([each for each, _ in given], name)
+                few = round_experts(model, modules[name], stacks[name], given, names, rounded)
                 del left[name]
-            stage.advance(modules[name].weight.numel())
+                if few:
+                    others.add(f"{few} of {Experts.of(modules[name]).count} experts of {name}, which get few tokens")
+                stage.advance(sum(each.packed.elements for each in (stacks[name].up, stacks[name].down)))
+            else:
+                if rounds.take(modules[name], wanted[name], given):
+                    del left[name]
+                stage.advance(modules[name].weight.numel())
             del given
             if not left:
                 break
@@ -173,22 +191,26 @@ class _Rounds:
     def take(self, module: Any, wanted: _Wanted, given: Sequence[torch.Tensor]) -> bool:
         """Round the weights of a module by what it is `given`; False where it is no product with them."""
         weight = module.weight.detach()
-        if not all(bool(torch.isfinite(each).all()) for each in given):
-            raise CheckpointError(
-                f"{self.checkpoint.where}: what is multiplied by {wanted.tensor} overflows float32 on "
-                f"{spelled('calibrate', self.text.name)}, though no weight is NaN or infinite; leave "
-                f"{spelled('calibrate')} out"
-            )
+        self.refuse_overflow(given, wanted.tensor)
         turned = _turned(module, given[0])
         if turned is None:
             return False
         rows = self._round(wanted.packing, given)
-        found = _in_parts(rows, weight.T.contiguous() if turned else weight)
+        found = in_parts(rows, weight.T.contiguous() if turned else weight)
         packing = wanted.packing
         self.rounded.add(wanted.tensor, packing.grid, packing.block_size, found, turned=turned)
         values = restored(found)[:, : weight.shape[0 if turned else 1]]
         weight.copy_(values.T if turned else values)
         return True
+
+    def refuse_overflow(self, given: Sequence[torch.Tensor], what: str) -> None:
+        """Raise CheckpointError for activations that are no numbers."""
+        if not all(bool(torch.isfinite(each).all()) for each in given):
+            raise CheckpointError(
+                f"{self.checkpoint.where}: what is multiplied by {what} overflows float32 on "
+                f"{spelled('calibrate', self.text.name)}, though no weight is NaN or infinite; leave "
+                f"{spelled('calibrate')} out"
+            )
 
     def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:
         known = len(self._seen) == len(given)
@@ -212,18 +234,6 @@ def moments(given: Iterable[torch.Tensor]) -> torch.Tensor:
         count += len(flat)
     assert total is not None
     return total / count
-
-
-def restored(found: Quantised) -> torch.Tensor:
-    """What integers stand for, float32 [R, M * B]."""
-    return ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)
-
-
-def _in_parts(rows: Round, weights: torch.Tensor) -> Quantised:
-    """All rows rounded, a part of them in each thread."""
-    with workers() as (count, pool):
-        found = list(pool.map(rows, weights.chunk(count)))
-    return Quantised(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
 def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dict[str, _Wanted], set[str]]:

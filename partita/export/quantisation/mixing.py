@@ -19,9 +19,8 @@ import torch
 
 from partita.export.fake_model import quiet, translated
 from partita.export.origins import blocks
-from partita.export.quantisation.calibration import restored
 from partita.export.quantisation.keep import Keep
-from partita.export.quantisation.packed import Packed
+from partita.export.quantisation.packed import Packed, restored
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import ROWS_ELEMENTS, Parameters, Rows, put_back
 from partita.export.quantisation.rewrite import Placed

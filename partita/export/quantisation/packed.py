@@ -23,6 +23,7 @@ from partita.export.quantisation.layouts import InRows, Layout
 from partita.export.quantisation.packing import Packing
 from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid, Quantised, quantiser
+from partita.export.quantisers.base import Round
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource, broken
 from partita.spelling import spelled
@@ -124,7 +125,7 @@ class Packed:
                     raise CheckpointError(f"{self.checkpoint.where}: {which}; the checkpoint is broken")
                 step = max(1, WORKING_ELEMENTS // self.width)
                 starts = range(0, len(rows), step)
-                found = pool.map(self._quantised, (rows[start : start + step] for start in starts))
+                found = pool.map(self.quantised, (rows[start : start + step] for start in starts))
                 for start, quantised in zip(starts, found, strict=True):
                     yield region[0][0] + start, quantised
 
@@ -132,8 +133,8 @@ class Packed:
     def _form(self) -> tuple[Grid, int]:
         return self.packing.grid, self.packing.block_size
 
-    def _quantised(self, rows: torch.Tensor) -> Quantised:
-        """Rows [R, K] in blocks; zeros fill up the last block."""
+    def quantised(self, rows: torch.Tensor) -> Quantised:
+        """Rows [R, K] in blocks, without a text; zeros fill up the last block."""
         size, count = self.packing.block_size, self.blocks_per_row
         if rows.shape[1] < count * size:
             rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
@@ -166,3 +167,15 @@ def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
             yield count, pool
     finally:
         torch.set_num_threads(count)
+
+
+def in_parts(rows: Round, weights: torch.Tensor) -> Quantised:
+    """All rows rounded, a part of them in each thread."""
+    with workers() as (count, pool):
+        found = list(pool.map(rows, weights.chunk(count)))
+    return Quantised(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def restored(found: Quantised) -> torch.Tensor:
+    """What integers stand for, float32 [R, M * B]."""
+    return ((found.integers.float() - found.zeros.float().unsqueeze(-1)) * found.scales.unsqueeze(-1)).flatten(1)

@@ -12,7 +12,9 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from partita.demo import heldout_path
 from partita.export.checkpoint import open_checkpoint
+from partita.export.experts.base import Experts
 from partita.export.known_answer import load
 from partita.export.naming import match_names
 from partita.export.origins import Flattened, Permuted, Stored, blocks
@@ -23,11 +25,12 @@ from partita.export.quantisation.forms import form
 from partita.export.quantisation.keep import Keep
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.mixing import units
-from partita.export.quantisation.packed import Packed
+from partita.export.quantisation.packed import Packed, Packing, restored
 from partita.export.quantisation.plan import Plan, make_plan
 from partita.export.quantisation.reference import movable, parameter_names, put_back
 from partita.export.quantisation.rewrite import Placed
 from partita.export.quantisation.rounded import Rounded
+from partita.export.quantisers import Grid
 from partita.export.target import Answer
 from partita.export.texts import Text
 from partita.export.weight_files import OpenFiles
@@ -179,8 +182,92 @@ def test_the_cpu_provider_takes_packed_experts() -> None:
     assert plan is not None and plan.kernels.experts
 
 
+class Calibrated:
+    """The experts of the first layer of a tiny mixture, rounded on a text."""
+
+    def __init__(self, checkpoint: Path, folder: Path, tokens: int) -> None:
+        opened = open_checkpoint(str(checkpoint))
+        self.model, self.rounded, self.placed = load(opened), Rounded(), []
+        self.rounded.begin(folder)
+        for name in ("gate_up_proj", "down_proj"):
+            plain = stack(checkpoint, name=name)
+            packing = Packing(Grid(4, symmetric=False), 32, "gptq")
+            self.placed.append(Placed(Packed.of(plain, packing, rounded=self.rounded), (EXPERTS_MODULE,), (), True))
+        ids = np.random.Generator(np.random.PCG64(0)).integers(0, 60, (tokens // 48, 48))
+        self.before = self.given(ids)
+        sources = match_names(self.model, opened.tensors)
+        text = Text("text.txt", "", ids)
+        self.left = calibrate(self.model, opened, text, self.placed, sources, self.rounded, SilentStage())
+        self.experts = Experts.of(self.model.get_submodule(EXPERTS_MODULE))
+
+    def given(self, ids: np.ndarray) -> list[torch.Tensor]:
+        """The tokens of each expert, as the original makes them."""
+        seen: list[Any] = []
+        module = self.model.get_submodule(EXPERTS_MODULE)
+        hook = module.register_forward_pre_hook(lambda _, given: seen.append(given))
+        with torch.no_grad():
+            self.model(input_ids=torch.from_numpy(ids), use_cache=False)
+        hook.remove()
+        ((hidden, index, *_),) = seen
+        return [hidden[(index == number).any(-1)] for number in range(module.num_experts)]
+
+    def rows(self, place: int, number: int) -> torch.Tensor:
+        """The rounded matrix of an expert, as the package will have it."""
+        packed = self.placed[place].packed
+        found = torch.cat([restored(each) for _, each in packed.rows_quantised()])
+        return found.view(self.experts.count, -1, packed.width)[number]
+
+
+EXPERTS_MODULE = "model.layers.0.mlp.experts"
+
+
+def test_experts_are_rounded_by_the_tokens_that_are_sent_to_them(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Both stacks: the error of what each gives is less than without the text; the original has the rounded ones."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    one = Calibrated(checkpoint, tmp_path, 12 * 96)
+    assert one.left == []
+    errors = {"gptq": [0.0, 0.0], "refit": [0.0, 0.0]}
+    for place, name in enumerate(("gate_up_proj", "down_proj")):
+        plain = stack(checkpoint, name=name)
+        with OpenFiles(checkpoint) as files:
+            whole = plain.origin.read_all(files).float().view(one.experts.count, -1, plain.origin.shape[1])
+        fitted = Packed.of(plain, Packing(Grid(4, symmetric=False), 32, "refit"))
+        free = torch.cat([restored(each) for _, each in fitted.rows_quantised()]).view(whole.shape)
+        for number, tokens in enumerate(one.before):
+            assert len(tokens) >= 128
+            kept = (one.experts.up, one.experts.down.transpose(1, 2))[place][number]
+            assert torch.equal(kept, one.rows(place, number)), "the original has what the package will have"
+            with torch.no_grad():
+                inner = one.experts.activate(torch.nn.functional.linear(tokens, one.experts.up[number]))
+            given = (tokens, inner)[place]
+            for rounded, values in (("gptq", one.rows(place, number)), ("refit", free[number])):
+                errors[rounded][place] += float((given @ (values - whole[number]).T).square().sum())
+    assert all(text < 0.9 * none for text, none in zip(errors["gptq"], errors["refit"], strict=True)), errors
+
+
+def test_experts_that_get_few_tokens_are_rounded_without_them(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    one = Calibrated(checkpoint, tmp_path, 96)
+    assert one.left == [f"4 of 4 experts of {EXPERTS_MODULE}, which get few tokens"]
+    fitted = Packed.of(stack(checkpoint), Packing(Grid(4, symmetric=False), 32, "refit"))
+    free = torch.cat([restored(each) for _, each in fitted.rows_quantised()])
+    assert torch.equal(torch.cat([one.rows(0, number) for number in range(4)]), free)
+
+
+@pytest.mark.heavy
+@pytest.mark.environment("beside")
+@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+def test_a_calibrated_mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision="int4", calibrate=heldout_path())
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.packed.calibration is not None
+    assert manifest.packed.calibration.not_calibrated == () and operators(package)["QMoE"] == 2
+
+
 def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyCheckpoint) -> None:
-    """They are rounded without the text, and their memory is not counted."""
+    """A stack without the other of its layer is rounded without the text."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
     packing = Plan(4, None, "gptq", Kernels(), form("matmul_nbits")).experts(["experts"], (64, 96))
     assert packing is not None
