@@ -11,10 +11,13 @@ import torch
 from onnx import TensorProto
 from safetensors import safe_open
 
+import partita
 from partita import cli
 from partita.dtypes import EXACT, PRECISIONS
 from partita.export.options import ExportOptions
 from partita.package import read_manifest
+from partita.partition_reports.sections.arithmetic import section
+from partita.partition_reports.sections.model import Line
 from tests.conftest import Exported, TinyCheckpoint
 
 
@@ -96,3 +99,19 @@ def test_options_say_what_is_stored() -> None:
     said = ExportOptions("a", Path("b"), precision="bf16", activations="fp32").computing
     assert (said.dtype, said.stored, said.twin) == ("float32", "bfloat16", None)
     assert ExportOptions("a", Path("b"), precision="bf16", activations="bf16").computing == PRECISIONS["bf16"]
+
+
+def test_a_report_says_that_they_are_computed_with_in_float32(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """As the nodes ran: the Casts of matrices are gone, that of looked up rows is not."""
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    report = partita.place(exported(checkpoint, precision="bf16", activations="fp32"), "cpu", runs=1, process="this")
+    decode = next(phase for phase in report.phases if phase.name == "decode")
+    products = [node for node in decode.nodes if node.matrix_type == "bfloat16" and node.op_type != "Gather"]
+    assert len(products) >= 5 and {node.element_type for node in products} == {"float32"}
+    assert [node.element_type for node in decode.nodes if node.op_type == "Gather" and node.matrix_type] == ["bfloat16"]
+    found = section(report)
+    assert found is not None
+    told = next(str(block.text) for block in found.blocks if isinstance(block, Line))
+    assert "no node in bfloat16" in told and f"({len(products)} of them with weights that the file has in bf" in told

@@ -235,17 +235,15 @@ def test_a_text_that_measures_nothing_is_refused(options: dict[str, Any], said: 
 
 
 def test_options_say_what_is_measured() -> None:
-    measured = {
-        name: ExportOptions("a", Path("b"), **given).measures
-        for name, given in {
-            "fp32": {},
-            "fp16": {"precision": "fp16"},
-            "bf16": {"precision": "bf16"},
-            "stored": {"precision": "bf16", "activations": "fp32"},
-            "int4": {"precision": "int4"},
-            "cache": {"cache_precision": "int8"},
-        }.items()
+    given: dict[str, dict[str, Any]] = {
+        "fp32": {},
+        "fp16": {"precision": "fp16"},
+        "bf16": {"precision": "bf16"},
+        "stored": {"precision": "bf16", "activations": "fp32"},
+        "int4": {"precision": "int4"},
+        "cache": {"cache_precision": "int8"},
     }
+    measured = {name: ExportOptions("a", Path("b"), **options).measures for name, options in given.items()}
     assert measured == {name: name != "fp32" for name in measured}
     assert not ExportOptions("a", Path("b"), precision="fp16").rounds
 
