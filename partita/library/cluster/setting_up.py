@@ -85,11 +85,11 @@ def _found(address: str) -> str:
         _knock(address, spelled("address", address))
         return address
     named = os.environ.get(ADDRESS_VARIABLE)
-    written = f"{spelled('address', AUTO)}: {ADDRESS_VARIABLE} is {named}, and"
+    written = f"{spelled('address', AUTO)}: {ADDRESS_VARIABLE} is {named}"
     if named and not re.fullmatch(r"[^\s:/]+:\d{1,5}", named):
-        raise UsageError(f"{written} it has to be HOST:PORT, as `ray start` prints it, or not to be set")
+        raise UsageError(f"{written}, and it has to be HOST:PORT, as `ray start` prints it, or not to be set")
     if named:
-        _knock(named, written.removesuffix(", and"))
+        _knock(named, written)
         return named
     from ray._private.services import canonicalize_bootstrap_address
 
