@@ -135,7 +135,7 @@ class Provider:
     capture_option: str = ""
     """The option that has it record a run of a graph and replay it in the next; empty when it has none."""
     even_rows: frozenset[str] = frozenset()
-    """Operators that it computes right only where all rows of a batch are equally long; nothing but wrong answers tells."""
+    """Operators that it computes right only where all rows of a batch are equally long; only wrong answers tell."""
     budget_option: str = ""
     """The option that limits how much memory its nodes may need; empty when it has none."""
     rank: int = 0

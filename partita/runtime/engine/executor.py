@@ -379,8 +379,9 @@ def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
 
 
 def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> str | None:
-    """The provider that has a node which it computes right only for rows of one length; None where none has. A node that
-    is in no list counts as its: the list can miss nodes (see `Session.assigned`), though not those of others.
+    """The provider that has a node which it computes right only for rows of one length; None where none has.
+
+    A node that is in no list counts as its own: the list can miss nodes (see `Session.assigned`).
     """
     for entry in loaded:
         listed = {node.name: node.provider for node in entry.session.assigned() or ()}

@@ -20,7 +20,7 @@ from partita.library.batches.rows import InputRow, RowDefaults
 from partita.library.chain import ChainOptions
 from partita.library.cluster import worker as worker_module
 from partita.library.cluster.ledger import Ledger
-from partita.library.cluster.options import read_cluster
+from partita.library.cluster.options import CHAIN_VARIABLE, read_cluster
 from partita.library.cluster.running import ClusterRun, portable
 from partita.library.cluster.setting_up import manifest_hash
 from partita.library.cluster.worker import ANSWER, BLOCK, SETUPS, Setup, Worker
@@ -64,6 +64,16 @@ def workers() -> list[psutil.Process]:
     return [process for process in psutil.Process().children(recursive=True) if "MapWorker" in title_of(process)]
 
 
+def end_the_busiest(chain: str = "cpu") -> int:
+    """Kill -9 the worker of a chain that has computed most, so one that is at work and not one that starts; its process
+    id.
+    """
+    theirs = [process for process in workers() if process.environ().get(CHAIN_VARIABLE) == chain]
+    victim = max(theirs, key=lambda process: sum(process.cpu_times()[:2]))
+    victim.kill()
+    return victim.pid
+
+
 def title_of(process: psutil.Process) -> str:
     """What a process calls itself; nothing of one that has just ended."""
     try:
@@ -80,9 +90,7 @@ def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_pat
 
     def heard(_: ClusterRun) -> None:
         if not killed:
-            victim = workers()[0]
-            killed.append(victim.pid)
-            victim.kill()
+            killed.append(end_the_busiest())
 
     rows = [InputRow(EMPTY, {"id": "empty"}) if row.index == EMPTY else row for row in ROWS]
     with Journal(tmp_path / "journal", {}, 0) as journal:

@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from partita.cli import run
+from partita.commands.batch import RowBar
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.contract.expectations import SOFTWARE_VULKAN
+from tests.library.cluster.test_cluster_run import end_the_busiest
 from tests.runtime.handmade import handmade, known_tokens
 
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # Ray warns of what Ray Data itself does
 COUNT = 600
+LONG = 2400
+"""Rows that last until the slowest kind of worker has started, and beyond."""
 
 
 @pytest.fixture
@@ -32,12 +36,21 @@ def venvs(monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(named)
 
 
-def test_workers_of_three_wheels_answer_one_file(
-    venvs: Path, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+def test_workers_of_three_wheels_answer_one_file_although_one_is_killed(
+    venvs: Path, exported: Exported, tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    killed: list[int] = []
+    shown = RowBar.hear
+
+    def hear(bar: RowBar, at: Any, looked: Any) -> None:
+        shown(bar, at, looked)
+        if not killed and len(at.journal) >= LONG // 6:
+            killed.append(end_the_busiest())
+
+    monkeypatch.setattr(RowBar, "hear", hear)
     package = exported(tiny_checkpoint("llama"), attention="gqa")
     source, report = tmp_path / "in.jsonl", tmp_path / "workers.json"
-    rows = [{"id": n, "tokens": [3 + n % 50, 4 + n % 7], "max_new_tokens": 40} for n in range(COUNT)]
+    rows = [{"id": n, "tokens": [3 + n % 50, 4 + n % 7], "max_new_tokens": 40} for n in range(LONG)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     given = ["generate", str(package), "-i", str(source), "--token-ids"]
     kinds = [f"webgpu={venvs}/webgpu/bin/python", f"openvino,cpu={venvs}/openvino/bin/python", f"cpu={sys.executable}"]
@@ -45,10 +58,11 @@ def test_workers_of_three_wheels_answer_one_file(
     assert run([*given, "-o", str(tmp_path / "several.jsonl"), "--report", str(report), *several]) == 0
     assert run([*given, "-o", str(tmp_path / "alone.jsonl"), "-e", "cpu"]) == 0
     answers = [
-        [json.loads(line)["tokens"] for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()]
+        [json.loads(line) for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()]
         for name in ("several.jsonl", "alone.jsonl")
     ]
-    assert answers[0] == answers[1]
+    assert [answer["id"] for answer in answers[0]] == list(range(LONG))
+    assert [answer["tokens"] for answer in answers[0]] == [answer["tokens"] for answer in answers[1]]
     told = json.loads(report.read_text(encoding="utf-8"))
     worked = [worker for worker in told["workers"] if worker["rows"]]
     assert {worker["chain"][0] for worker in worked} == {
@@ -57,7 +71,7 @@ def test_workers_of_three_wheels_answer_one_file(
         "CPUExecutionProvider",
     }
     assert len({worker["onnxruntime"] for worker in worked}) == 3
-    assert told["rows"] == COUNT and told["again"] == 0
+    assert told["rows"] == LONG and killed and len({worker["pid"] for worker in told["workers"]} | set(killed)) > 3
 
 
 def test_a_command_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path: Path):

@@ -1,0 +1,116 @@
+"""A cluster that adds machines for a run, as far as it may; its machines are processes here: `make test-ray`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from partita.library.batches.journal import Journal
+from partita.library.batches.rows import InputRow
+from partita.library.cluster.options import read_cluster
+from partita.library.cluster.running import ClusterRun
+from partita.library.cluster.worker import Worker
+from tests.conftest import require
+from tests.library.cluster.test_cluster_run import expected, setup_of, working_tree
+from tests.runtime.handmade import handmade
+
+pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings("ignore")]  # Ray warns of what Ray Data itself does
+START_SECONDS = 120.0
+COMMANDS = (
+    "cluster_synced_files",
+    "rsync_exclude",
+    "rsync_filter",
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+)
+"""What machines that are processes need nothing of, and a configuration has to have."""
+ROW_SECONDS = 0.05
+ROWS = [InputRow(n, {"tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 4}) for n in range(800)]
+__all__ = ["working_tree"]
+
+
+class Slow(Worker):
+    """A worker that takes its time, so that there is some for machines to be added."""
+
+    def _submit(self, row: InputRow, block: Any) -> None:
+        time.sleep(ROW_SECONDS)
+        super()._submit(row, block)
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[str]:
+    """HOST:PORT of a cluster of one machine with one processor, which may add two more. Nobody else's Ray is touched:
+    ray.cluster_utils.AutoscalingCluster would end it.
+    """
+    require("ray")
+    from ray.util import get_node_ip_address
+
+    with socket.create_server(("", 0)) as server:
+        address = f"{get_node_ip_address()}:{server.getsockname()[1]}"
+    kinds = {
+        "ray.head.default": {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0},
+        "more": {"resources": {"CPU": 1}, "node_config": {}, "min_workers": 0, "max_workers": 2},
+    }
+    config = {
+        "cluster_name": "growing",
+        "max_workers": 2,
+        "upscaling_speed": 10.0,
+        "idle_timeout_minutes": 5,
+        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "auth": {"ssh_user": "nobody"},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "docker": {},
+        **dict.fromkeys(COMMANDS, ()),
+        "head_node_type": "ray.head.default",
+        "available_node_types": kinds,
+    }
+    file = tmp_path / "autoscaling.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=1"]
+    given = [f"--port={address.rpartition(':')[2]}", f"--autoscaling-config={file}", "--include-dashboard=false"]
+    process = subprocess.Popen(
+        [*command, *given],
+        env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield address
+    finally:
+        for child in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+            with suppress(psutil.Error):
+                child.kill()
+        process.wait()
+
+
+def test_workers_become_more_where_there_is_work_and_the_cluster_grows_for_them(growing: str, tmp_path: Path) -> None:
+    package, deadline = handmade(tmp_path / "package", batch=3), time.monotonic() + START_SECONDS
+    while True:
+        with suppress(OSError), socket.create_connection((growing.partition(":")[0], int(growing.partition(":")[2]))):
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    options = read_cluster(growing, "1-3", "cpu", cpus=1)
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        report = ClusterRun(options, setup_of(package), 3, journal, len(ROWS), worker=Slow).go(iter(ROWS))
+        answers = [json.loads(line) for line in journal.answers()]
+    assert [answer["tokens"] for answer in answers] == [expected(row) for row in ROWS]
+    assert (report.nodes, report.least, report.wanted) == (1, 1, 3)
+    worked = [worker for worker in report.workers if worker.rows]
+    assert len(worked) > 1 and len({worker.node for worker in worked}) > 1
