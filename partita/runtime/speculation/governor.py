@@ -101,8 +101,10 @@ class Governor:
         asking = self._ask_steps(costs) if self._dear else 0.0
         if self._left(costs) < asking + costs.of(2) / costs.of(1) - 1:
             best = 0
-        elif not asking:
+        elif not self._dear:
             return self._most  # their evidence tells more than what is typical
+        elif not self._asking:
+            best = 1  # nobody knows yet what one takes
         else:
             typical = self.acceptance.typical
             best = self._best([range(self._most)], lambda _: typical, 1, costs, asking)

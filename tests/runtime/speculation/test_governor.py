@@ -118,6 +118,21 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
     assert asked(0.9, 1.2 * STEP) < 60
 
 
+def test_the_first_guess_of_a_draft_is_one_that_says_what_they_take() -> None:
+    """Ten of a draft that is half as fast as the model would take as long as five tokens."""
+    governor = Governor((0.6,), dear=True)
+    for _ in range(4):
+        governor.heard(Heard(1, STEP, 0.0, 0, 1, 1, ()))
+    assert governor.most(1) == 1
+    seconds, plain = 0.0, 0
+    while plain < 100:
+        most = 0 if governor.rests() else governor.most(1)
+        seconds += STEP + most * STEP / 2
+        plain += 1
+        governor.heard(Heard(1, STEP, most * STEP / 2, most, 1, 1, ()))
+    assert 100 * STEP / seconds > 0.97
+
+
 def test_rows_beside_each_other_are_weighed_together() -> None:
     """Every row pays for a wider step: one of eight that guesses well is not worth it, eight are."""
     governor = Governor((0.9,))
