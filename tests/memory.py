@@ -23,7 +23,7 @@ class _Mallinfo(ctypes.Structure):
 
 @cache
 def _library() -> Any:
-    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    library: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     if not hasattr(library, "mallinfo2"):
         pytest.skip("only glibc says what is allocated")
     library.mallinfo2.restype = _Mallinfo

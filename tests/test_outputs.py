@@ -49,6 +49,7 @@ WRITTEN = {
 READ = {
     "generate package",
     "chat package",
+    "chat prefix",
     "chat resume",
     "chat draft",
     "chat contract",
@@ -57,6 +58,7 @@ READ = {
     "evaluate package",
     "generate draft",
     "serve draft",
+    "serve prefix",
     "export adapter",
     "export calibrate",
     "export quality_text",

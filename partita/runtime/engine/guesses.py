@@ -64,6 +64,9 @@ class Heard:
 class Governor(Protocol):
     """Says how many guesses are worth a step, from what steps cost and how often guesses were right."""
 
+    def rests(self) -> bool:
+        """Nobody is to look for guesses in the next step, nor tell of it. Asked once for each step."""
+
     def measuring(self, live: int) -> bool:
         """A step without guesses is wanted now, to compare with. `live`: rows that go on."""
 

@@ -22,13 +22,16 @@ class Guessing:
     """Guesses that were made."""
     declined: bool = False
     """They were not worth it."""
-    alone: bool = False
-    """Guesses of a row alone can be confirmed, and several go on: nobody was asked, nothing is learnt of the step."""
+    unheard: bool = False
+    """Nothing is to be learnt of the step: the governor rests, or several rows go on of which one alone could have
+    guesses confirmed.
+    """
 
 
 _NONE = Guessing()
 _DECLINED = Guessing(declined=True)
-_OTHERS = Guessing(alone=True)
+_OTHERS = Guessing(unheard=True)
+_RESTS = Guessing(declined=True, unheard=True)
 
 
 def make_guesses(
@@ -43,6 +46,8 @@ def make_guesses(
     """
     if not any(row is not None and row.request.guesser is not None for row in rows):
         return _NONE
+    if governor is not None and governor.rests():
+        return _RESTS
     cache, contract = executor.cache, executor.contract
     live = _live(rows, cache.filled)
     if not live or (live < _unfinished(rows) and _reads(plan())):

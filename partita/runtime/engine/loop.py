@@ -260,7 +260,7 @@ class Engine:
         self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
-        if self.governor is not None and not (plan.reads or outcome.observed or guessing.alone):
+        if self.governor is not None and not (plan.reads or outcome.observed or guessing.unheard):
             self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
         for observer in self.observers:
             observer.on_step(step)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from partita.runtime.engine.guesses import Heard
 from partita.runtime.speculation.acceptance import Acceptance
@@ -33,10 +33,12 @@ PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
 MARGIN = 1.03
 """How much more tokens per second a guess has to promise."""
-LONGEST_REST = 8
-"""Steps: after guesses that were not worth it, or not to be afforded, nobody looks for any for 1, 2, 4 and then so many
-steps, because looking takes its time, too.
+LONGEST_REST = 4
+"""Steps: after guesses that were not worth it, or not to be afforded, nobody looks for any for 1, 2 and then so many
+steps, because looking takes its time, too, and so does weighing what a step took.
 """
+LONGEST_IN_VAIN = 16
+"""The same while no guess of a generation was right."""
 REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
 
@@ -54,6 +56,10 @@ class Governor:
         self._most, self._dear = most, dear
         self._resting, self._rest = 0, 0
         """Steps in which nobody looks for guesses: those still to come, and of the last time."""
+        self._rest_seconds = 0.0
+        """That such a step is taken to take."""
+        self._right = False
+        """A guess of this generation was right."""
         self._declined = 0
         """Steps without guesses that there were."""
         self._spent = 0.0
@@ -68,12 +74,21 @@ class Governor:
     def begin(self) -> None:
         """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
         self._spent = self._won = 0.0
+        self._right = False
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
 
     def costs(self, live: int) -> StepCosts:
         """What steps cost while so many rows go on."""
         return self._costs.setdefault(live, StepCosts())
+
+    def rests(self) -> bool:
+        """Whether nobody is to look for guesses in the next step, and nobody weighs it."""
+        if not self._resting:
+            return False
+        self._resting -= 1
+        self._spent += self._rest_seconds
+        return True
 
     def measuring(self, live: int) -> bool:
         """Whether a step without guesses is wanted now, because there is none, or none of late, to compare with."""
@@ -82,34 +97,33 @@ class Governor:
 
     def most(self, live: int) -> int:
         """Guesses per row that it is worth asking for."""
-        if self._resting:
-            self._resting -= 1
-            return 0
         costs = self.costs(live)
         asking = self._ask_steps(costs) if self._dear else 0.0
         if self._left(costs) < asking + costs.of(2) / costs.of(1) - 1:
             best = 0
-        elif not asking:
+        elif not self._dear:
             return self._most  # their evidence tells more than what is typical
+        elif not self._asking:
+            best = 1  # nobody knows yet what one takes
         else:
-            best = self._best([(self.acceptance.typical,) * self._most], 1, costs, asking)
+            typical = self.acceptance.typical
+            best = self._best([range(self._most)], lambda _: typical, 1, costs, asking)
         if not best:
             self.acceptance.decline_all()
-            self._begin_rest()
+            self._begin_rest(costs)
         return best
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed in each row."""
-        chances = [tuple(self.acceptance.of(kind) for kind in offer) for offer in offers]
         costs = self.costs(live)
-        best = self._best(chances, live, costs)
+        best = self._best(offers, self.acceptance.of, live, costs)
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
             self._declined += 1
             if self._declined % REFRESH == 0:
                 costs.forget_worst()
-            self._begin_rest()
+            self._begin_rest(costs)
         else:
             self._rest = 0
         return best
@@ -121,6 +135,7 @@ class Governor:
         asking = self._asked_seconds(step)
         for row in step.tested:
             self.acceptance.judge(row.evidence, row.confirmed)
+            self._right = self._right or row.confirmed > 0
         if not costs.known:
             return
         taken = costs.of(step.width)
@@ -132,8 +147,9 @@ class Governor:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _begin_rest(self) -> None:
-        self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST)
+    def _begin_rest(self, costs: StepCosts) -> None:
+        self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
+        self._rest_seconds = costs.of(1)
 
     def _ask_steps(self, costs: StepCosts) -> float:
         """What a guess costs to make, in steps of one token; 0 before one was made."""
@@ -151,20 +167,31 @@ class Governor:
         """What the next step may lose, in steps of one token."""
         return min(STAKE + (SHARE * self._spent + self._won) / costs.of(1), PURSE)
 
-    def _best(self, chances: Sequence[Sequence[float]], live: int, costs: StepCosts, asking: float = 0.0) -> int:
-        """The number of guesses with the most tokens per second, within what may be lost; 0 for none. `asking`: what
-        each still costs to be made, in steps of one token.
+    def _best(
+        self,
+        offers: Sequence[Sequence[int]],
+        chance: Callable[[int], float],
+        live: int,
+        costs: StepCosts,
+        asking: float = 0.0,
+    ) -> int:
+        """The number of guesses with the most tokens per second, within what may be lost; 0 for none. `chance`: that a
+        guess of an offer is right where those before it are; `asking`: what each still costs to be made, in steps of
+        one token.
         """
         one, left = costs.of(1), self._left(costs)
         best, rate = 0, MARGIN
-        running = [1.0] * len(chances)
-        tokens = float(live)
-        for count in range(1, max(map(len, chances), default=0) + 1):
-            for row, chance in enumerate(chances):
-                if count <= len(chance):
-                    running[row] *= chance[count - 1]
-                    tokens += running[row]
+        running = [1.0] * len(offers)
+        tokens, longest = float(live), max(map(len, offers), default=0)
+        for count in range(1, longest + 1):
+            for row, offer in enumerate(offers):
+                running[row] = running[row] * chance(offer[count - 1]) if count <= len(offer) else 0.0
+            more = sum(running)
+            tokens += more
             cost = costs.of(count + 1) / one + asking * count
             if cost - 1 <= left and tokens / live / cost > rate:
                 best, rate = count, tokens / live / cost
+            # Wider steps take no less, and each further guess is right no more often than the one before it.
+            if cost - 1 > left or (tokens + more * (longest - count)) / live / cost <= rate:
+                break
         return best

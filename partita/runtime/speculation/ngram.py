@@ -18,6 +18,8 @@ from partita.runtime.engine.guesses import Guess
 
 PLACES = 24
 """Latest places of the last two tokens that are compared."""
+SAME = 16
+"""Tokens at the end of what is known that are compared with a text."""
 LONGEST = 20
 """Tokens before a place that are compared."""
 CLASSES = (1, 2, 3, 4, 6, 10, 17)
@@ -32,7 +34,6 @@ class NgramGuesser:
     """Guesses from one row's own text. See `engine.guesses.Guesser`."""
 
     def __init__(self) -> None:
-        self._known: Ids = np.zeros(0, np.int64)
         self._text: list[int] = []
         self._pairs: dict[tuple[int, int], list[int]] = {}
         """By two tokens, the places after them, ascending; all but that at the end of the text."""
@@ -52,9 +53,11 @@ class NgramGuesser:
         return [Guess(token, _class_of(agree + index)) for index, token in enumerate(guesses)]
 
     def _follow(self, history: Ids) -> None:
-        """Take in what is new; all of it after the row has gone back."""
+        """Take in what is new; all of it after the row has gone back, which shows in the last tokens that are known:
+        the same ones at the same place are taken for the same text, for a guess may be wrong.
+        """
         count = len(self._text)
-        if count > len(history) or not np.array_equal(self._known, history[:count]):
+        if count > len(history) or self._text[-SAME:] != history[max(count - SAME, 0) : count].tolist():
             self._text, self._pairs, self._last, count = [], {}, {}, 0
         fresh = history[count:].tolist()
         text = self._text
@@ -65,8 +68,6 @@ class NgramGuesser:
             if end > 1:
                 self._pairs.setdefault((text[-2], text[-1]), []).append(end)
             text.append(token)
-        if fresh:
-            self._known = history.copy()
 
     def _find(self) -> tuple[int, int]:
         """The place whose past agrees with the end of the text for the longest, and for how many tokens; 0 for none."""

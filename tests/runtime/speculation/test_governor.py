@@ -32,7 +32,10 @@ def generated(
     whole, guesser = np.array(text, np.int64), NgramGuesser()
     known, seconds, widths = prompt, 0.0, list[int]()
     while known < len(text):
-        offered = () if governor.measuring(1) or not (most := governor.most(1)) else guesser(whole[:known], most)
+        rests = governor.rests()
+        offered = (
+            () if rests or governor.measuring(1) or not (most := governor.most(1)) else guesser(whole[:known], most)
+        )
         looked = LOOK if offered else 0.0
         count = governor.choose([tuple(guess.evidence for guess in offered)], 1) if offered else 0
         fed = offered[: min(count, len(text) - known - 1)]
@@ -41,7 +44,8 @@ def generated(
             right += 1
         width = len(fed) + 1
         tested = (Judged(tuple(guess.evidence for guess in fed), right),) if fed else ()
-        governor.heard(Heard(width, cost(width), looked, len(offered), 1, right + 1, tested))
+        if not rests:
+            governor.heard(Heard(width, cost(width), looked, len(offered), 1, right + 1, tested))
         known, seconds = known + right + 1, seconds + cost(width) + looked
         widths.append(width)
     return (len(text) - prompt) * STEP / seconds, widths
@@ -99,6 +103,8 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
     def asked(chance: float, seconds: float) -> int:
         governor, random, count = Governor((0.6,), dear=True), np.random.default_rng(1), 0
         for _ in range(400):
+            if governor.rests():
+                continue
             most = 0 if governor.measuring(1) else governor.most(1)
             fed = min(most, governor.choose([(0,) * most], 1)) if most else 0
             right = int(np.argmin([*(random.random(fed) < chance), False]))
@@ -110,6 +116,21 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
     assert asked(0.9, 0.1 * STEP) > 300
     assert asked(0.1, 0.1 * STEP) < 100
     assert asked(0.9, 1.2 * STEP) < 60
+
+
+def test_the_first_guess_of_a_draft_is_one_that_says_what_they_take() -> None:
+    """Ten of a draft that is half as fast as the model would take as long as five tokens."""
+    governor = Governor((0.6,), dear=True)
+    for _ in range(4):
+        governor.heard(Heard(1, STEP, 0.0, 0, 1, 1, ()))
+    assert governor.most(1) == 1
+    seconds, plain = 0.0, 0
+    while plain < 100:
+        most = 0 if governor.rests() else governor.most(1)
+        seconds += STEP + most * STEP / 2
+        plain += 1
+        governor.heard(Heard(1, STEP, most * STEP / 2, most, 1, 1, ()))
+    assert 100 * STEP / seconds > 0.97
 
 
 def test_rows_beside_each_other_are_weighed_together() -> None:
