@@ -38,15 +38,17 @@ default, a llama of four layers in float32, takes some ten minutes.
 `python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and
 with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu 1.31.1,
 onnxruntime-webgpu 1.27; CUDA in the dry run, WebGPU on a software Vulkan driver, packages written without `--target`).
-`?`: it could not be placed there.
+`?`: SwiftShader has no float16, and WebGPU refuses it.
 
 | lowering | precision | cpu | cuda | webgpu |
 |---|---|---|---|---|
 | gqa | fp32 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
 | gqa | fp16 | 56.5 → 16 | 50 → 10 | ? → ? |
+| gqa | int4 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
 
-Other models, nodes of tiny graphs of two layers as they are written, with `gqa`, before and after the passes could see
-where they turn queries and keys (2026-11-24): deepseek_v3 177 → 144, qwen2_vl 102 → 26, qwen3_vl 163 → 32.
+On the CPU fp16 has Casts around what it multiplies; with `--activations fp32` it is 11. Other models, nodes of a whole
+tiny graph of two layers as it is written, before and after the passes saw where they turn queries and keys: deepseek_v3
+177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 → 32.
 
 This page is generated: to write it again, run `python -m tools.passes_page docs`.
 """

@@ -99,12 +99,27 @@ def test_beside_an_attention_that_does_not_turn_them_itself(tmp_path: Path, kind
     assert not {"Gather", "Mul", "Neg"} & set(operators(model))
 
 
+def complex_numbers(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int) -> ir.Value:
+    """Pairs (0, 1), (2, 3), ... as complex numbers, times those of the position, written in real ones."""
+    last, places = net.constant([-1], np.int64), [net.constant(place, np.int64) for place in (0, 1)]
+    heads = x.shape[1] if x.shape is not None else HEADS
+    pairs = net.op("Reshape", x, net.constant([1, heads, -1, turned // 2, 2], np.int64))
+    wave = net.op("Concat", net.op("Unsqueeze", cos, last), net.op("Unsqueeze", sin, last), axis=-1)
+    one, two = (net.op("Gather", pairs, place, axis=4) for place in places)
+    real, imaginary = (net.op("Gather", wave, place, axis=4) for place in places)
+    first = net.op("Sub", net.op("Mul", one, real), net.op("Mul", two, imaginary))
+    second = net.op("Add", net.op("Mul", one, imaginary), net.op("Mul", two, real))
+    stacked = net.op("Concat", net.op("Unsqueeze", first, last), net.op("Unsqueeze", second, last), axis=-1)
+    return net.op("Reshape", stacked, net.constant([1, heads, -1, turned], np.int64))
+
+
 REST = 16
 """Numbers of a head before those that are turned."""
 PARTS: dict[str, dict[str, Any]] = {
     "halves": {"form": halves},
     "neighbours": {"form": neighbours, "waves": tables(WIDTH, repeat="neighbours")},
     "neighbours that come out as halves": {"form": neighbours_to_halves, "waves": tables(WIDTH, repeat="")},
+    "complex numbers": {"form": complex_numbers, "waves": tables(WIDTH, repeat="")},
     "halves that come out as neighbours": {"form": halves_to_neighbours, "waves": tables(WIDTH, repeat="")},
 }
 

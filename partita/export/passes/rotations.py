@@ -27,7 +27,21 @@ from partita.export.passes.rewriting import added
 from partita.export.weight_sources import stored
 
 PARTS = frozenset(
-    {"Add", "Cast", "Concat", "Mul", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze"}
+    {
+        "Add",
+        "Cast",
+        "Concat",
+        "Gather",
+        "Mul",
+        "Neg",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Sub",
+        "Transpose",
+        "Unsqueeze",
+    }
 )
 """Operators that a rotary embedding is written with, from what is turned to what comes out."""
 LONGEST = 12
