@@ -76,7 +76,7 @@ def test_sigterm_answers_what_is_open_and_ends_with_0(package):
         schema = json.loads((REPOSITORY / "docs" / "serve.schema.json").read_text("utf-8"))
         jsonschema.validate(command.told, schema)
         assert command.told["models"] == [
-            {"name": "package", "package": str(package), "slots": 4, "max_length": 128, "chat": True}
+            {"name": "package", "package": str(package), "slots": 4, "max_length": 128, "chat": True, "adapters": []}
         ]
         assert command.post(LONG).status_code == 200
         with ThreadPoolExecutor(40) as pool:

@@ -18,8 +18,9 @@ from partita.library.scheduler import Ticket
 from partita.package import read_manifest
 from partita.runtime.adapters import NOTHING, stacked
 from partita.runtime.ort.buffers import Buffer, host_buffer
+from tests.adapters import save_adapter
 from tests.conftest import Exported, TinyCheckpoint
-from tests.export.adapters.test_switched import adapters
+from tests.export.adapters.test_switched import EVERY, adapters
 
 __all__ = ["adapters"]
 SHORT, LONG = [5, 9, 33, 120, 7], [*range(3, 40)]
@@ -100,7 +101,10 @@ def alone(package: Path) -> list[tuple[int, ...]]:
 def test_row_by_row_as_single_runs(
     options: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
-    checkpoint, given = tiny_checkpoint("llama"), tuple(adapters.items())
+    checkpoint = tiny_checkpoint("llama")
+    if options.get("precision") == "fp16":  # what the loud one adds is as large as the rest, and its rounding as well
+        adapters = {**adapters, "loud": save_adapter(tmp_path / "soft", checkpoint, EVERY, lora_alpha=1)}
+    given = tuple(adapters.items())
     package = exported(checkpoint, with_adapters=given, **options)
     manifest = read_manifest(package)
     assert manifest.graph.adapters_by_row and manifest.verification.status == "verified"
