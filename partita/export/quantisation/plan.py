@@ -147,8 +147,8 @@ def make_plan(
     )
     forms = _fitting(forms, options, keep)
     rounded = None if options.calibrate is None else Rounded()
-    beside = options.activations or "fp32"
-    plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, beside, rounded, stored)
+    activations = options.activations or "fp32"
+    plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, activations, rounded, stored)
     if target is None:
         return plan
     taken = [] if stored is None else stored.packings()

@@ -25,7 +25,7 @@ from partita.export.naming import match_names
 from partita.export.progress import SilentStage
 from partita.export.quantisation import calibration
 from partita.export.quantisation.abreast import abreast
-from partita.export.quantisation.packed import Packed, Packing
+from partita.export.quantisation.packed import Packed, Packing, restored
 from partita.export.quantisation.rewrite import Placed
 from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid
@@ -123,9 +123,9 @@ def test_outputs_on_the_text_are_nearer_than_without_it(tiny_checkpoint: TinyChe
     (entry,) = placed(folder, (DOWN,))
     origin, packing = entry.packed.origin, entry.packed.packing
     rows = rounded.rows(origin, packing.grid, packing.block_size)
-    from_file = torch.cat([calibration.restored(found) for _, found in rows])
+    from_file = torch.cat([restored(found) for _, found in rows])
     assert torch.allclose(from_file, model.get_submodule(DOWN).weight.detach(), atol=1e-7)
-    free = torch.cat([calibration.restored(rows) for _, rows in entry.packed.rows_quantised()])
+    free = torch.cat([restored(rows) for _, rows in entry.packed.rows_quantised()])
 
     def error(values: torch.Tensor) -> float:
         return float((given[0] @ (values - weight).T).norm())
@@ -172,7 +172,7 @@ def test_weights_that_lie_the_other_way_round_are_rounded_along_what_they_multip
     (entry,) = placed(folder, (name,))
     origin, packing = entry.packed.origin, entry.packed.packing
     rows = list(rounded.rows(origin, packing.grid, packing.block_size))
-    values = torch.cat([calibration.restored(found) for _, found in rows])
+    values = torch.cat([restored(found) for _, found in rows])
     weight = model.get_submodule(name).weight.detach()
     assert weight.shape[0] != weight.shape[1] and torch.allclose(values[:, : len(weight)], weight.T, atol=1e-7)
     assert all(int(found.integers.max()) <= packing.grid.top for _, found in rows)

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -296,7 +296,7 @@ def export_to(out: Path, checkpoint: Path, **options: object) -> None:
 
 def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """Nor does a smaller one."""
-    heads = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
+    heads: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
     checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
     with pytest.raises(
         UsageError, match=r"--block-size 32 divides nothing, and no smaller one .* rows of 40, 56; leave"

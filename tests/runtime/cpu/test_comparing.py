@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,11 @@ class Clock:
 
 
 def named(*names: str) -> list[Timed]:
-    return [(name, lambda name=name: (name.encode(), {})) for name in names]
+    return [(name, partial(_made, name)) for name in names]
+
+
+def _made(name: str) -> Question:
+    return name.encode(), {}
 
 
 PLAIN = named("plain")[0]
