@@ -40,7 +40,7 @@ COMMANDS = (
 )
 """What machines that are processes need nothing of, and a configuration has to have."""
 ROW_SECONDS = 0.05
-ROWS = [InputRow(n, {"tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 4}) for n in range(800)]
+ROWS = [InputRow(n, {"tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 4}) for n in range(1600)]
 __all__ = ["working_tree"]
 
 
@@ -53,11 +53,12 @@ class Slow(Worker):
 
 
 @pytest.fixture
-def growing(tmp_path: Path) -> Iterator[str]:
+def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """HOST:PORT of a cluster of one machine with one processor, which may add two more. Nobody else's Ray is touched:
     ray.cluster_utils.AutoscalingCluster would end it.
     """
     require("ray")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # it keeps tokens in a home folder, and tests have one of their own
     from ray.util import get_node_ip_address
 
     with socket.create_server(("", 0)) as server:
@@ -71,7 +72,12 @@ def growing(tmp_path: Path) -> Iterator[str]:
         "max_workers": 2,
         "upscaling_speed": 10.0,
         "idle_timeout_minutes": 5,
-        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+        },
         "auth": {"ssh_user": "nobody"},
         "file_mounts": {},
         "file_mounts_sync_continuously": False,
@@ -84,12 +90,17 @@ def growing(tmp_path: Path) -> Iterator[str]:
     file.write_text(json.dumps(config), encoding="utf-8")
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=1"]
     given = [f"--port={address.rpartition(':')[2]}", f"--autoscaling-config={file}", "--include-dashboard=false"]
-    process = subprocess.Popen(
-        [*command, *given],
-        env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    said, deadline = tmp_path / "ray.log", time.monotonic() + START_SECONDS
+    with said.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, *given],
+            env={**os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    while "Ray runtime started" not in said.read_text(encoding="utf-8"):
+        assert process.poll() is None and time.monotonic() < deadline, said.read_text(encoding="utf-8")
+        time.sleep(0.2)
     try:
         yield address
     finally:
@@ -100,12 +111,7 @@ def growing(tmp_path: Path) -> Iterator[str]:
 
 
 def test_workers_become_more_where_there_is_work_and_the_cluster_grows_for_them(growing: str, tmp_path: Path) -> None:
-    package, deadline = handmade(tmp_path / "package", batch=3), time.monotonic() + START_SECONDS
-    while True:
-        with suppress(OSError), socket.create_connection((growing.partition(":")[0], int(growing.partition(":")[2]))):
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    package = handmade(tmp_path / "package", batch=3)
     options = read_cluster(growing, "1-3", "cpu", cpus=1)
     with Journal(tmp_path / "journal", {}, 0) as journal:
         report = ClusterRun(options, setup_of(package), 3, journal, len(ROWS), worker=Slow).go(iter(ROWS))
