@@ -16,8 +16,10 @@ import openai
 import psutil
 import pytest
 
+from partita.runtime.engine import recorder
 from partita.serve.limits import ServerLimits
 from partita.serve.responses import ABORT, EventStream
+from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import SECONDS, Running, raw, request_bytes, running
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -217,9 +219,10 @@ def test_an_end_that_does_not_wait_says_so(package):
         assert len(cut) + sum(answer.status_code == 200 for answer in answers) == 8
 
 
-def test_memory_is_flat(server):
-    """What 120 requests of every kind leave behind, beside what the first 60 did."""
-    process = psutil.Process()
+def test_memory_is_flat(server, monkeypatch):
+    """What requests of every kind leave behind, as a slope; `library/test_memory.py` has thousands without HTTP."""
+    monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
+    process, each = psutil.Process(), 40
 
     def ask(count: int) -> None:
         with ThreadPoolExecutor(16) as pool:
@@ -235,12 +238,15 @@ def test_memory_is_flat(server):
         else:
             assert server.post(COMPLETION, body).status_code == 200
 
-    ask(60)
-    until(lambda: is_idle(server))
-    threads, connections, size = threading.active_count(), len(process.net_connections()), process.memory_info().rss
-    ask(120)
-    until(lambda: is_idle(server))
-    assert process.memory_info().rss - size < 8 << 20
+    native, blocks = list[tuple[float, float]](), list[tuple[float, float]]()
+    for turn in range(1, 9):
+        ask(each)
+        until(lambda: is_idle(server))
+        native.append((turn * each, native_bytes()))
+        blocks.append((turn * each, python_blocks()))
+        if turn == 2:
+            threads, connections = threading.active_count(), len(process.net_connections())
+    assert slope(native[2:]) < 4096 and slope(blocks[2:]) < 15, "per request"
     assert threading.active_count() <= threads + 2 and len(process.net_connections()) <= connections + 40
     assert server.told == []
 

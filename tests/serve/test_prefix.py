@@ -47,7 +47,8 @@ def test_the_first_request_begins_with_the_prefix(server, package, prefix, proce
 def test_a_package_that_is_loaded_again_has_it_too(server, package, prefix):
     with running({"tiny": package}, process="child", prefix=prefix) as begun:
         served = begun.models["tiny"]
-        served._engine._engine._child.process.kill()
+        engine: Any = served._engine._engine
+        engine._child.process.kill()
         begun.post(CHAT, BODY)
         assert answer(begun) == answer(server)
         assert served._scheduler.copied_tokens >= len(read_said(prefix).tokens)
