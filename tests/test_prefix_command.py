@@ -236,7 +236,7 @@ def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, mon
 
 
 def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):
-    says = {
+    says: dict[str, list[tuple[dict[str, object], str]]] = {
         "text": [
             ({"messages": [{"role": "user", "content": "a"}]}, "no message of the system"),
             ({"tokens": [1]}, "text"),
@@ -244,11 +244,11 @@ def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):
         "system": [({"prompt": "a", "system": "b"}, "leave out system")],
         "ids": [({"prompt": "a"}, "give token ids")],
     }
-    for kind, rows in says.items():
-        for row, answer in zip(
-            rows, rows_of(tmp_path, package, [row for row, _ in rows], "--prefix", long[kind]), strict=True
-        ):
-            assert answer["finish_reason"] == "error" and row[1] in answer["error"]
+    for kind in says:
+        given = [row for row, _ in says[kind]]
+        answers = rows_of(tmp_path, package, given, "--prefix", long[kind])
+        for (_, told), answer in zip(says[kind], answers, strict=True):
+            assert answer["finish_reason"] == "error" and told in answer["error"]
 
 
 def test_a_run_over_a_file_goes_on_only_with_its_own_prefix(package, long, tmp_path, capsys, monkeypatch):

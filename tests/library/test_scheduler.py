@@ -313,7 +313,11 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
     for number, prompt in enumerate(PROMPTS):
         stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
         asked = work(prompt, 26 - 3 * number, logprobs=2, stop=stop)
-        tickets.append(scheduler.submit(asked, lambda _, piece, own=pieces[number]: own.append(piece)))
+
+        def hear(_: object, piece: Piece, own: list[Piece] = pieces[number]) -> None:
+            own.append(piece)
+
+        tickets.append(scheduler.submit(asked, hear))
         scheduler.step()
         if number == 3:
             run(scheduler)
