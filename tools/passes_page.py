@@ -47,8 +47,8 @@ onnxruntime-webgpu 1.27; CUDA in the dry run, WebGPU on a software Vulkan driver
 | gqa | int4 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
 
 On the CPU fp16 has Casts around what it multiplies; with `--activations fp32` it is 11. Other models, nodes of a whole
-tiny graph of two layers as it is written, before and after the passes saw where they turn queries and keys: deepseek_v3
-177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 → 32.
+tiny graph of two layers as it is written, before and after the passes saw where they turn queries and keys: deepseek_v2
+186 → 156, deepseek_v3 177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 → 32.
 
 This page is generated: to write it again, run `python -m tools.passes_page docs`.
 """
