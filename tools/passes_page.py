@@ -45,10 +45,13 @@ onnxruntime-webgpu 1.27; CUDA in the dry run, WebGPU on a software Vulkan driver
 | gqa | fp32 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
 | gqa | fp16 | 56.5 → 16 | 50 → 10 | ? → ? |
 | gqa | int4 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
+| onnx24 | fp32 | 47 → 24 | 49 → 26 | 55 → 30 (3 on the CPU) |
+| primitives | fp32 | 56.5 → 56.5 | 58.5 → 58.5 | 61.5 → 61.5 |
 
 On the CPU fp16 has Casts around what it multiplies; with `--activations fp32` it is 11. Other models, nodes of a whole
-tiny graph of two layers as it is written, before and after the passes saw where they turn queries and keys: deepseek_v3
-177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 → 32.
+tiny graph of two layers as it is written, before and after the passes saw where they turn queries and keys: deepseek_v2
+186 → 156, deepseek_v3 177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 → 32; and where rows are
+divided by their length, qwen3_next of four layers 350 → 320.
 
 This page is generated: to write it again, run `python -m tools.passes_page docs`.
 """
