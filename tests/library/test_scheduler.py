@@ -19,6 +19,7 @@ from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Piece, Scheduler, Ticket, Work
+from partita.library.speculation import Speculation
 from partita.package import read_manifest
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.text import load_text
@@ -421,3 +422,5 @@ def test_where_attention_needs_rows_of_one_length_those_of_others_wait(tmp_path,
     rows = tuple(RowRequest(prompt, Sampling(temperature=0.0, max_new_tokens=2)) for prompt in prompts[:3])
     with pytest.raises(GenerationError, match="attention on webgpu is right for rows of one length only"):
         engine.begin(GenerateRequest(rows))
+    with pytest.raises(UsageError, match="attention on webgpu is right for rows of one length only"):
+        Scheduler(engine, None, speculation=Speculation("ngram"))
