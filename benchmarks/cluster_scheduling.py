@@ -5,7 +5,7 @@
 Every node is a process of Ray on this machine (ray.cluster_utils), with a processor in name: a worker sleeps for
 as long as its rows would take. What is measured is the run that `partita generate --address` makes, with its blocks,
 retries and ledger: seconds to the last answer, what they would be without overhead, and the driver's processor time. A
-node takes some 100 MB of memory and a second to start.
+node takes some 100 MB of memory or more, and seconds to start.
 """
 
 from __future__ import annotations

@@ -485,3 +485,5 @@ def test_where_attention_needs_rows_of_one_length_those_of_others_wait(tmp_path,
     rows = tuple(RowRequest(prompt, Sampling(temperature=0.0, max_new_tokens=2)) for prompt in prompts[:3])
     with pytest.raises(GenerationError, match="attention on webgpu is right for rows of one length only"):
         engine.begin(GenerateRequest(rows))
+    with pytest.raises(UsageError, match="attention on webgpu is right for rows of one length only"):
+        Scheduler(engine, None, speculation=Speculation("ngram"))
