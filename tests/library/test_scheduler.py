@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,10 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     assert stopped.answer.tokens == alone.answer.tokens
 
 
+def _keep(pieces: list[Piece], ticket: Ticket, piece: Piece) -> None:
+    pieces.append(piece)
+
+
 def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any], list[Any], list[Any]]:
     """What every request of PROMPTS is told in a batch that they join as others leave: text, tokens and why it ended,
     and the tokens with their log-probabilities; and the steps of it.
@@ -313,7 +318,7 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
     for number, prompt in enumerate(PROMPTS):
         stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
         asked = work(prompt, 26 - 3 * number, logprobs=2, stop=stop)
-        tickets.append(scheduler.submit(asked, lambda _, piece, own=pieces[number]: own.append(piece)))
+        tickets.append(scheduler.submit(asked, partial(_keep, pieces[number])))
         scheduler.step()
         if number == 3:
             run(scheduler)
