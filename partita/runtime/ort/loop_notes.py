@@ -57,9 +57,9 @@ def take_away() -> None:
     """Empty the list of this thread. What goes wrong is no error of anybody's run: memory is what it costs."""
     with suppress(OSError, *NATIVE_ERRORS), temporary_directory() as folder:
         native = ort.InferenceSession(keeper_model("float32", 1), _options(Path(folder)), providers=[CPU])
-        binding, value = native.io_binding(), host_buffer((1,), "float32").value
-        binding.bind_ortvalue_input("x", value)
-        binding.bind_ortvalue_output("y", value)
+        binding, buffer = native.io_binding(), host_buffer((1,), "float32")
+        binding.bind_ortvalue_input("x", buffer.value)
+        binding.bind_ortvalue_output("y", buffer.value)
         native.run_with_iobinding(binding)
         native.end_profiling()
 
