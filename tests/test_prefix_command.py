@@ -236,7 +236,7 @@ def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, mon
 
 
 def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):
-    says: dict[str, list[tuple[dict[str, object], str]]] = {
+    says: dict[str, list[tuple[dict[str, Any], str]]] = {
         "text": [
             ({"messages": [{"role": "user", "content": "a"}]}, "no message of the system"),
             ({"tokens": [1]}, "text"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import tests.runtime.handmade as hand
 from partita.errors import GenerationError, ProviderError, ReportError, UsageError
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import Engine, GenerateRequest, ReportRequest, RowRequest
+from partita.library.engine import Engine, ReportRequest
 from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
@@ -302,6 +303,10 @@ def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     assert stopped.answer.tokens == alone.answer.tokens
 
 
+def _keep(pieces: list[Piece], ticket: Ticket, piece: Piece) -> None:
+    pieces.append(piece)
+
+
 def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any], list[Any], list[Any]]:
     """What every request of PROMPTS is told in a batch that they join as others leave: text, tokens and why it ended,
     and the tokens with their log-probabilities; and the steps of it.
@@ -313,11 +318,7 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
     for number, prompt in enumerate(PROMPTS):
         stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
         asked = work(prompt, 26 - 3 * number, logprobs=2, stop=stop)
-
-        def hear(_: object, piece: Piece, own: list[Piece] = pieces[number]) -> None:
-            own.append(piece)
-
-        tickets.append(scheduler.submit(asked, hear))
+        tickets.append(scheduler.submit(asked, partial(_keep, pieces[number])))
         scheduler.step()
         if number == 3:
             run(scheduler)
@@ -468,22 +469,3 @@ def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
     told = token_logprobs(logits, 1, 4)
     assert told.logprob == IMPOSSIBLE == min(value for _, value in told.top) and len(told.top) == 4
     assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))
-
-
-def test_where_attention_needs_rows_of_one_length_those_of_others_wait(tmp_path, opened):
-    """And two prompts that are given together are refused with the provider's name: answers would be wrong."""
-    engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS))
-    engine.runner.cache.even = "webgpu"
-    scheduler = Scheduler(engine, None)
-    prompts = [(5, 6, 7), (9,), (1, 2, 3), (8,), (4, 4, 4, 4)]
-    tickets = [scheduler.submit(work(prompt, 3 + 2 * n)) for n, prompt in enumerate(prompts)]
-    while scheduler.step():
-        at_work = [ticket for ticket in tickets if ticket.state == "running"]
-        assert len({len(ticket.history) for ticket in at_work}) < 2
-    for number, (ticket, prompt) in enumerate(zip(tickets, prompts, strict=True)):
-        assert list(ticket.answer.tokens) == known_tokens(prompt, 3 + 2 * number, KEYS)
-    rows = tuple(RowRequest(prompt, Sampling(temperature=0.0, max_new_tokens=2)) for prompt in prompts[:3])
-    with pytest.raises(GenerationError, match="attention on webgpu is right for rows of one length only"):
-        engine.begin(GenerateRequest(rows))
-    with pytest.raises(UsageError, match="attention on webgpu is right for rows of one length only"):
-        Scheduler(engine, None, speculation=Speculation("ngram"))

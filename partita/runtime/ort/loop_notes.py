@@ -10,6 +10,7 @@ so any node that is profiled in it empties it. That is done here now and then, w
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +55,13 @@ def failed() -> None:
 
 def take_away() -> None:
     """Empty the list of this thread. What goes wrong is no error of anybody's run: memory is what it costs."""
-    try:
-        with temporary_directory() as folder:
-            native = ort.InferenceSession(keeper_model("float32", 1), _options(Path(folder)), providers=[CPU])
-            binding, value = native.io_binding(), host_buffer((1,), "float32").value
-            binding.bind_ortvalue_input("x", value)
-            binding.bind_ortvalue_output("y", value)
-            native.run_with_iobinding(binding)
-            native.end_profiling()
-    except OSError:
-        return
-    except NATIVE_ERRORS:
-        return
+    with suppress(OSError, *NATIVE_ERRORS), temporary_directory() as folder:
+        native = ort.InferenceSession(keeper_model("float32", 1), _options(Path(folder)), providers=[CPU])
+        binding, buffer = native.io_binding(), host_buffer((1,), "float32")
+        binding.bind_ortvalue_input("x", buffer.value)
+        binding.bind_ortvalue_output("y", buffer.value)
+        native.run_with_iobinding(binding)
+        native.end_profiling()
 
 
 def _options(folder: Path) -> Any:
