@@ -74,6 +74,31 @@ def test_logits_after_every_token_are_those_of_a_whole_cache(pair: tuple[Path, P
     np.testing.assert_allclose(logits_of(pair[0], TEXT), logits_of(pair[1], TEXT), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mistral", {"precision": "int4"}),
+        ("mistral", {"precision": "fp16"}),
+        ("mistral", {"precision": "int4", "prefill_precision": "int8"}),
+        ("gemma2", {}),
+        ("gpt_oss", {}),
+    ],
+    ids=str,
+)
+def test_other_models_and_precisions(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str, options: dict[str, str]
+) -> None:
+    """Softcaps, sinks, packed weights, and a graph for prompts beside that for what comes after them."""
+    found = []
+    for cache in ("window", "fixed"):
+        out = tmp_path / cache
+        export(tiny_checkpoint(kind), out, max_length=LENGTH, cache=cache, **options)  # type: ignore[arg-type]
+        assert any(state.rolls for state in read_manifest(out).graph.states) == (cache == "window")
+        found.append(logits_of(out, TEXT))
+    np.testing.assert_allclose(*found, rtol=2e-2 if options else 1e-4, atol=2e-2 if options else 1e-5)
+
+
 @pytest.fixture(scope="module")
 def rows(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same for three rows."""
