@@ -312,7 +312,11 @@ class Session:
         if not rest:
             raise UsageError(f"{command}: name a file behind it")
         reads = read_by(
-            self.options.where, self.options.package, *self.options.choice.reads, *self.options.speculation.reads
+            self.options.where,
+            self.options.package,
+            *self.options.choice.reads,
+            *self.options.speculation.reads,
+            *(() if self.options.prefix is None else (self.options.prefix,)),
         )
         return claim(Path(rest).expanduser(), what, reads, option=command)
 

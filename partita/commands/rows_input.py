@@ -23,6 +23,14 @@ def read_from(source: Path) -> Path:
     return STDIN if source == PIPE else source
 
 
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the rows. Raises ResourceError where none can be made."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="partita-rows-")
+    except OSError as error:
+        raise ResourceError(f"--input -: {error.strerror}; have TMPDIR name a folder with room for the rows") from error
+
+
 @contextmanager
 def rows_file(source: Path) -> Iterator[Path]:
     """The file with the rows of `source`, for as long as the block runs. Raises UsageError, ResourceError."""
@@ -33,7 +41,7 @@ def rows_file(source: Path) -> Iterator[Path]:
         raise UsageError("--input - reads rows from stdin, which is closed; name a file")
     if sys.stdin.isatty():
         note("note: reading rows from the terminal, a JSON object per line, until Ctrl-D on a line of its own")
-    with tempfile.TemporaryDirectory(prefix="partita-rows-") as folder:
+    with _scratch() as folder:
         file = Path(folder) / "stdin.jsonl"
         try:
             with file.open("wb") as kept:

@@ -132,9 +132,10 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
     node.attributes["kv_cache_bit_width"] = ir.AttrInt64("kv_cache_bit_width", dtypes.named(ROUNDED).bits or 0)
 
 
-def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest) -> Text:
+def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
     """What the scales are found on: the text of the calibration; else what follows, in the text of the quality, the
-    part that is measured, or that part where nothing does. Random tokens stand for a text without a tokenizer.
+    part that is measured, or that part where nothing does. Random tokens stand for a text without a tokenizer, and for
+    one that nobody has `chosen` and the tokenizer does not know.
 
     Raises UsageError when it cannot be read or is too short.
     """
@@ -144,7 +145,8 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     raw, sha256 = texts.read(path, option)
     length = min(WINDOW_TOKENS, manifest.graph.max_length)
     found = texts.tokens(raw, checkpoint, manifest.graph.vocab_size)
-    if found is None:
+    useless = found is not None and texts.says_nothing(found, FEWEST_TOKENS)
+    if found is None or (useless and options.calibrate is None and not chosen):
         ids = np.random.Generator(np.random.PCG64(2)).integers(0, manifest.graph.vocab_size, TEXT_TOKENS).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
     judged = options.max_perplexity_ratio is not None

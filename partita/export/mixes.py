@@ -168,11 +168,12 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
     length = min(mixing.WINDOW_TOKENS, draft.max_length)
     raw, sha256 = texts.read(options.quality_text, "quality_text")
     found = texts.tokens(raw, draft.checkpoint, vocabulary)
-    if found is None:
+    measured = measured_tokens(draft.fake.parameters, judged=options.max_perplexity_ratio is not None)
+    useless = found is not None and texts.says_nothing(found.part(0, measured), SHORTEST_TEXT)
+    if found is None or (useless and "quality-text" not in draft.work.asked):
         ids = np.random.Generator(np.random.PCG64(1)).integers(0, vocabulary, wanted).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length)), True
-    judged = options.max_perplexity_ratio is not None
-    measured, name = measured_tokens(draft.fake.parameters, judged=judged), options.quality_text.name
+    name = options.quality_text.name
     texts.refuse_useless(found.part(0, measured), SHORTEST_TEXT, options.quality_text, "quality_text")
     rest = found.part(measured, measured + wanted)
     if len(rest.ids) >= mixing.FEWEST_TOKENS:

@@ -118,9 +118,9 @@ def read_text(
     text, sha256 = texts.read(path, "quality_text")
     wanted = measured_tokens(parameters, judged=judged, integers=integers)
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
-    few = found is not None and len(found.ids) < SHORTEST_TEXT
-    if found is None or (few and not chosen):
-        why = "the checkpoint's tokenizer has no tokens for it" if few else "no tokenizer of the checkpoint loads"
+    useless = found is not None and texts.says_nothing(found.part(0, wanted), SHORTEST_TEXT)
+    if found is None or (useless and not chosen):
+        why = "the checkpoint's tokenizer has no tokens for it" if useless else "no tokenizer of the checkpoint loads"
         told(f"{why}: the quality of the package is measured on random tokens")
         name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
         found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist())

@@ -93,6 +93,12 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     return Tokens([first] if begins else [], kept, tokenizer.unk_token_id)
 
 
+def says_nothing(found: Tokens, fewest: int) -> bool:
+    """Whether a text has fewer tokens than that, or the tokenizer does not know it: then random ones say as much."""
+    unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
+    return len(found.ids) < fewest or unknown > MOST_UNKNOWN * len(found.ids)
+
+
 def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:
     """Raise UsageError, which names the `option`, for a text of fewer tokens than that, and for one that the tokenizer
     does not know: a text of one token says nothing of a model.

@@ -90,9 +90,9 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     if options.verify:
         twin = options.computing.twin  # which keeps all of its cache in its own type
         held = spilled.resident_parameters(checkpoint.tensors, work.scratch)
-        known_answer.check_memory(held, _cache_bytes(contract, twin), needed=options.measures)
+        known_answer.check_memory(held, _cache_bytes(contract, twin), needed=options.rounds)
         if text is not None:
-            _check_memory_of_quality(exported, held, text)
+            _check_memory_of_quality(exported, held, text, needed=options.rounds)
     _check_space(options.out.parent, contract.weight_bytes)
     with (
         _calibrated(exported, work) as exported,
@@ -186,7 +186,8 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     scorer, twin = runtime.scorer, None
     if text is None or scorer is None:
         return manifest
-    _check_memory_of_quality(exported, spilled.resident_parameters(exported.checkpoint.tensors, work.scratch), text)
+    held = spilled.resident_parameters(exported.checkpoint.tensors, work.scratch)
+    _check_memory_of_quality(exported, held, text, needed=work.options.rounds)
     if work.options.computing.twin is not None:
         scorer, twin = bf16_twin.scoring(scorer), bf16_twin.DETAIL
     with stage(work.progress, "quality", work.seconds) as current:
@@ -203,14 +204,15 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     return manifest.model_copy(update={"files": files, "quality": found})
 
 
-def _check_memory_of_quality(exported: Exported, held: int, text: Text) -> None:
+def _check_memory_of_quality(exported: Exported, held: int, text: Text, *, needed: bool) -> None:
     """Raise ResourceError when the original, of which `held` parameters are in memory, does not fit beside the package,
-    where both read the text at once: before anything is written, and again when it is opened.
+    where both read the text at once: before anything is written, and again when it is opened. `needed`: the package
+    is not written without a figure.
     """
     beside = quality.opens_beside(text, exported.contract.vocab_size)
     packed_twice = 2 * exported.contract.weight_bytes if beside else 0
     cache = _cache_bytes(exported.contract)
-    known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=True)
+    known_answer.check_memory(held, cache, packed_twice, use="to measure what rounding costs", needed=needed)
 
 
 def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
@@ -218,7 +220,9 @@ def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: 
     if work.options.cache_precision is None or runtime.scorer is None:
         return manifest
     with stage(work.progress, "round cache", work.seconds) as current:
-        text = cache_rounding.read_text(work.options, exported.checkpoint, manifest)
+        text = cache_rounding.read_text(
+            work.options, exported.checkpoint, manifest, chosen="quality-text" in work.asked
+        )
         return cache_rounding.apply(work.folder, manifest, text, runtime.scorer, current)
 
 

@@ -298,7 +298,8 @@ class LocalEngine:
             rows_apart=self.runner.cache.begins_rows_apart,
             adapters_by_row=contract.adapters_by_row,
             adapters=tuple(record.name for record in self.manifest.switchable),
-            rows_rest=contract.batch_size == 1 or (self.runner.cache.padding_is_safe and alone is None),
+            rows_rest=contract.batch_size == 1
+            or (self.runner.cache.padding_is_safe and self.runner.cache.even is None and alone is None),
             alone_beyond=alone,
         )
         return begun, batch

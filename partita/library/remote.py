@@ -112,6 +112,7 @@ class RemoteEngine:
 
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation there."""
+        self._gave_up = set()
         begun = BEGUN.validate_python(self._ask("begin", REQUESTS.dump_python(request, mode="json")))
         self._begun = begun.number
         return begun
@@ -124,6 +125,7 @@ class RemoteEngine:
         prefix: str | None = None,
     ) -> Begun:
         """Begin a generation there whose rows are all free."""
+        self._gave_up = set()
         given = {"prefill_chunk": prefill_chunk, "adapter": adapter, "speculation": asdict(speculation)}
         begun = BEGUN.validate_python(self._ask("open", {**given, "prefix": prefix}))
         self._begun = begun.number

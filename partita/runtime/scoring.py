@@ -54,16 +54,23 @@ class Scorer:
 
     def continues_at(self, length: int) -> int | None:
         """Tokens of a window of `length` that are read as a prompt, where what follows one has a graph of its own that
-        computes otherwise; None where all are read alike.
+        computes otherwise, or gives more logits; None where all are read alike.
         """
-        return max(1, length // 2) if self.runner.executor.graphs.decode_takes_several else None
+        apart = self.runner.executor.graphs.decode_takes_several or self._tells_one
+        return max(1, length // 2) if apart else None
+
+    @property
+    def _tells_one(self) -> bool:
+        """Whether the graph for prompts gives the logits of one token of a chunk: the rest is read token by token."""
+        graphs = self.runner.executor.graphs
+        return graphs.chunk is not None and graphs.logits_rows == 1
 
     def score(self, windows: Sequence[Sequence[int]], hear: Hear) -> None:
         """Read windows [up to `rows`][L], all of one length, and tell the logits after each token.
 
         Of a package with a graph for prompts of its own each half of a window is read by one, as in a generation. A
-        static graph that gives the logits of fewer tokens than it reads tells no others. Raises GenerationError,
-        ProviderError or ResourceError when a run fails, or a logit is no number.
+        static graph that gives the logits of one token of a chunk tells no others; the other half is read token by
+        token. Raises GenerationError, ProviderError or ResourceError when a run fails, or a logit is no number.
         """
         runner = self.runner
         runner.cache.clear()
@@ -75,9 +82,10 @@ class Scorer:
                 any_logits=True,
                 rope_length=len(windows[row]),
                 continues_at=goes_on,
+                singly=self._tells_one,
             )
             if row < len(windows)
-            else Request(list(windows[0]), continues_at=goes_on)
+            else Request(list(windows[0]), continues_at=goes_on, singly=self._tells_one)
             for row in range(self.rows)
         ]
         for _ in serve(runner.executor, requests, prefill_chunk=SCORE_CHUNK_TOKENS):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from partita.errors import PartitaError, ProviderError
+from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.library.engine import Begun, Engine
 from partita.library.speculation import NO_SPECULATION, Speculation
 
@@ -27,6 +27,8 @@ class Restarting:
         self._engine = load()
         self._failed: PartitaError | None = None
         self._failed_at = 0.0
+        self._opened = False
+        """A generation has begun, with the prefix if there is one."""
 
     @property
     def up(self) -> bool:
@@ -47,10 +49,26 @@ class Restarting:
                 raise ProviderError(f"{self._failed}; it is tried again every {AGAIN_SECONDS:g} s")
             return self._open_anew(prefill_chunk, adapter, speculation, prefix)
         try:
-            return self._engine.open(prefill_chunk, adapter, speculation, prefix)
+            return self._opens(prefill_chunk, adapter, speculation, prefix)
         except ProviderError as error:
             self._told(f"{error}; it is loaded again")
             return self._open_anew(prefill_chunk, adapter, speculation, prefix)
+
+    def _opens(
+        self, prefill_chunk: int | None, adapter: str | None, speculation: Speculation, prefix: str | None
+    ) -> Begun:
+        """A generation of the loaded package; without a prefix that was good once and is no more, as its file was taken
+        away: prompts are read from their beginning then, and answers are the same.
+        """
+        try:
+            begun = self._engine.open(prefill_chunk, adapter, speculation, prefix)
+        except GenerationError as error:
+            if prefix is None or not self._opened:
+                raise
+            self._told(f"{error}; prompts are read from their beginning")
+            return self._engine.open(prefill_chunk, adapter, speculation)
+        self._opened = True
+        return begun
 
     def _open_anew(
         self, prefill_chunk: int | None, adapter: str | None, speculation: Speculation, prefix: str | None
@@ -58,10 +76,10 @@ class Restarting:
         self._engine.close()
         try:
             self._engine = self._load()
-            begun = self._engine.open(prefill_chunk, adapter, speculation, prefix)
+            begun = self._opens(prefill_chunk, adapter, speculation, prefix)
             if self.check is not None:
                 self.check(self._engine, begun)
-                begun = self._engine.open(prefill_chunk, adapter, speculation, prefix)
+                begun = self._opens(prefill_chunk, adapter, speculation, prefix)
         except PartitaError as error:
             self._failed, self._failed_at = error, time.monotonic()
             self._told(f"not loaded: {error}")

@@ -96,7 +96,8 @@ def test_other_models_and_precisions(
         export(tiny_checkpoint(kind), out, max_length=LENGTH, cache=cache, **options)  # type: ignore[arg-type]
         assert any(state.rolls for state in read_manifest(out).graph.states) == (cache == "window")
         found.append(logits_of(out, TEXT))
-    np.testing.assert_allclose(*found, rtol=2e-2 if options else 1e-4, atol=2e-2 if options else 1e-5)
+    rolled, whole = found
+    np.testing.assert_allclose(rolled, whole, rtol=2e-2 if options else 1e-4, atol=2e-2 if options else 1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +170,24 @@ def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tupl
             whole = model.generate([TEXT[:23]], max_new_tokens=9, stop_token_ids=()).run()
             told += [list(after.answers[0].tokens), list(whole.answers[0].tokens)]
     assert told[0] == told[1] == told[2] == told[3] and len(told[0]) == 9
+
+
+def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: tuple[Path, Path]) -> None:
+    prompt, answers = [*TEXT[:5], 9, 4], []
+    with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
+        engine = Engine(runner.executor)
+        engine.join(Request(TEXT[:6]))
+        while _step(engine, {}):
+            pass
+        prefix = engine.saved(0)
+        for given in (prefix, None):
+            engine.leave(0)
+            engine.join(Request(prompt, greedy, 12, prefix=given))
+            found: dict[int, list[int]] = {}
+            while _step(engine, found):
+                pass
+            answers.append(found[0])
+    assert answers[0] == answers[1] and len(answers[0]) == 12
 
 
 def test_what_rolls_is_shown(pair: tuple[Path, Path]) -> None:

@@ -84,3 +84,12 @@ def test_a_few_unknown_tokens_do_no_harm() -> None:
     refuse_useless(Tokens([], mixed), 256, Path("text"), "calibrate")
     with pytest.raises(UsageError, match="does not know 129 of its 257 tokens"):
         refuse_useless(Tokens([5], [*mixed, 0], 0), 256, Path("text"), "calibrate")
+
+
+def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpoint, tmp_path: Path) -> None:
+    """A tokenizer of proteins knows no word of the embedded text; random tokens stand for it then."""
+    path, said = tmp_path / "text.txt", list[str]()
+    path.write_text("drei vier " * 2000)
+    found = quality.read_text(path, words, 300, 64, 1 << 20, said.append, chosen=False)
+    assert found.name == quality.RANDOM and found.tokens > 256
+    assert ["has no tokens for it" in line for line in said] == [True]

@@ -106,10 +106,10 @@ class _Table(CodedWeight):
         width = self.shape[-1]
         _, absmax, _, *others = self.tensors
         (first, last), (begin, end) = region
-        start, stop = first * width, last * width
-        blocks = torch.arange(start, stop) // self.block
-        scales = self._scales(absmax, others, int(start // self.block), -(-stop // self.block), files)
-        return scales[blocks - start // self.block].reshape(last - first, width)[:, begin:end]
+        low, high = first * width // self.block, -(-last * width // self.block)
+        scales = self._scales(absmax, others, low, high, files)
+        places = torch.arange(first, last)[:, None] * width + torch.arange(begin, end)
+        return scales[places // self.block - low]
 
     def _scales(
         self, absmax: TensorInfo, others: list[TensorInfo], low: int, high: int, files: OpenFiles
@@ -194,7 +194,7 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
 def _numbers(sources: Sources, table: TensorInfo) -> tuple[float, ...]:
     """The numbers of a table, as far as it may be one."""
     with OpenFiles(sources.folder) as files:
-        found = files.read(table, ((0, 16),)) if len(table.shape) == 1 else torch.empty(0)
+        found = files.read(table, ((0, 16),)) if len(table.shape) == 1 and table.shape[0] >= 16 else torch.empty(0)
     return tuple(found.float().tolist())
 
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from partita.errors import GenerationError, PartitaError
+from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import READ, InputRow, RowAnswer
 from partita.library.cluster.desk import Desk
 from partita.library.cluster.ledger import Ledger
-from partita.library.cluster.options import ClusterOptions, block_rows, lacking, shares, worker_count
+from partita.library.cluster.options import LOCAL, ClusterOptions, block_rows, lacking, shares, worker_count
 from partita.library.cluster.records import ClusterReport, WorkerFact
 from partita.library.cluster.setting_up import check_kinds, connected, deal_of, means_of, run_error
 from partita.library.cluster.worker import ANSWER, AT_ONCE, BLOCK, ROWS, SETUPS, Setup, Worker
@@ -153,6 +153,8 @@ class ClusterRun:
         deal = deal_of(given)
         check_kinds(ray, deal, given)
         if waits := lacking(self.options, means, given):
+            if self.options.address == LOCAL:
+                raise UsageError(waits)  # nobody adds a machine to one that was made for this run
             self.noted(waits)
         began, before = time.perf_counter(), len(self.journal)
         left = self.rows - before

@@ -37,20 +37,26 @@ _IN_MEMORY: dict[str, Pair] = {}
 
 
 def compared(
-    products: Sequence[Timed], plain: Timed, cpu: Resolution, seconds: Seconds = product_seconds
+    products: Sequence[Timed],
+    plain: Timed,
+    cpu: Resolution,
+    seconds: Seconds = product_seconds,
+    seen: dict[str, Pair] | None = None,
 ) -> list[Pair]:
     """Times of each product and of the plain one. Raises what opening or running a session raises.
 
-    `seconds`: times models in turns.
+    `seconds`: times models in turns. `seen`: what whoever asks was told before, so that nobody is told two things of
+    one product; it is added to.
     """
-    path = file_of_machine(KIND, FORMAT)
-    kept = _IN_MEMORY if path is None else _read(path)
+    path, seen = file_of_machine(KIND, FORMAT), {} if seen is None else seen
+    kept = {**(_IN_MEMORY if path is None else _read(path)), **seen}
     names = {index: f"{name} beside {plain[0]}" for index, (name, _) in enumerate(products)}
     found = {index: kept[name] for index, name in names.items() if name in kept}
     missing = [index for index in names if index not in found]
     if missing:
         timed = _timed([products[index] for index in missing], plain, cpu, seconds)
         found |= dict(zip(missing, timed, strict=True))
+        seen.update({names[index]: found[index] for index in missing})
         _keep(path, {names[index]: found[index] for index in missing if _is_clear(found[index])})
     return [found[index] for index in names]
 

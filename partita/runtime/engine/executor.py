@@ -385,7 +385,7 @@ def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> str | None:
     """
     for entry in loaded:
         listed = {node.name: node.provider for node in entry.session.assigned() or ()}
-        for provider in (resolution.provider for resolution in entry.session.resolutions):
+        for provider in (each.provider for each in entry.session.resolutions if each.status == "active"):
             theirs = (node for node in entry.model.nodes if listed.get(node.name) in (None, provider.ort_name))
             if provider.even_rows and any(node.op_type in provider.even_rows for node in theirs):
                 return provider.name

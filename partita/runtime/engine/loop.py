@@ -21,7 +21,7 @@ from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.guesses import Governor, Judged
 from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
-from partita.runtime.engine.prefix import Prefix, check_loads, load_prefix, saved_prefix
+from partita.runtime.engine.prefix import Prefix, check_loads, common_tokens, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
@@ -93,8 +93,12 @@ class Engine:
             )
         row, cache = self.rows.index(None), self.executor.cache
         others = [(other, cache.filled[index]) for index, other in enumerate(self.rows) if other is not None]
+        begins = 0
+        if cache.even is not None and request.prefix is not None:  # the others have it in their rows already
+            known = np.asarray(request.prompt, np.int64)
+            begins = min(common_tokens(request.prefix.tokens, known), len(known) - 1)
         if not cache.begins_rows_apart and any(
-            filled or other.known != len(request.prompt) for other, filled in others
+            filled != begins or other.known != len(request.prompt) for other, filled in others
         ):
             raise not_apart("a prompt that begins beside others", cache)
         if not any(self.rows):

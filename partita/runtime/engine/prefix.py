@@ -54,7 +54,7 @@ def most_shared(common: Sequence[int]) -> int:
 
 
 def cut(prefix: Prefix, tokens: int, cache: Cache) -> Prefix:
-    """The prefix of the first tokens of one; only where `cache.keeps_every_token`, or it has no more."""
+    """The prefix of the first tokens of one; only where `cache.saves` them after all of it, or it has no more."""
     if tokens == len(prefix.tokens):
         return prefix
     shapes = cache.row_shapes(tokens)
@@ -94,11 +94,11 @@ def load_prefix(cache: Cache, row: int, prefix: Prefix, prompt: Sequence[int], *
     count, known = len(prefix.tokens), np.asarray(prompt, np.int64)
     check_loads(cache, len(known), usable=usable)
     common = min(common_tokens(prefix.tokens, known), len(known) - 1)
-    if common < count and not cache.keeps_every_token:
+    if common < count and not cache.saves(common, count):
         raise GenerationError(
-            f"the prompt has {plural(common, 'token')} in common with a prefix of {count}, and a recurrent state "
-            "cannot go back to them; end the prefix where a token ends, at a line end as a rule, and give more text "
-            "after it"
+            f"the prompt has {plural(common, 'token')} in common with a prefix of {count}, and a state that sums up or "
+            "drops tokens cannot go back to them; end the prefix where a token ends, at a line end as a rule, and give "
+            "more text after it"
         )
     kept = cut(prefix, common, cache)
     cache.load_row(row, common, kept.states)

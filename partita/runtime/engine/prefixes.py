@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from partita.errors import GenerationError
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import Graphs, RowView
 from partita.runtime.engine.prefix import Prefix, Tokens, check_loads, common_tokens, cut, most_shared
@@ -92,6 +93,10 @@ class Prefixes:
         Raises GenerationError where no row could.
         """
         check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
+        if not self._graphs.appends(1) and not self._cache.begins_rows_apart:
+            raise GenerationError(
+                "rows of this package begin together, so that none can begin with a prefix; use one of batch size 1"
+            )
         self._given.append(prefix)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
@@ -195,7 +200,8 @@ class Prefixes:
             if prefix.adapter != adapter:
                 continue
             common = self._limited(common_tokens(prompt, prefix.tokens), prompt, given=prefix in self._given)
-            if common > found[1] and (common == len(prefix.tokens) or self._cache.keeps_every_token):
+            whole = len(prefix.tokens)
+            if common > found[1] and (common == whole or self._cache.saves(common, whole)):
                 found = prefix, common
         return found
 

@@ -49,6 +49,8 @@ class Request:
     """Name of the adapter that its row has: what others have with another one is not the same."""
     continues_at: int | None = None
     """Tokens of the prompt from here on are fed as those that follow one are; None: all are read as a prompt."""
+    singly: bool = False
+    """They are fed one by one, as new tokens are."""
 
 
 @dataclass(slots=True)
@@ -95,6 +97,8 @@ class Row:
         every = self.request.listener is not None or self.guessed > 0
         reads = filled < self.read_until
         most = self.read_until - filled if reads and self.read_until < self.known else None
+        if self.request.singly and not reads:
+            most = 1
         return RowView(filled, self.known - filled + self.guessed, reads, every, most=most)
 
     def room_to_guess(self, filled: int) -> int:

@@ -261,6 +261,23 @@ def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shap
     assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
 
 
+def test_rows_that_have_to_be_equally_long_begin_with_a_prefix_together(opened):
+    """As with GroupQueryAttention on WebGPU, which is right for rows of one length only."""
+    prefix = saved(Engine(opened(states=("key",)).executor), SYSTEM)
+    runner = opened(states=("key",), batch=2, appends=False)
+    runner.cache.even = "some provider"
+    engine = Engine(runner.executor)
+    prompts = [[*SYSTEM, 9, 4], [*SYSTEM, 2, 7]]
+    rows = [engine.join(Request(prompt, greedy, 5, prefix=prefix)) for prompt in prompts]
+    found, _ = finish(engine)
+    assert [found[row] for row in rows] == [known_tokens(prompt, 5, ("key",)) for prompt in prompts]
+    engine.leave(1)
+    with pytest.raises(GenerationError):
+        engine.join(Request([*SYSTEM, 1, 2, 3], greedy, 5, prefix=prefix))
+    with pytest.raises(GenerationError, match="rows of this package begin together"):
+        Engine(runner.executor, shares=True).give(prefix)
+
+
 def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     """A tokenizer may join the end of a prefix with what follows it."""
     engine = Engine(opened(states=("key",)).executor)
@@ -278,7 +295,7 @@ def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opene
     engine = Engine(opened().executor)
     prefix = saved(engine, SYSTEM)
     for prompt in ([*SYSTEM[:-2], 8, 9], SYSTEM):
-        with pytest.raises(GenerationError, match="a recurrent state cannot go back"):
+        with pytest.raises(GenerationError, match="sums up or drops tokens cannot go back"):
             engine.join(Request(prompt, greedy, 4, prefix=prefix))
         assert engine.rows == [None]
     engine.join(Request(PROMPTS[0], greedy, 4, prefix=prefix))
