@@ -99,7 +99,7 @@ def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheck
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": "round"}, "--cache round: choose one of fixed, growing"),
+        ({"cache": "round"}, "--cache round: choose one of fixed, window, growing"),
         ({"cache": "growing", "attention": "gqa"}, "without --attention gqa; leave one of the two out"),
         ({"cache": "growing", "static_shapes": True}, "without --static-shapes"),
         ({"cache": "growing", "cache_precision": "int8"}, "without --cache-precision int8"),
