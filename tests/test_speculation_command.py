@@ -105,9 +105,7 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
 def test_a_draft_with_another_cache_guesses_as_far_as_it_goes(
     generated: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    monkeypatch.setattr(Governor, "measuring", False)
-    monkeypatch.setattr(Governor, "most", lambda self: 3)
-    monkeypatch.setattr(Governor, "choose", lambda self, offers, live: 3)
+    feed_all(monkeypatch, 3)
     with monkeypatch.context() as patched:
         patched.setattr(handmade_module, "LENGTH", length)
         draft = handmade(tmp_path / "draft", states=("key",))

@@ -16,7 +16,7 @@ import pytest
 
 from partita.demo import heldout_path
 from partita.errors import CheckpointError, PartitaError, ResourceError, UsageError
-from partita.export import known_answer, spilled, weights
+from partita.export import known_answer, quality, spilled, weights
 from partita.export.checkpoint import open_checkpoint
 from partita.package import QUALITY, Manifest, check_files, read_manifest
 from partita.providers.resolve import parse_chain
@@ -317,6 +317,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
     held = spilled.resident_parameters(open_checkpoint(str(checkpoint)).tensors, tmp_path)
     monkeypatch.setattr(known_answer, "free_bytes", lambda: held * 4 * known_answer.MEMORY_MARGIN + 1000)
     monkeypatch.setattr(weights, "write_data", no_write)
+    monkeypatch.setattr(quality, "KEPT_BYTES", 1)  # so that the package is open while the original reads
     said = r"the original model needs about .* to measure what rounding costs, and .* are free; free more, or have room"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", checkpoint, precision="int4")
