@@ -53,6 +53,28 @@ tiny graph of two layers as it is written, before and after the passes saw where
 186 → 156, deepseek_v3 177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 → 32; and where rows are
 divided by their length, qwen3_next of four layers 350 → 320.
 
+## What each pass brings
+
+`python -m benchmarks.passes --precision int4` (2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores, nothing else running; a random
+llama of four layers, medians of 7 turns, 128 tokens of prompt, 48 steps):
+
+| left out | nodes | a layer | step | prompt |
+|---|---|---|---|---|
+| nothing | 44 | 10 | 1.00 | 1.00 |
+| rotary_tables | 126 | 28 | 1.20 | 0.96 |
+| fused_norms | 106 | 22 | 1.11 | 0.91 |
+| rotary_attention | 93 | 22 | 1.04 | 1.01 |
+| views | 76 | 18 | 0.96 | 0.95 |
+| packed_attention | 52 | 12 | 0.90 | 0.93 |
+| transposed_weights | 52 | 12 | 0.98 | 1.00 |
+| skip_norms | 52 | 10 | 0.99 | 0.99 |
+| gather_rows | 47 | 10 | 0.97 | 1.01 |
+| activations | 44 | 10 | 0.90 | 0.97 |
+
+A step takes 0.8 ms here, and graphs of as many nodes are told apart by a tenth: what is between 0.9 and 1.1 says nothing. Left out, `rotary_embedding`,
+`expert_weights`, `tied_head` and `head_norms` give the same graph: this model has no place for them. So tables of cosines and sines
+and fused norms are what a step gains by, and prompts, which are products, by none.
+
 This page is generated: to write it again, run `python -m tools.passes_page docs`.
 """
 
