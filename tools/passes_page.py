@@ -55,8 +55,8 @@ divided by their length, qwen3_next of four layers 350 → 320.
 
 ## What each pass brings
 
-`python -m benchmarks.passes --precision int4` (2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores, nothing else running; a random
-llama of four layers, medians of 7 turns, 128 tokens of prompt, 48 steps):
+`python -m benchmarks.passes --precision int4` (2026-11-24, ONNX Runtime 1.31.1, AMD EPYC, 2 cores, nothing else
+running; a random llama of four layers, medians of 7 turns, 128 tokens of prompt, 48 steps):
 
 | left out | nodes | a layer | step | prompt |
 |---|---|---|---|---|
@@ -71,9 +71,10 @@ llama of four layers, medians of 7 turns, 128 tokens of prompt, 48 steps):
 | gather_rows | 47 | 10 | 0.97 | 1.01 |
 | activations | 44 | 10 | 0.90 | 0.97 |
 
-A step takes 0.8 ms here, and graphs of as many nodes are told apart by a tenth: what is between 0.9 and 1.1 says nothing. Left out, `rotary_embedding`,
-`expert_weights`, `tied_head` and `head_norms` give the same graph: this model has no place for them. So tables of cosines and sines
-and fused norms are what a step gains by, and prompts, which are products, by none.
+A step takes 0.8 ms here, and graphs of as many nodes are told apart by a tenth: what is between 0.9 and 1.1 says
+nothing. Left out, `rotary_embedding`, `expert_weights`, `tied_head` and `head_norms` give the same graph: this model
+has no place for them. So tables of cosines and sines and fused norms are what a step gains by, and prompts, which are
+products, by none.
 
 This page is generated: to write it again, run `python -m tools.passes_page docs`.
 """
