@@ -8,7 +8,7 @@ import onnx_ir as ir
 import torch
 
 from partita.contract import Port, State
-from partita.errors import UnsupportedModelError
+from partita.errors import UnsupportedModelError, UsageError
 from partita.export.attention import Lowering
 from partita.export.attention.base import Cursor
 from partita.export.element_types import of_ir, of_torch
@@ -84,7 +84,7 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
 
 
 def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
-    """Raise UnsupportedModelError for a model with no layer whose cache could roll, and for a fixed number of tokens:
+    """Raise UsageError for a model with no layer whose cache could roll, and for a fixed number of tokens:
     what fills them up would push out what the window holds.
     """
     said = spelled("cache", "window")
@@ -97,9 +97,9 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
             if windows
             else f"it has no layer with a window of less than {spelled('max_length', spec.max_length)}"
         )
-        raise UnsupportedModelError(f"{said}: {why}; leave it out")
+        raise UsageError(f"{said}: {why}; leave it out")
     if spec.sequence_length is not None:
-        raise UnsupportedModelError(
+        raise UsageError(
             f"{said}: the model can only be traced for a fixed number of tokens, and what fills them up would push out "
             "what the window holds; leave it out"
         )

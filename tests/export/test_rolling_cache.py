@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy.typing as npt
 import pytest
 
 import partita
-from partita.errors import PartitaError, ProviderError, UnsupportedModelError, UsageError
+from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.options import ExportOptions, check_options
 from partita.export.rolling_cache import ask, question
+from partita.export.state import LayerState
 from partita.export.target import Target
 from partita.library.exporting import export
 from partita.library.target import taken_by_cpu
@@ -93,7 +95,8 @@ def test_other_models_and_precisions(
     found = []
     for cache in ("window", "fixed"):
         out = tmp_path / cache
-        export(tiny_checkpoint(kind), out, max_length=LENGTH, cache=cache, **options)  # type: ignore[arg-type]
+        checkpoint = tiny_checkpoint(kind, sliding_window=WINDOW)
+        export(checkpoint, out, max_length=LENGTH, cache=cache, **options)  # type: ignore[arg-type]
         assert any(state.rolls for state in read_manifest(out).graph.states) == (cache == "window")
         found.append(logits_of(out, TEXT))
     rolled, whole = found
@@ -197,19 +200,15 @@ def test_what_rolls_is_shown(pair: tuple[Path, Path]) -> None:
     assert found.fixed_bytes == 3 * WINDOW * found.bytes_per_token
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [
-        ("llama", "no layer with a window of less than"),
-        pytest.param("gemma3n_text", "read by several layers", marks=pytest.mark.heavy),
-    ],
-)
-def test_a_model_without_such_layers_is_refused(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str, told: str
-) -> None:
-    with pytest.raises(UnsupportedModelError, match=told):
-        export(tiny_checkpoint(kind), tmp_path / "out", max_length=LENGTH, cache="window")
+def test_a_model_without_such_layers_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no layer with a window of less than max_length=64; leave it out$"):
+        export(tiny_checkpoint("llama"), tmp_path / "out", max_length=LENGTH, cache="window")
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_that_others_read_keep_everything() -> None:
+    layer = LayerState(0, 2, 16, 16, window=WINDOW, fused=True)
+    assert layer.rolls and not replace(layer, shared=True).rolls and not replace(layer, fused=False).rolls
 
 
 @pytest.mark.parametrize(
