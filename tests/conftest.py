@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests import traces
 from tests.checkpoints import save_random_model
 
 pytest_plugins = ["tests.environments"]
@@ -85,6 +86,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("heavy")]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Exports of the same tiny model share its trace."""
+    traces.share(item)
 
 
 @pytest.hookimpl(wrapper=True)

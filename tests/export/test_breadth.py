@@ -39,22 +39,34 @@ QUICK = {
     "qwen3_next": "primitives",  # the delta rule, gates
     "qwen2_5_vl": "onnx24",  # positions in three rows
 }
+SAMPLE = ("bloom", "deepseek_v3", "falcon_h1", "llama4_text", "qwen2_5_vl", "qwen3_next")
+"""Of which `make test` has the time; the others are heavy."""
 STATUSES = ("verified", "refused", "not equal", "not tried")
 REFUSED = "reformer"
 """It hashes its keys into buckets at random."""
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[dict[str, Outcome]]:
-    """The outcomes of the subset, made two at a time."""
+def found(request: pytest.FixtureRequest) -> Iterator[dict[str, Outcome]]:
+    """The outcomes of what runs of the subset, made two at a time."""
     require("torch")
-    by_lowering = {name: [kind for kind, chosen in QUICK.items() if chosen == name] for name in LOWERINGS}
+    params = [
+        item.callspec.params
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path and hasattr(item, "callspec")
+    ]
+    wanted = {entry["model_type"] for entry in params if "model_type" in entry}
+    by_lowering = {
+        name: [kind for kind, chosen in QUICK.items() if chosen == name and kind in wanted] for name in LOWERINGS
+    }
     by_lowering["gqa"].append(REFUSED)
     yield {outcome.model_type: outcome for name, types in by_lowering.items() for outcome in run(types, [name], jobs=2)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", QUICK)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in QUICK]
+)
 def test_is_what_transformers_computes(found: dict[str, Outcome], model_type: str) -> None:
     outcome = found[model_type]
     assert outcome.status == "verified", outcome.reason
