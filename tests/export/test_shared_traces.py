@@ -1,0 +1,63 @@
+"""Exports of one model share a trace in these tests (tests/traces.py): what they write is what each writes alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import traces
+from tests.conftest import TinyCheckpoint
+
+
+def written(checkpoint: Path, out: Path) -> bytes:
+    """The graph of an export."""
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    export(ExportOptions(str(checkpoint), out, max_length=32), replay=replay, scorer=scorer)
+    return (out / "model.onnx").read_bytes()
+
+
+def test_a_shared_trace_is_that_of_each(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    checkpoint = tiny_checkpoint("qwen3", num_hidden_layers=1)
+    from partita.export import drafts  # noqa: F401 - then it can be shared
+
+    traces.share(request.node)
+    shared = sys.modules["partita.export.drafts"].trace
+    assert isinstance(shared, traces.Traces)
+    first = written(checkpoint, tmp_path / "first")
+    taken = shared.taken
+    second = written(checkpoint, tmp_path / "second")
+    assert shared.taken > taken
+    shared.on = False
+    assert written(checkpoint, tmp_path / "alone") == second == first
+
+
+def test_other_weights_are_the_same_trace_and_another_config_is_not(tiny_checkpoint: TinyCheckpoint) -> None:
+    from transformers import AutoConfig
+
+    from partita.export.fake_model import build_fake_model
+
+    def decides(checkpoint: Path) -> tuple[object, ...]:
+        config = AutoConfig.from_pretrained(checkpoint)
+        return traces.what_decides(build_fake_model(config, "float32", 1, 32))
+
+    small = {"num_hidden_layers": 1}
+    known = decides(tiny_checkpoint("llama", **small))
+    assert decides(tiny_checkpoint("llama", seed=1, **small)) == known
+    assert (
+        decides(tiny_checkpoint("llama", rope_parameters={"rope_type": "default", "rope_theta": 50.0}, **small))
+        != known
+    )
+    assert decides(tiny_checkpoint("llama", rms_norm_eps=0.01, **small)) != known
+
+
+def test_what_a_test_replaces_is_not_shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from partita.export import drafts  # noqa: F401 - then it can be shared
+
+    traces.share(request.node)
+    assert not sys.modules["partita.export.drafts"].trace.on
