@@ -142,6 +142,7 @@ def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tm
     cache_rounding.ask(ExportOptions("checkpoint", tmp_path), target)
 
 
+@pytest.mark.heavy
 def test_a_mixture_whose_rounding_chooses_other_experts_is_verified(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:

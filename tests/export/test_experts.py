@@ -335,8 +335,15 @@ def test_loops_over_experts_are_refused_by_name() -> None:
     refuse_loops(Routed(layer("mixtral")))
 
 
-@pytest.mark.parametrize("attention", ["gqa", "primitives"])
-@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    [
+        ("mixtral", "primitives"),
+        ("gpt_oss", "gqa"),
+        pytest.param("mixtral", "gqa", marks=pytest.mark.heavy),
+        pytest.param("gpt_oss", "primitives", marks=pytest.mark.heavy),
+    ],
+)
 def test_whole_models(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
     """Verified by the known answer; the weights are stored once, in the layout that the graph reads."""
     package = exported(tiny_checkpoint(model_type, **tiny()), attention=attention)
@@ -346,7 +353,7 @@ def test_whole_models(tiny_checkpoint: TinyCheckpoint, exported: Exported, model
     check_stored_layout(graph)
 
 
-@pytest.mark.parametrize("attention", ["gqa", "primitives"])
+@pytest.mark.parametrize("attention", [pytest.param("gqa", marks=pytest.mark.heavy), "primitives"])
 def test_a_pair_shares_its_experts(tiny_checkpoint: TinyCheckpoint, exported: Exported, attention: str) -> None:
     checkpoint = tiny_checkpoint("mixtral", **tiny())
     package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)

@@ -78,7 +78,7 @@ def test_the_file_has_the_ports_of_the_manifest(dynamic: tuple[Path, Manifest]) 
     assert {v.name for v in graph.output} == {p.name for p in file.outputs} | {s.present for s in states}
 
 
-@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
+@pytest.mark.parametrize("attention", ["gqa", pytest.param("onnx24", marks=pytest.mark.heavy), "primitives"])
 def test_a_static_pair_has_no_symbolic_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
     options = {"static_shapes": True, "prefill_chunk": 4, "attention": attention, "batch_size": 2}
     manifest = unverified(tiny_checkpoint("mistral"), tmp_path / "out", **options)

@@ -21,6 +21,8 @@ from tests.export.test_parity import NEW_TOKENS, PROMPT, our_tokens
 
 LOWERINGS = {"llava": "gqa", "qwen2_vl": "onnx24", "gemma3": "primitives", "qwen2_audio": "gqa"}
 """An image projected into the tokens; positions in three rows; two rotations and windows; sound."""
+SAMPLE = ("llava", "qwen2_vl")
+"""The others are heavy."""
 LEFT_OUT = {
     "llava": ("vision_tower", "multi_modal_projector"),
     "qwen2_vl": ("visual",),
@@ -64,7 +66,9 @@ def generated(checkpoint: Path) -> list[int]:
     return [int(token) for token in out[0, len(PROMPT) :]]
 
 
-@pytest.mark.parametrize("model_type", LOWERINGS)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in LOWERINGS]
+)
 def test_text_is_what_transformers_generates_of_text_alone(tiny: Tiny, exported: Exported, model_type: str) -> None:
     checkpoint = tiny(model_type)
     package = exported(checkpoint, attention=LOWERINGS[model_type])
@@ -112,6 +116,7 @@ def test_what_is_left_out_is_said(tiny: Tiny, tmp_path: Path, capsys: pytest.Cap
     assert {entry.partition(" ")[0] for entry in unused} == set(LEFT_OUT["llava"])
 
 
+@pytest.mark.heavy
 def test_of_a_model_that_also_speaks_the_thinker_is_exported(tiny: Tiny, exported: Exported, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
