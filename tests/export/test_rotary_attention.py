@@ -203,5 +203,11 @@ def test_what_the_operator_does_not_do_stays(kind: str) -> None:
 
 
 def test_only_where_the_target_takes_it() -> None:
-    left_alone(net, PASS, context("contrib", refused={"GroupQueryAttention"}))
+    left_alone(net, PASS, context("contrib", refuses=lambda node: bool(node.attributes.get_int("do_rotary", 0))))
     left_alone(net, PASS, context("standard"))
+
+
+def test_where_the_target_takes_no_form_of_the_operator_the_cpu_has_the_one_that_does_more(tmp_path: Path) -> None:
+    told = context("contrib", refused={"GroupQueryAttention"})
+    model = rewritten(net, PASS, tmp_path, feed(9, 4), told)
+    assert "Concat" not in operators(model)
