@@ -47,8 +47,8 @@ class PassContext:
         return next((value for value in graph.inputs if value.name in names), None)
 
     def keeps(self, new: ir.Node, old: ir.Node) -> bool:
-        """Whether `new` may stand for `old`, a node of the same operator that does less: the provider takes it, or takes
-        neither. Then both are run by the CPU provider, which has the operator, and what goes into `new` saves copies.
+        """Whether `new` may stand for `old`, a node of the same operator that does less: the provider takes it, or
+        neither. Then the CPU provider, which has the operator, runs both, and what goes into `new` saves copies.
         """
         return self.takes(new) or not self.takes(old)
 
