@@ -32,8 +32,8 @@ from partita.export.adapters.merge import Site, sites
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir
 from partita.export.passes.rewriting import take_names
+from partita.export.quantisation.products import weight_of_product
 from partita.export.quantisation.reference import Places, moves
-from partita.export.quantisation.rewrite import weight_of_product
 from partita.export.weight_files import OpenFiles, few
 from partita.export.weight_sources import Plain
 from partita.package import AdapterRecord
