@@ -56,7 +56,17 @@ class CheckpointError(PartitaError):
 
 
 class UnsupportedModelError(CheckpointError):
-    """The checkpoint is sound, but its model cannot be exported; the message names the reason."""
+    """The checkpoint is sound, but its model cannot be exported; the message names the reason.
+
+    `option`: the argument that it comes of, by its name in Python, so that the model may be exported without it; None
+    where it comes of the model.
+    """
+
+    def __init__(
+        self, said: str, *, where: Path | None = None, remedy: Remedy | None = None, option: str | None = None
+    ) -> None:
+        super().__init__(said, where=where, remedy=remedy)
+        self.option = option
 
 
 class PackageError(PartitaError):

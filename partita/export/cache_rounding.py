@@ -177,7 +177,8 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
     if not named:
         raise UnsupportedModelError(
             f"{spelled('cache_precision', ROUNDED)}: no {OPERATOR} keeps the states of this model "
-            f"(attention {manifest.graph.attention}); leave it out"
+            f"(attention {manifest.graph.attention}); leave it out",
+            option="cache_precision",
         )
     largest = _largest(folder, manifest, text, open_reader, named, stage)
     scales = {past: _scale(values) for past, values in largest.items()}

@@ -180,7 +180,8 @@ class Draft:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(
-                f"{spelled('opset', options.opset)}: {chosen.name} needs {chosen.min_opset} or newer"
+                f"{spelled('opset', options.opset)}: {chosen.name} needs {chosen.min_opset} or newer",
+                option="opset",
             )
         with stage(work.progress, "trace", work.seconds, of=str(way)):
             wanted, traced = self._trace_told(way)
@@ -205,7 +206,8 @@ class Draft:
                 raise
             raise UnsupportedModelError(
                 f"the model keeps {outside[0]} from one step to the next outside transformers' cache; that "
-                f"cannot be exported yet: {error}"
+                f"cannot be exported yet: {error}",
+                option=error.option,
             ) from error
 
     def _trace_phases(self, way: Way) -> tuple[list[Phase], list[Traced]]:
@@ -386,5 +388,5 @@ def _check_written(graphs: Graphs) -> None:
             tell(graphs.draft.work, f"{said}: the graph for prompts is slower on this machine: {found.reason}")
         return
     if found.asked != AUTO:
-        raise UnsupportedModelError(f"{said}: {found.reason}; leave it out")
+        raise UnsupportedModelError(f"{said}: {found.reason}; leave it out", option="prefill_precision")
     tell(graphs.draft.work, f"{said}: no graph for prompts was written: {found.reason}")

@@ -91,5 +91,6 @@ def _refused(node: ir.Node) -> UnsupportedModelError:
     """The error for a node that cannot be written."""
     return UnsupportedModelError(
         f"{node.name or node.op_type}: {node.op_type} cannot be written in opset {OPSET}; use "
-        f"{spelled('opset', WRITTEN)} or another {spelled('attention')}"
+        f"{spelled('opset', WRITTEN)} or another {spelled('attention')}",
+        option="opset",
     )

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.dtypes import EXACT
-from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError, UsageError
+from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import cache_rounding, rolling_cache, stored_precision
 from partita.export.asked import Asked, asked_options
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
-from partita.export.exporters import Attempts, Exported, Exporter, exporter
+from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
 from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
@@ -31,7 +31,6 @@ from partita.export.running import (
     WriteAdapter,
     nothing_runs,
 )
-from partita.export.stored_formats import Quantised
 from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
@@ -98,13 +97,14 @@ def _run(
     work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None, offer: Offer | None
 ) -> Summary:
     chosen = exporter(work.options.exporter)
-    _refuse_exporter(work.options, chosen)
+    refuse_unable(chosen, work.options)
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(work.options.checkpoint)
         max_length(work.options, checkpoint)
         stops = stop_tokens(runtime.reader, checkpoint.folder)
     work.options = options = _settled(stored_precision.settled(work.options, checkpoint), target, quality_text)
-    _refuse_exporter(options, chosen, checkpoint.quantised)
+    refuse_unable(chosen, options, checkpoint.quantised)
+    chosen.check(options)
     for note in (*checkpoint.notes, *stored_precision.notes(options, checkpoint)):
         tell(work, note)
     cache_rounding.ask(options, target)
@@ -129,26 +129,6 @@ def _settled(options: ExportOptions, target: Target | None, quality_text: Path |
     if options.measures and options.verify and options.quality_text is None:
         options = replace(options, quality_text=quality_text)
     return options
-
-
-def _refuse_exporter(options: ExportOptions, chosen: Exporter, quantised: Quantised | None = None) -> None:
-    """Raise UsageError for an exporter that has nothing to do with adapters or packed weights where there are some."""
-    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
-        said = spelled("with_adapters" if options.adapter is None else "adapter")
-        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
-    if chosen.packs:
-        return
-    left_out = f"leave {spelled('exporter', chosen.name)} out"
-    if quantised is not None:
-        raise UsageError(
-            f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter {chosen.name} does "
-            f"not read such weights; {left_out}"
-        )
-    if options.computing.bits is not None:
-        raise UsageError(
-            f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
-            f"{spelled('precision')}, or {left_out}"
-        )
 
 
 def _first_that_runs(

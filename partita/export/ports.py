@@ -71,15 +71,19 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     said = spelled("cache", "growing")
     if fake.probed.extras:
         kind = fake.probed.extras[0].kind
-        raise UnsupportedModelError(f"{said}: the model keeps {kind} states, which do not grow; leave it out")
+        raise UnsupportedModelError(
+            f"{said}: the model keeps {kind} states, which do not grow; leave it out", option="cache"
+        )
     if fake.rope_by_length:
         raise UnsupportedModelError(
             f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
-            "it out"
+            "it out",
+            option="cache",
         )
     if spec.sequence_length is not None:
         raise UnsupportedModelError(
-            f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out"
+            f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out",
+            option="cache",
         )
 
 

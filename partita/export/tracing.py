@@ -282,7 +282,8 @@ def _settle_length(model: ir.Model, batch: int) -> None:
         if users and batch > 1:
             raise UnsupportedModelError(
                 "the model derives positions from the length of the cache, the same for all rows; export it with "
-                f"{spelled('batch_size', 1)}"
+                f"{spelled('batch_size', 1)}",
+                option="batch_size",
             )
         positions = node.inputs[0]
         assert positions is not None
@@ -312,7 +313,8 @@ def _check_rolled(model: ir.Model) -> None:
             reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
             raise UnsupportedModelError(
                 f"{spelled('cache', 'window')}: {reader} reads all that a layer has cached, and not its attention "
-                "alone; leave it out"
+                "alone; leave it out",
+                option="cache",
             )
 
 

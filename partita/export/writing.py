@@ -198,7 +198,8 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
         except GenerationError as error:
             raise UnsupportedModelError(
                 f"{work.options.checkpoint}: in {work.options.precision} it cannot read {text.name}, which its quality "
-                f"is measured on: {error}; nothing was written; name another {spelled('precision')}, as bf16 or fp32"
+                f"is measured on: {error}; nothing was written; name another {spelled('precision')}, as bf16 or fp32",
+                option="precision",
             ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})

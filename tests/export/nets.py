@@ -97,8 +97,15 @@ class Net:
         return common.ShapeInferencePass()(model).model
 
 
-def context(fused: Fused, *, refused: Collection[str] = (), asked: list[str] | None = None) -> PassContext:
-    """What a pass is told beside a provider that takes every operator but those that are `refused`.
+def context(
+    fused: Fused,
+    *,
+    refused: Collection[str] = (),
+    refuses: Callable[[ir.Node], bool] = lambda node: False,
+    asked: list[str] | None = None,
+) -> PassContext:
+    """What a pass is told beside a provider that takes every operator but those that are `refused`, and every node but
+    those that it `refuses`.
 
     The input `positions` has the role. `asked` gets the operators that were asked about.
     """
@@ -106,7 +113,7 @@ def context(fused: Fused, *, refused: Collection[str] = (), asked: list[str] | N
     def takes(node: ir.Node) -> bool:
         if asked is not None:
             asked.append(node.op_type)
-        return node.op_type not in refused
+        return node.op_type not in refused and not refuses(node)
 
     spec = TraceSpec(1, LENGTH, None, LATEST[fused], "contrib")
     ports = (Port(name="positions", role="positions", shape=(1, "s"), dtype="int32"),)

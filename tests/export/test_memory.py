@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import modeling_utils
 
-from partita.export import quality
+from partita.export import quality, quality_figures
 from partita.export.attention import lowering
 from partita.export.checkpoint import open_checkpoint
 from partita.export.fake_model import build_fake_model
@@ -66,7 +66,7 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
     theirs[0, 2, 5] = ours[0, 2, 5] = -torch.inf  # a token that both rule out says nothing
     windows = torch.randint(0, vocabulary, (2, positions + 1), generator=random).numpy()
     monkeypatch.setattr(quality, "BLOCK_ELEMENTS", block * vocabulary)
-    found = quality._Measured.of(windows, vocabulary)
+    found = quality_figures.Measured.of(windows, vocabulary)
     blocks = quality._Blocks(found, vocabulary)
     for window, position in ((row, place) for place in range(positions) for row in range(2)):
         blocks.hear(window, position, ours[window, position].numpy().copy(), theirs[window, position])

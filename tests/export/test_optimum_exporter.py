@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ import pytest
 import partita
 from partita import cli
 from partita.errors import InstallationError, ParityError, UnsupportedModelError, UsageError
+from partita.export.checkpoint import open_checkpoint
 from partita.export.optimum import environment
 from partita.export.optimum.configs import for_4
+from partita.export.optimum.offer import offered
+from partita.export.options import ExportOptions
 from partita.package import check_files, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.breadth import recipes
@@ -219,6 +223,39 @@ def test_a_graph_that_is_not_equal_offers_it_as_well(play: Play, tmp_path: Path)
     with pytest.raises(ParityError, match="does not compute what the model computes") as caught:
         partita.export(folder, tmp_path / "out", attention="gqa", precision="fp32", max_length=32)
     assert "optimum's exporter covers the type; use it with: exporter='optimum'" in str(caught.value)
+
+
+BLAMED: dict[str, tuple[dict[str, Any], UnsupportedModelError | ParityError]] = {
+    "an option that the error names": ({}, UnsupportedModelError("it is so", option="batch_size")),
+    "a cache that optimum does not write": ({"cache": "window"}, UnsupportedModelError("it is so")),
+    "a cache of integers": ({"cache_precision": "int8"}, ParityError("it is not equal")),
+    "packed weights": ({"precision": "int4"}, UnsupportedModelError("it is so")),
+    "a precision": ({"precision": "bf16"}, ParityError("it is not equal")),
+    "adapters": ({"with_adapters": (("one", Path("adapter")),)}, UnsupportedModelError("it is so")),
+    "fixed sizes": ({"static_shapes": True}, UnsupportedModelError("it is so")),
+}
+
+
+@pytest.mark.parametrize("kind", BLAMED)
+def test_what_comes_of_an_option_does_not_offer_it(tiny_checkpoint: TinyCheckpoint, play: Play, kind: str) -> None:
+    play("copy", ("llama",))
+    options, error = BLAMED[kind]
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
+    asked = ExportOptions(str(checkpoint.folder), Path("out"), **{"precision": "fp32", **options})
+    assert offered(error, checkpoint, asked) is error
+    plain = replace(asked, **{each.name: each.default for each in fields(asked) if each.name in options})
+    of_the_model = type(error)(error.said)
+    found = offered(of_the_model, checkpoint, replace(plain, precision="fp32", attention="gqa"))
+    assert found.remedy is not None and found.remedy.options == ("--exporter", "optimum")
+
+
+def test_a_cache_that_cannot_grow_is_no_matter_for_it(play: Play, tmp_path: Path) -> None:
+    play("copy", ("mamba",))
+    (folder := tmp_path / "checkpoint").mkdir()
+    recipes.save(folder, "mamba")
+    with pytest.raises(UnsupportedModelError, match="which do not grow; leave it out") as caught:
+        partita.export(folder, tmp_path / "out", cache="growing", max_length=32)
+    assert caught.value.option == "cache" and caught.value.remedy is None
 
 
 def test_a_config_is_told_in_the_words_of_transformers_4() -> None:

@@ -139,7 +139,14 @@ def test_what_is_not_three_alike_stays(checkpoint: Checkpoint, kind: str) -> Non
 
 
 def test_only_where_the_target_takes_it(checkpoint: Checkpoint) -> None:
-    for told in (context("contrib", refused={"GroupQueryAttention"}), context("standard"), context("none")):
+    takes_three = context("contrib", refuses=lambda node: node.inputs[1] is None)
+    for told in (takes_three, context("standard"), context("none")):
         model = net(checkpoint).model()
         assert run_passes(model, [PASS], told) == {"packed_attention": 0}
         assert operators(model).count("MatMul") == 3
+
+
+def test_where_the_target_takes_no_form_of_the_operator_the_cpu_has_the_packed_one(checkpoint: Checkpoint) -> None:
+    model = net(checkpoint).model()
+    assert run_passes(model, [PASS], context("contrib", refused={"GroupQueryAttention"})) == {"packed_attention": 1}
+    assert operators(model).count("MatMul") == 1

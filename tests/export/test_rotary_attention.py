@@ -79,6 +79,24 @@ def halves_to_neighbours(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, tu
     return net.op("Reshape", stacked, net.constant([1, heads, -1, turned], np.int64))
 
 
+def stretched(where: str, form: Any = halves, factor: float = 1.3) -> Any:
+    """A form whose cosines and sines are multiplied by a number, or what is turned, before it or after."""
+
+    def made(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int) -> ir.Value:
+        def times(value: ir.Value) -> ir.Value:
+            product: ir.Value = net.op("Mul", value, net.constant(factor))
+            product.shape, product.type = value.shape, value.type
+            return product
+
+        if where == "waves":
+            cos, sin = times(cos), times(sin)
+        y = form(net, times(x) if where == "before" else x, cos, sin, turned)
+        y.shape, y.type = x.shape, x.type
+        return times(y) if where == "after" else y
+
+    return made
+
+
 def heads_of(net: Net, x: ir.Value, heads: int, rows: int = 1) -> ir.Value:
     """[B, S, H*D] -> [B, H, S, D]."""
     made = net.op(
@@ -165,6 +183,14 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "halves by themselves": {"form": by_columns, "waves": tables(WIDTH, repeat="")},
     "scaled": {"waves": tables(WIDTH, scaling=1.3)},
+    "cosines and sines are scaled": {"form": stretched("waves")},
+    "those of half of a head are scaled": {"form": stretched("waves"), "turned": 16},
+    "those of neighbours are scaled": {
+        "form": stretched("waves", neighbours, 0.7),
+        "waves": tables(WIDTH, repeat="neighbours"),
+    },
+    "scaled before it": {"form": stretched("before")},
+    "scaled after it": {"form": stretched("after")},
     "frequencies of zero": {"waves": tables(WIDTH, base=1.0)},
 }
 
@@ -193,6 +219,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "positions are moved": {"offset": True},
     "a part that the operator does not turn": {"turned": 24},
     "neighbours that come out as halves": {"form": neighbours_to_halves, "waves": tables(WIDTH, repeat="")},
+    "queries and keys are scaled otherwise": {
+        "waves": tables(WIDTH, scaling=1.3),
+        "key_waves": tables(WIDTH, scaling=0.7),
+    },
     "cosines and sines of different angles": {"waves": (tables(WIDTH)[0], tables(WIDTH, repeat="neighbours")[1])},
 }
 
@@ -203,5 +233,11 @@ def test_what_the_operator_does_not_do_stays(kind: str) -> None:
 
 
 def test_only_where_the_target_takes_it() -> None:
-    left_alone(net, PASS, context("contrib", refused={"GroupQueryAttention"}))
+    left_alone(net, PASS, context("contrib", refuses=lambda node: bool(node.attributes.get_int("do_rotary", 0))))
     left_alone(net, PASS, context("standard"))
+
+
+def test_where_the_target_takes_no_form_of_the_operator_the_cpu_has_the_one_that_does_more(tmp_path: Path) -> None:
+    told = context("contrib", refused={"GroupQueryAttention"})
+    model = rewritten(net, PASS, tmp_path, feed(9, 4), told)
+    assert "Concat" not in operators(model)

@@ -32,8 +32,8 @@ from partita.export.adapters.merge import Site, sites
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir
 from partita.export.passes.rewriting import take_names
+from partita.export.quantisation.products import weight_of_product
 from partita.export.quantisation.reference import Places, moves
-from partita.export.quantisation.rewrite import weight_of_product
 from partita.export.weight_files import OpenFiles, few
 from partita.export.weight_sources import Plain
 from partita.package import AdapterRecord
@@ -109,7 +109,8 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
     said = f"{spelled('with_adapters')} {name}={adapter.folder}"
     if others := adapter.others():
         raise UnsupportedModelError(
-            f"{said}: it changes {others} as well, which cannot be switched; merge it with {spelled('adapter')}"
+            f"{said}: it changes {others} as well, which cannot be switched; merge it with {spelled('adapter')}",
+            option="with_adapters",
         )
     return Switched(name, adapter, sites(checkpoint, model, adapter))
 
@@ -136,7 +137,8 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
         if left := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
-                f"{few(left)}; merge it with {spelled('adapter')}, or {INSTEAD}"
+                f"{few(left)}; merge it with {spelled('adapter')}, or {INSTEAD}",
+                option="with_adapters",
             )
     return made
 
@@ -189,7 +191,8 @@ def _branch(
     if dtype not in ADAPTED:
         raise UnsupportedModelError(
             f"{spelled('with_adapters')}: the graph computes in {dtype}, and adapters are switched in "
-            f"{' or '.join(ADAPTED)}; choose another {spelled('precision')}, or add {spelled('activations', 'fp32')}"
+            f"{' or '.join(ADAPTED)}; choose another {spelled('precision')}, or add {spelled('activations', 'fp32')}",
+            option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
     rank = max(each.rank(modules) for each in wanted) if fixed else None

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING
 
 from partita.errors import UsageError
 from partita.export.exporters.base import Attempts, Exported, Exporter
 from partita.spelling import spelled
 
-__all__ = ["Attempts", "Exported", "Exporter", "check_name", "exporter", "names"]
+if TYPE_CHECKING:
+    from partita.export.options import ExportOptions
+    from partita.export.stored_formats import Quantised
+
+__all__ = ["Attempts", "Exported", "Exporter", "check_name", "exporter", "names", "refuse_unable"]
 
 
 def names() -> tuple[str, ...]:
@@ -32,3 +37,23 @@ def exporter(name: str) -> Exporter:
     found = importlib.import_module(f"{__name__}.{name}").EXPORTER
     assert isinstance(found, Exporter)
     return found
+
+
+def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised | None = None) -> None:
+    """Raise UsageError for an exporter that has nothing to do with adapters or packed weights where there are some."""
+    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
+        said = spelled("with_adapters" if options.adapter is None else "adapter")
+        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
+    if chosen.packs:
+        return
+    left_out = f"leave {spelled('exporter', chosen.name)} out"
+    if quantised is not None:
+        raise UsageError(
+            f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter {chosen.name} does "
+            f"not read such weights; {left_out}"
+        )
+    if options.computing.bits is not None:
+        raise UsageError(
+            f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
+            f"{spelled('precision')}, or {left_out}"
+        )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from partita.contract import Contract
     from partita.export.checkpoint import Checkpoint
     from partita.export.known_answer import KnownAnswer
+    from partita.export.options import ExportOptions
     from partita.export.progress import Stage
     from partita.export.target import Target
     from partita.export.work import Work
@@ -121,3 +122,5 @@ class Exporter:
     """It packs weights where the precision asks for that; another is not asked for int8 or int4."""
     adapts: bool = False
     """It takes adapters."""
+    check: Callable[[ExportOptions], None] = lambda options: None
+    """Raises UsageError for what else it does not do, given options that are settled."""

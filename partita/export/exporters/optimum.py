@@ -20,7 +20,7 @@ from partita.export.exporters.base import Exported, Exporter
 from partita.export.optimum import environment
 from partita.export.optimum.configs import view_for_4
 from partita.export.optimum.graphs import contract_of, load, vocabulary, weights_of
-from partita.export.options import WINDOW, max_length
+from partita.export.options import WINDOW, ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
 from partita.export.work import Work
@@ -81,7 +81,6 @@ class _Written:
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Written:
     """Have optimum export the checkpoint. Raises UsageError, UnsupportedModelError, InstallationError."""
     options = work.options
-    _check(work)
     there, length = environment.required(), max_length(options, checkpoint)
     prefix = f"{work.folder.name}-optimum-"  # by which the next export knows what a killed one has left
     place = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
@@ -97,9 +96,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     return _Written(_exported(checkpoint, model, contract, versions, work.scratch), versions, target)
 
 
-def _check(work: Work) -> None:
+def _check(options: ExportOptions) -> None:
     """Refuse what optimum does not do. Raises UsageError."""
-    options = work.options
     said = spelled("exporter", NAME)
     if options.precision not in HERE:
         raise UsageError(f"{spelled('precision', options.precision)}: {said} writes {' or '.join(HERE)}")
@@ -137,4 +135,4 @@ def _exported(
     )
 
 
-EXPORTER = Exporter(NAME, "optimum's exporter, in an environment of its own", _attempts)
+EXPORTER = Exporter(NAME, "optimum's exporter, in an environment of its own", _attempts, check=_check)

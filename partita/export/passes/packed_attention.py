@@ -77,7 +77,7 @@ def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
         list(node.attributes.values()),
         num_outputs=len(node.outputs),
     )
-    if given is None or not context.takes(new):
+    if given is None or not context.keeps(new, node):
         discard(new)
         return False
     before = [value.producer() for value in three if value is not None]

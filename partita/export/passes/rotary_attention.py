@@ -72,7 +72,7 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
         ],
         num_outputs=len(node.outputs),
     )
-    if not context.takes(new):
+    if not context.keeps(new, node):
         discard(new)
         return False
     take_names(new, node)

@@ -29,7 +29,7 @@ from partita.export.passes.rewriting import (
     stand_in,
     take_names,
 )
-from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in
+from partita.export.passes.rotations import PARTS, Rotation, is_looked_up, rotation_of, table_in, unscaled
 from partita.export.passes.views import VIEWS
 
 CARRIERS = VIEWS | {"Cast", "Concat", "Expand", "Pad"}
@@ -88,16 +88,10 @@ def _found(value: ir.Value, touched: set[ir.Value], positions: ir.Value, length:
         if found is not None and found.axis == POSITIONS_AXIS and not found.result.is_graph_output():
             yield found
             return
-    if maker is not None and (maker.op_type in CARRIERS or _scales(maker)):
+    if maker is not None and (maker.op_type in CARRIERS or unscaled(views[-1]) is not None):
         for each in dict.fromkeys(maker.inputs):
             if each is not None and each in touched:
                 yield from _found(each, touched, positions, length)
-
-
-def _scales(node: ir.Node) -> bool:
-    """Whether the node is a product with one number."""
-    known = [value.const_value for value in node.inputs if value is not None and value.const_value is not None]
-    return node.op_type == "Mul" and len(known) == 1 and known[0].size == 1
 
 
 def _rewritten(graph: ir.Graph, found: Rotation, positions: ir.Value, context: PassContext) -> bool:

@@ -9,7 +9,8 @@ Some models take pairs that are neighbours and put their halves one behind the o
 such an embedding of x in another order. Where x is a part of a head, whoever asks asks about the part.
 
 That is found by running the nodes in float64 at a few positions: on ones and zeros, which shows c and s, and then on
-random numbers. Where c and s come from is found in the tables that the nodes look up.
+random numbers. Where c and s come from is found in the tables that the nodes look up, or in those times one number:
+models whose rope is stretched multiply cosines and sines by a factor, or what is turned, before or after.
 """
 
 from __future__ import annotations
@@ -84,8 +85,26 @@ def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation 
         if math.prod(size if isinstance(size, int) else TRIED for size in source.shape) > LARGEST:
             return None
         tables = list(_tables(nodes, positions, length))
-        return _recognised(_Trial(nodes, source, result, positions, length), tables) if tables else None
+        if not tables:
+            continue  # what was turned is multiplied by a number
+        inner = unscaled(source)
+        if inner is not None and same_type(inner, source) and all(use.node in nodes for use in source.uses()):
+            scaled = nodes_between({inner, positions}, result)
+            found = scaled and _recognised(_Trial(scaled, inner, result, positions, length), tables)
+            if found:
+                return found
+        return _recognised(_Trial(nodes, source, result, positions, length), tables)
     return None
+
+
+def unscaled(value: ir.Value) -> ir.Value | None:
+    """What a value is a product of with one number; None when it is no such product."""
+    node = value.producer()
+    if node is None or node.op_type != "Mul":
+        return None
+    moving = [each for each in node.inputs if each is not None and each.const_value is None]
+    known = [each.const_value for each in node.inputs if each is not None and each.const_value is not None]
+    return moving[0] if len(moving) == 1 and len(known) == 1 and known[0].size == 1 else None
 
 
 def _tables(nodes: Sequence[ir.Node], positions: ir.Value, length: int) -> Iterator[Array]:
@@ -214,14 +233,31 @@ def turn(x: Array, cos: Array, sin: Array, axis: int, *, interleaved: bool) -> A
 
 
 def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | None:
-    """The columns [N, R/2] of the tables that are `shown` [K, R/2] at the positions `where` [K]; None without such."""
+    """The columns [N, R/2] of the tables, times one number, that are `shown` [K, R/2] at the positions `where` [K].
+
+    None without such.
+    """
     table = np.concatenate(tables, 1)
     at = table[where].astype(np.float64)
-    distance = np.abs(at[:, None, :] - shown[:, :, None]).max(0)
-    columns = distance.argmin(1)
-    if (distance[np.arange(len(columns)), columns] > TOLERANCE).any():
-        return None
-    return np.ascontiguousarray(table[:, columns])
+    for factor in _factors(shown, at):
+        distance = np.abs(factor * at[:, None, :] - shown[:, :, None]).max(0)
+        columns = distance.argmin(1)
+        if (distance[np.arange(len(columns)), columns] <= TOLERANCE).all():
+            picked = table[:, columns]
+            return np.ascontiguousarray(picked if factor == 1 else (factor * picked.astype(float)).astype(table.dtype))
+    return None
+
+
+def _factors(shown: Array, at: Array) -> Iterator[float]:
+    """What the columns `at` [K, C] may have been multiplied by to be those `shown`: by nothing, else by what makes one
+    of them the largest that is shown, the nearest first.
+    """
+    yield 1.0
+    largest = shown[:, (shown * shown).sum(0).argmax()]
+    squares = (at * at).sum(0)
+    factors = np.divide(largest @ at, squares, out=np.zeros_like(squares), where=squares > 0)
+    distance = np.abs(factors * at - largest[:, None]).max(0)
+    yield from (float(factors[column]) for column in distance.argsort() if distance[column] <= TOLERANCE)
 
 
 def table_in(graph: ir.Graph, label: str, array: Array, rotation: Rotation) -> ir.Value:

@@ -24,28 +24,26 @@ from partita.export.node_names import MODULE
 from partita.export.origins import Reordered
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers, only_consumer, replace
+from partita.export.passes.rewriting import drop_unused_initializers, replace
 from partita.export.quantisation import experts
 from partita.export.quantisation.as_stored import Taken, is_stored
 from partita.export.quantisation.forms import Place, Weight
 from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.products import routes, views_around, weight_of_product
 from partita.export.quantisation.taking import reordered, taken_by_experts, taken_by_look_up, taken_by_product
-from partita.export.weight_sources import Plain, StoredPart, initializers, stored
+from partita.export.weight_sources import Plain, initializers, stored
 from partita.spelling import spelled
 
 VERSION = 1
 """Of the operator sets besides ONNX's that operators on packed weights are in."""
 SMALL_ELEMENTS = 1 << 12
 """Weights with fewer numbers are not worth a mention when they stay as they are."""
-ROUTER_STEPS = 6
-"""Nodes between a router's product and what chooses experts by it."""
 AFTER_HEAD = 10
 """Nodes that a head's product and the logits may be apart."""
 AFTER = frozenset({"Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Clip", "Identity", "Transpose"})
 """Operators that may stand between them."""
-CHOOSING = frozenset({"TopK", "MoE", "QMoE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ class _Rewriter:
             with over(node):
                 count += self._experts(node)
                 plain = weight_of_product(node)
-                if plain is not None and not _routes(node) and not self._is_left(node, plain):
+                if plain is not None and not routes(node) and not self._is_left(node, plain):
                     found = self._packing(node, plain)
                     if found is not None:
                         heads[_tensor(plain)] = found.packing
@@ -238,7 +236,7 @@ class _Rewriter:
     def _product(self, node: ir.Node, packed: Packed) -> None:
         """Put the product of the form in the place of a MatMul or Gemm."""
         bias = node.inputs[2] if len(node.inputs) > 2 else None
-        views = _views_around(node)
+        views = views_around(node)
         hidden = node.inputs[0] if views is None else views[0].inputs[0]
         assert hidden is not None
         place = self._place(node)
@@ -346,75 +344,3 @@ def _is_kept(plan: Plan, node: ir.Node) -> bool:
 def _tensor(plain: Plain) -> str:
     """The checkpoint tensors of a weight, as one name."""
     return " ".join(sorted(plain.tensors))
-
-
-def weight_of_product(node: ir.Node) -> Plain | None:
-    """The weight [N, K] of a product x W^T; None for any other node."""
-    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
-        return None
-    weight = stored(node.inputs[1])
-    plain = None if weight is None else _matrix(weight)
-    if plain is None:
-        return None
-    turned = False
-    if node.op_type == "Gemm":
-        numbers = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
-        fits = bias is None or (bias.shape is not None and bias.shape.rank() == 1)
-        if numbers != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0 or not fits:
-            return None
-        turned = bool(node.attributes.get_int("transB", 0))
-    return plain if turned else plain.permuted((1, 0))
-
-
-def _views_around(node: ir.Node) -> tuple[ir.Node, ir.Node] | None:
-    """Two Reshapes that are there because a Gemm takes matrices alone: the one before it puts the tokens of all rows on
-    one axis, the one after it puts them back. What is written in its place needs neither. None where they are not both.
-    """
-    hidden, last = node.inputs[0], only_consumer(node.outputs[0])
-    first = None if hidden is None else hidden.producer()
-    if node.op_type != "Gemm" or first is None or last is None or {first.op_type, last.op_type} != {"Reshape"}:
-        return None
-    given, flat, made = first.inputs[0], first.outputs[0].shape, last.outputs[0].shape
-    if given is None or given.shape is None or flat is None or made is None or node.outputs[0].shape is None:
-        return None
-    sizes, becomes = list(given.shape), list(made)
-    known = all(isinstance(size, int) or size.value is not None for size in sizes)
-    widths = sizes[-1] == flat[-1] and becomes[-1] == node.outputs[0].shape[-1]
-    return (first, last) if known and widths and sizes[:-1] == becomes[:-1] else None
-
-
-def _matrix(weight: StoredPart) -> Plain | None:
-    """A matrix as it is stored, or a stack as one; None for anything else."""
-    if weight.shape.rank() != 2 or not isinstance(weight.source, Plain):
-        return None
-    if not weight.is_reshaped:
-        return weight.source
-    shape = weight.part.shape
-    as_one = len(shape) == 3 and tuple(weight.shape.numpy()) == (shape[0] * shape[1], shape[2])
-    return experts.flattened(weight.source) if as_one else None
-
-
-def _routes(node: ir.Node) -> bool:
-    """Whether experts are chosen by what `node` gives: a TopK or an operator on experts is a few nodes after it."""
-    near = {node}
-    for _ in range(ROUTER_STEPS):
-        uses = (use for each in near for output in each.outputs for use in output.uses())
-        near = {use.node for use in uses if _leads_to_choice(use.node, use.idx)}
-        if any(each.op_type in CHOOSING for each in near):
-            return True
-        near = {each for each in near if each.op_type in SCORING}
-    return False
-
-
-SCORING = frozenset(
-    {"Softmax", "Sigmoid", "Cast", "Add", "Mul", "Div", "Sub", "Reshape", "Identity", "Softplus", "Tanh", "Squeeze"}
-)
-"""What is done to a router's scores before the best are chosen."""
-
-
-def _leads_to_choice(node: ir.Node, index: int) -> bool:
-    """Whether what `node` reads as input `index` may decide which experts are taken: of an operator on experts, only
-    its scores.
-    """
-    return node.op_type in SCORING or node.op_type == "TopK" or (node.op_type in CHOOSING and index == 1)

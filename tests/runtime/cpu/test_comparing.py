@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -50,17 +51,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_is_known_is_neither_timed_nor_made_again():
-    clock = Clock([0.2, 0.9])
-    assert compared(named("a", "b"), PLAIN, CPU, clock) == [(0.2, 1.0), (0.9, 1.0)]
+    clock = Clock([0.2, 0.7])
+    assert compared(named("a", "b"), PLAIN, CPU, clock) == [(0.2, 1.0), (0.7, 1.0)]
 
     def never() -> Question:
         raise AssertionError("made again")
 
     again = Clock([0.5])
     asked = [("a", never), *named("c"), ("b", never)]
-    assert compared(asked, PLAIN, CPU, again) == [(0.2, 1.0), (0.5, 1.0), (0.9, 1.0)]
+    assert compared(asked, PLAIN, CPU, again) == [(0.2, 1.0), (0.5, 1.0), (0.7, 1.0)]
     assert again.asked == [[b"c", b"plain"]]
-    assert compared([("a", never), ("b", never)], ("plain", never), CPU, Clock()) == [(0.2, 1.0), (0.9, 1.0)]
+    assert compared([("a", never), ("b", never)], ("plain", never), CPU, Clock()) == [(0.2, 1.0), (0.7, 1.0)]
     other = Clock([0.3])
     assert compared(named("a"), named("other")[0], CPU, other) == [(0.3, 1.0)], "beside another it is another question"
 
@@ -70,6 +71,7 @@ def test_what_is_known_is_neither_timed_nor_made_again():
     [
         ([[0.4]], 0.4, 1, True),
         ([[1.8], [0.4]], 0.4, 2, True),  # a busy machine
+        ([[0.95]], 0.95, 1, False),  # faster, but not by more than a busy machine may make of it
         ([[1.8], [2.2], [1.7]], 1.7, 3, False),  # slower, but no busy minute is to decide for ever
         ([[30.0], [31.0]], 30.0, 2, True),
         ([[30.0], [3.0], [0.5]], 0.5, 3, True),
@@ -81,7 +83,7 @@ def test_what_seems_slower_is_timed_again_and_the_best_is_believed(
     clock = Clock(*tries)
     assert compared(named("a"), PLAIN, CPU, clock) == [(best, 1.0)]
     assert len(clock.asked) == timed <= TRIES
-    assert any(folder.glob("*.json")) is kept or json.loads(next(folder.glob("*.json")).read_text())["seconds"] == {}
+    assert any(folder.glob("*.json")) is kept or json.loads(next(folder.glob("*.json")).read_text())["verdicts"] == {}
     if kept:
         assert compared(named("a"), PLAIN, CPU, Clock()) == [(best, 1.0)]
 
@@ -94,20 +96,70 @@ def test_only_what_seems_slower_is_timed_again():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"format": 0, "seconds": {}}', '{"format": 1, "seconds": {"a beside plain": [0, 1]}}', "[" * 9999],
+    [
+        "",
+        "[]",
+        "{",
+        '{"format": 0, "verdicts": {}}',
+        '{"format": 1, "seconds": {"a beside plain": [0.2, 1]}}',
+        '{"format": 2, "verdicts": {"a beside plain": [0, 1, 1e9, true]}}',
+        '{"format": 2, "verdicts": {"a beside plain": [0.2, 1]}}',
+        "[" * 9999,
+    ],
 )
 def test_a_damaged_file_counts_for_nothing(folder: Path, text: str) -> None:
     compared(named("a"), PLAIN, CPU, Clock([0.2]))
     (path,) = folder.glob("*.json")
     path.write_text(text)
     assert compared(named("a"), PLAIN, CPU, Clock([0.7])) == [(0.7, 1.0)]
-    assert json.loads(path.read_text())["seconds"] == {"a beside plain": [0.7, 1.0]}
+    assert json.loads(path.read_text())["verdicts"]["a beside plain"][:2] == [0.7, 1.0]
 
 
 def test_it_is_kept_in_memory_where_nothing_is_to_be_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTITA_CACHE_DIR", "")
     compared(named("a"), PLAIN, CPU, Clock([0.2]))
     assert compared(named("a"), PLAIN, CPU, Clock()) == [(0.2, 1.0)]
+
+
+HOUR = 3600.0
+
+
+@pytest.fixture(params=["on disk", "in memory"])
+def at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock of the machine, in hours since the first timing."""
+    if request.param == "in memory":
+        monkeypatch.setenv("PARTITA_CACHE_DIR", "")
+    return lambda hours: monkeypatch.setattr(comparing.time, "time", lambda: 1e9 + hours * HOUR)
+
+
+def test_a_verdict_is_timed_again_after_a_day_and_once_it_is_confirmed_after_a_month(at: Callable[[float], None]):
+    at(0)
+    compared(named("a"), PLAIN, CPU, Clock([30.0], [30.0]))
+    at(23)
+    assert compared(named("a"), PLAIN, CPU, Clock()) == [(30.0, 1.0)]
+    at(25)
+    assert compared(named("a"), PLAIN, CPU, Clock([20.0], [21.0])) == [(20.0, 1.0)], "it is slower still"
+    at(25 + 29 * 24)
+    assert compared(named("a"), PLAIN, CPU, Clock()) == [(20.0, 1.0)]
+    at(25 + 31 * 24)
+    assert compared(named("a"), PLAIN, CPU, Clock([0.3])) == [(0.3, 1.0)]
+    at(25 + 33 * 24)
+    assert compared(named("a"), PLAIN, CPU, Clock([0.4])) == [(0.4, 1.0)], "it was said once only"
+
+
+def test_what_turns_out_to_be_near_the_limit_is_forgotten(at: Callable[[float], None]):
+    at(0)
+    compared(named("a"), PLAIN, CPU, Clock([0.2]))
+    at(25)
+    compared(named("a"), PLAIN, CPU, Clock([0.9]))
+    assert compared(named("a"), PLAIN, CPU, Clock([0.5])) == [(0.5, 1.0)]
+
+
+def test_a_verdict_of_the_future_counts_for_nothing(at: Callable[[float], None]):
+    at(1)
+    compared(named("a"), PLAIN, CPU, Clock([0.2]))
+    at(0)
+    assert compared(named("a"), PLAIN, CPU, Clock([0.5])) == [(0.5, 1.0)]
 
 
 def product(width: int, kind: int) -> Question:
