@@ -34,13 +34,19 @@ class GroupedWeight(CodedWeight):
     in_rows: bool
     """A group is numbers that follow one another."""
 
+    @property
+    def table(self) -> tuple[float, ...]:
+        """What the integers stand for, where it is not themselves."""
+        return ()
+
     @abstractmethod
     def integers(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """What is stored of the numbers in `region`, none of it below 0, uint8. Raises CheckpointError."""
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Every step in the type that the format computes in."""
-        numbers = self.integers(region, files).to(self.computed)
+        integers = self.integers(region, files)
+        numbers = (torch.tensor(self.table)[integers.long()] if self.table else integers).to(self.computed)
         scales, zeros = (each.to(self.computed) for each in (self.scales(region, files), self.zeros(region, files)))
         return ((numbers - zeros) * scales if self.form == "before" else numbers * scales - zeros).float()
 
@@ -52,7 +58,7 @@ class GroupedWeight(CodedWeight):
         if not block or not self.in_rows:
             return None
         rounded = "" if self.computed == WIDE else of_torch(self.computed)
-        return Coding("uint4" if self.bits <= 4 else "uint8", block, rounded=rounded, zeros=self.form)
+        return Coding("uint4" if self.bits <= 4 else "uint8", block, self.table, rounded, self.form)
 
     def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The integers."""

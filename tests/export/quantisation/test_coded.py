@@ -51,6 +51,7 @@ CODED = (
     "quanto_int4",
     "quanto_int4_of_96",
     "quanto_int4_rows",
+    "torchao_int4_plain",
 )
 SHAPES = {
     "as it is": lambda x: x,
