@@ -189,6 +189,9 @@ def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path)
     assert sources["odd"] == "the contract file" and sources["present.0.key"] == "name, type and shape"
 
 
+KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{layer}.key"\nkind = "key"\n'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -201,6 +204,16 @@ def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path)
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', and no graph has such an input"),
+        (KEYS + "in_place = true\n", "says in_place, and the graph makes 'present.0.key' longer"),
+        ("vocab_size = 7\n", "and the contract says 7"),
+        ('[[files]]\nfile = ""\n', "files.0.file"),
+        ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
+        ("max_length = true\n", "max_length: Input should be a valid integer"),
+        (f"batch_size = {'9' * 400}\n", "batch_size"),
+        (f"batch_size = {'9' * 5000}\n", "no TOML"),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "nested too deep"),
+        ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],
 )
 def test_a_contract_that_is_none(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
