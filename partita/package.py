@@ -365,7 +365,7 @@ def inside(folder: Path, name: str) -> Path:
     """`folder/name`, refused with PackageError when it would leave the folder."""
     parts = PurePosixPath(name)
     path = folder / name
-    leaves = parts.is_absolute() or ".." in parts.parts or "\\" in name
+    leaves = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
     if leaves or not (path.resolve().is_relative_to(folder.resolve()) or _is_blob(path.resolve(), folder.resolve())):
         raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
     return path

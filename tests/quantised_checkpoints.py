@@ -169,6 +169,30 @@ def quanto(bits: int = 4, group: int = 32) -> Packer:
     return pack
 
 
+def hqq(axis: int = 1, group: int = 32) -> Packer:
+    """HQQ of 4 bits: a group is a row of a table (axis 1) or a column of it, whose halves lie in one another's bits."""
+
+    def pack(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        table = weight.reshape(-1, group) if axis == 1 else weight.reshape(group, -1)
+        low, high = table.amin(axis, keepdim=True), table.amax(axis, keepdim=True)
+        scale = ((high - low) / 15).clamp(min=1e-6)
+        zero = -low / scale
+        integers = (table / scale + zero).round().clamp(0, 15).to(torch.uint8)
+        first, second = torch.cat([integers, integers.new_zeros(len(integers) % 2, integers.shape[1])]).chunk(2)
+        words = {"packing": "4bit_u8", "compute_dtype": "torch.float32"}
+        return {
+            ".W_q": first << 4 | second,
+            ".scale": scale,
+            ".zero": zero,
+            ".shape": torch.tensor(weight.shape),
+            ".axis": torch.tensor(axis),
+            ".group_size": torch.tensor(group),
+            **{f".{key}": torch.tensor([ord(letter) for letter in word]) for key, word in words.items()},
+        }
+
+    return pack
+
+
 def mxfp4(stack: torch.Tensor) -> dict[str, torch.Tensor]:
     """MXFP4, of a stack [E, K, N] as gpt_oss has its experts."""
     table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])

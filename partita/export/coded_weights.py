@@ -4,11 +4,12 @@
     codes ─ Cast ─ Gather(table) ─ Reshape ─ Mul(scales) ─ Reshape ─ Cast ─ Cast ─┐    after
     x ─ MatMul ────────────────────────────────────────────────────────────────────┴ y
 
-Codes are floats of 8 bits, or places of 4 bits in a table, which the Gather looks up; the Casts round to the type that
-the format's own library rounds to, where it does. All of it is constant: ONNX Runtime computes it once, in float32 and
-so exactly as the library, and what is run is the graph before. So the file has the size of the checkpoint, memory and
-speed are those of float32. An operator that reads such codes at every step needs less memory and is slower by far, as
-measured (docs/decisions.md).
+Codes are floats of 8 bits, integers of 4 or 8, or places of 4 bits in a table, which the Gather looks up; the Casts
+round to the type that the format's own library rounds to, where it does. Where blocks have a zero that is no integer, a
+Sub takes it off before the Mul or after it, and what comes of either is rounded. All of it is constant: ONNX Runtime
+computes it once, in float32 and so exactly as the library, and what is run is the graph before. So the file has the
+size of the checkpoint, memory and speed are those of float32. An operator that reads such codes at every step needs
+less memory and is slower by far, as measured (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from partita.export.stored_formats.base import CodedWeight, Coding
 from partita.export.weight_files import Decoder, OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, StoredPart, WeightSource, initializers, stored
 
-WIDE = "float32"
+WIDE, HALF = "float32", "uint4"
 OPSET = 21
 """The first with places of 4 bits."""
 NAME = "coded_weights"
@@ -71,6 +72,17 @@ class _Scales:
 
 
 @dataclass(frozen=True, slots=True)
+class _Zeros:
+    """The zero of every number of a weight."""
+
+    weight: CodedWeight
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """float32."""
+        return self.weight.zeros(region, files)
+
+
+@dataclass(frozen=True, slots=True)
 class Coded:
     """A weight as its codes and scales, wherever its origin takes them from."""
 
@@ -97,27 +109,32 @@ class Coded:
         return "coded", self.origin
 
     @property
-    def scales(self) -> Origin:
-        """One for each block along `axis`."""
-        return Every(seen_as(self.origin, _view(_Scales)), self.axis, self.coding.block)
+    def of_blocks(self) -> dict[str, Origin]:
+        """What each block along `axis` has, by its label: scales, and zeros in some formats."""
+        kinds: dict[str, Callable[[CodedWeight], Decoder]] = {"scales": _Scales}
+        if self.coding.zeros != "none":
+            kinds["zeros"] = _Zeros
+        return {
+            label: Every(seen_as(self.origin, _view(kind)), self.axis, self.coding.block)
+            for label, kind in kinds.items()
+        }
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Codes and scales."""
-        return (
-            Part(self.origin.shape, to_ir(self.coding.dtype)),
-            Part(self.scales.shape, to_ir(WIDE), "scales"),
-        )
+        """Codes, and what blocks have."""
+        codes = Part(self.origin.shape, to_ir(self.coding.dtype))
+        return (codes, *(Part(each.shape, to_ir(WIDE), label) for label, each in self.of_blocks.items()))
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Codes in bytes, of two in a byte the first in the low bits; then scales."""
+        """Codes in bytes, of two in a byte the first in the low bits; then what blocks have."""
         codes = seen_as(self.origin, _view(_Codes))
         with OpenFiles(self.checkpoint.folder) as files:
             for region in blocks(codes.shape, SLICE_BYTES):
                 piece = codes.read(region, files).reshape(-1)
-                yield 0, (piece[0::2] | piece[1::2] << 4 if self.coding.table else piece).contiguous()
-            for region in blocks(self.scales.shape, SLICE_BYTES // 4):
-                yield 1, self.scales.read(region, files).contiguous()
+                yield 0, (piece[0::2] | piece[1::2] << 4 if self.coding.dtype == HALF else piece).contiguous()
+            for part, origin in enumerate(self.of_blocks.values(), 1):
+                for region in blocks(origin.shape, SLICE_BYTES // 4):
+                    yield part, origin.read(region, files).contiguous()
 
     def permuted(self, order: tuple[int, ...]) -> WeightSource | None:
         """Nothing changes it any more."""
@@ -156,7 +173,7 @@ def _coded(source: WeightSource) -> Coded | None:
     codings = {each.coding if isinstance(each, CodedWeight) else None for each in decoders}
     (coding,) = codings if len(codings) == 1 else (None,)
     axis = last_axis(source.origin)
-    if coding is None or axis is None or (coding.table and source.origin.shape[-1] % 2):
+    if coding is None or axis is None or (coding.dtype == HALF and source.origin.shape[-1] % 2):
         return None
     return Coded(source.checkpoint, source.origin, coding, axis, source.name)
 
@@ -184,7 +201,7 @@ def store_coded(model: ir.Model, context: PassContext) -> dict[str, int]:
 def _decode(graph: ir.Graph, value: ir.Value, part: StoredPart, source: Coded) -> None:
     """Let the readers of a weight read what is computed of its codes."""
     coding, shape, axis = source.coding, source.origin.shape, source.axis
-    codes, scales = initializers(source, f"{value.name}.codes")
+    codes, *of_blocks = initializers(source, f"{value.name}.codes")
     grid = [*shape[:axis], shape[axis] // coding.block, coding.block, *shape[axis + 1 :]]
     nodes: list[ir.Node] = []
 
@@ -196,28 +213,36 @@ def _decode(graph: ir.Graph, value: ir.Value, part: StoredPart, source: Coded) -
         sizes = ir.tensor(np.array(wanted, np.int64))
         return node("Reshape", tensor, added(graph, sizes, f"sizes_{'x'.join(map(str, wanted))}"))
 
+    def rounded(tensor: ir.Value) -> ir.Value:
+        if not coding.rounded:
+            return tensor
+        return node("Cast", node("Cast", tensor, to=int(to_ir(coding.rounded))), to=int(to_ir(WIDE)))
+
     if coding.table:
         places = node("Cast", codes, to=int(ir.DataType.INT32))
         table = ir.tensor(np.array(coding.table, np.float32))
-        numbers = node("Gather", added(graph, table, f"{value.name}.table"), places, axis=0)
+        made = node("Gather", added(graph, table, f"{value.name}.table"), places, axis=0)
     else:
-        numbers = node("Cast", codes, to=int(to_ir(WIDE)))
+        made = node("Cast", codes, to=int(to_ir(WIDE)))
     if coding.block < shape[axis]:
-        one = [*grid[: axis + 1], 1, *grid[axis + 2 :]]
-        scales = ir.Value(
-            name=scales.name,
-            shape=ir.Shape(one),
-            type=scales.type,
-            const_value=StoredPart(source, 1, shape=tuple(one)),
-        )
-        numbers = reshaped(numbers, grid)
-    made = node("Mul", numbers, scales)
+        one = (*grid[: axis + 1], 1, *grid[axis + 2 :])
+        of_blocks = [
+            ir.Value(
+                name=each.name, shape=ir.Shape(one), type=each.type, const_value=StoredPart(source, part, shape=one)
+            )
+            for part, each in enumerate(of_blocks, 1)
+        ]
+        made = reshaped(made, grid)
+    scales, *zeros = of_blocks
+    for zero in zeros if coding.zeros == "before" else ():
+        made = rounded(node("Sub", made, zero))
+    made = rounded(node("Mul", made, scales))
+    for zero in zeros if coding.zeros == "after" else ():
+        made = rounded(node("Sub", made, zero))
     target = tuple(part.shape.numpy())
     if coding.block < shape[axis] or target != shape:
         made = reshaped(made, target)
-    if coding.rounded:
-        made = node("Cast", node("Cast", made, to=int(to_ir(coding.rounded))), to=int(to_ir(WIDE)))
-    for weight in (codes, scales):
+    for weight in (codes, *of_blocks):
         assert weight.name is not None
         graph.initializers[weight.name] = weight
     uses = list(value.uses())

@@ -18,8 +18,8 @@ from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, fits, logits_of, tokens_by_use
 from partita.foreign.shapes import CORRECT, Shapes, length_of
-from partita.foreign.states import Pair, contradiction_of, pair_up, rolls, window_of
-from partita.foreign.written import NOTHING, Written
+from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, window_of
+from partita.foreign.written import LAYER, NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
 from partita.remedies import Remedy
@@ -103,11 +103,18 @@ class Inference:
         )
 
     def check_written(self) -> None:
-        """Raise PackageError for a port that the user wrote down and no graph has."""
+        """Raise PackageError for a port, or states, that the user wrote down and no graph has."""
         there = {port.name for graph, _ in self.graphs for port in (*graph.inputs, *graph.outputs)}
         odd = [name for name in self.written.ports if name not in there]
         if odd:
-            raise PackageError(f"{self.where}: {WRITTEN} has a port {odd[0]!r}, which no graph has")
+            raise PackageError(f"{self.where}: {WRITTEN} has a port {odd[0]!r}, which no graph has", remedy=CORRECT)
+        inputs = {port.name for graph, _ in self.graphs for port in graph.inputs}
+        for states in self.written.states:
+            if all(layer_in(states.past, name, LAYER) is None for name in inputs):
+                raise PackageError(
+                    f"{self.where}: {WRITTEN} has states {states.past!r}, and no graph has such an input",
+                    remedy=CORRECT,
+                )
 
     # --- inputs and outputs -------------------------------------------------------------------------------------------
 
@@ -260,6 +267,9 @@ class Inference:
     def vocab_size(self, logits: PortFact, graph: GraphFacts) -> int:
         """The last size of the logits, else what the configuration or the user says."""
         size = logits.shape[-1] if logits.shape else None
+        if isinstance(size, int) and self.written.vocab_size not in (None, size):
+            said = f"{self.written.vocab_size:,}"
+            raise self.wrong(graph, f"logits are of {size:,} tokens, and the contract says {said}", CORRECT)
         found = size if isinstance(size, int) else self.written.vocab_size or self.evidence.vocab_size
         if not found:
             raise self.wrong(graph, "nothing says how many tokens the vocabulary has", WRITE_CONTRACT)

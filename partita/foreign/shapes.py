@@ -11,7 +11,7 @@ from partita.errors import PackageError
 from partita.foreign.carrying import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
-from partita.foreign.states import Pair, growing_axis, rolls, shares_buffer, window_of
+from partita.foreign.states import Pair, appends, growing_axis, rolls, shares_buffer, window_of
 from partita.foreign.written import Written, WrittenStates
 from partita.remedies import Remedy
 from partita.spelling import spelled
@@ -96,6 +96,9 @@ class Shapes:
         in_place = shared if said is None or said.in_place is None else said.in_place
         batch_axis = self._batch_axis(pair.past)
         axis = TOKENS_AXIS if shared else growing_axis(pair, self.graph, batch_axis)
+        if in_place and not shared and appends(pair, self.graph):
+            what = f"the contract says in_place, and the graph makes {pair.present.name!r} longer than it at every step"
+            raise self._wrong(pair, what, CORRECT)
         if said is not None and said.grows is not None:
             axis = None if said.grows is False else said.grows
         if axis is not None and not 0 <= axis < len(pair.past.shape or ()):

@@ -224,6 +224,15 @@ def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None
     return found[0] if len(found) == 1 else None
 
 
+def appends(pair: Pair, graph: GraphFacts) -> bool:
+    """Whether what makes present is sure to make it longer than past, whatever its sizes are called."""
+    node = _makes(graph, pair.present.name)
+    if node is None:
+        return False
+    attention = bool(attention_places(node)) and node.op_type not in AT_LENGTH
+    return attention or (node.op_type == "Concat" and pair.past.name in node.inputs)
+
+
 def _makes(graph: GraphFacts, tensor: str) -> NodeFact | None:
     """The node whose result a tensor is, past what hands it on as it is."""
     node = graph.producer_of(tensor)

@@ -15,6 +15,7 @@ grows = 2
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,26 +31,28 @@ from partita.package import refuse_absent
 from partita.spelling import spelled
 
 LAYER = "{layer}"
+LARGEST = 1 << 31
+"""More than this no size of a tensor is."""
 
 
 class WrittenFile(Record):
     """An ONNX file, and the steps that it is for."""
 
-    file: str
+    file: str = Field(min_length=1)
     phase: Literal["any", "prefill", "decode"] = "any"
 
 
 class WrittenStates(Record):
     """States of one kind. {layer} stands for a number, in both names."""
 
-    past: str
-    present: str
+    past: str = Field(min_length=1)
+    present: str = Field(min_length=1)
     kind: Kind
     grows: int | Literal[False] | None = None
     """The axis along which they grow; False: none. Not given: as it is inferred."""
     shape: tuple[int | str, ...] | None = None
     """Sizes, where the graph leaves them open; B stands for the batch and N for the most tokens."""
-    window: int | None = Field(default=None, ge=1)
+    window: int | None = Field(default=None, ge=1, le=LARGEST)
     in_place: bool | None = None
     """Past and present may be one buffer; not given: as it is inferred."""
 
@@ -63,8 +66,8 @@ class Written(Record):
     """Role of inputs and outputs by name."""
     states: tuple[WrittenStates, ...] = ()
     max_length: int | None = Field(default=None, ge=1, le=1 << 24)
-    batch_size: int | None = Field(default=None, ge=1)
-    vocab_size: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1, le=1 << 16)
+    vocab_size: int | None = Field(default=None, ge=1, le=LARGEST)
     appends_chunks: bool | None = None
 
     def state(self, name: str) -> tuple[WrittenStates, int] | None:
@@ -88,12 +91,15 @@ def read_written(path: Path) -> Written:
     refuse_absent(path)
     try:
         raw = tomllib.loads(read_capped(path))
-        return Written.model_validate(raw)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{spelled('contract', str(path))}: it is no TOML: {error}") from error
+        # By way of JSON types can be strict and arrays be tuples: "3" is no number, and true is none either.
+        return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
+    except RecursionError as error:
+        raise UsageError(f"{spelled('contract', str(path))}: it is nested too deep for a contract") from error
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{spelled('contract', str(path))}: {_place(first['loc'])}: {first['msg']}") from error
+    except ValueError as error:  # tomllib raises its own kind, and this one for numbers of thousands of digits
+        raise UsageError(f"{spelled('contract', str(path))}: it is no TOML: {error}") from error
 
 
 def _place(parts: Sequence[int | str]) -> str:

@@ -18,7 +18,7 @@ from partita import dtypes
 from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
-from partita.package import again, inside, refuse_absent
+from partita.package import GET_AGAIN, MANIFEST, again, inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 STACK = "pkg.torch.onnx.stack_trace"
+DIGITS = re.compile(r"[0-9]{1,19}")
+"""A place in a file: a number of 64 bits."""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -85,6 +87,7 @@ def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> No
 
     ONNX takes a location as relative to the ONNX file; both lie flat in the package.
     """
+    check_places(model, path)
     for location in sorted(data_files(model)):
         data = inside(folder, location)
         if not data.is_file():
@@ -96,8 +99,21 @@ def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> No
             raise PackageError(
                 f"{path}: its weights file {location!r} is cut off: it has {size:,} bytes, and the graph reads up to "
                 f"byte {end:,}",
-                remedy=again(folder),
+                remedy=again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN,
             )
+
+
+def check_places(model: onnx.ModelProto, path: Path) -> None:
+    """Raise PackageError when a tensor's external data has no file, or begins or ends where no byte can be."""
+    for tensor in all_tensors(model):
+        said = {entry.key: entry.value for entry in tensor.external_data}
+        if not said and tensor.data_location != tensor.EXTERNAL:
+            continue
+        odd = [f"{key} {said[key][:40]!r}" for key in ("offset", "length") if not DIGITS.fullmatch(said.get(key, "0"))]
+        odd += [] if "location" in said else ["no location"]
+        if odd:
+            name = tensor.name[:200]
+            raise PackageError(f"{path}: damaged: the external data of tensor {name!r} has {odd[0]}", remedy=GET_AGAIN)
 
 
 def _data_ends(model: onnx.ModelProto) -> dict[str, int]:

@@ -17,7 +17,7 @@ from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package import inside, refuse_absent, unreadable
-from partita.runtime.model_file import all_nodes, all_tensors, defines, graph_node, inner_nodes
+from partita.runtime.model_file import all_nodes, all_tensors, check_places, defines, graph_node, inner_nodes
 from partita.strangers import recognise
 
 if TYPE_CHECKING:
@@ -189,7 +189,8 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _check_data_files(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise PackageError when weights outside the file are missing, or lie outside its folder."""
+    """Raise PackageError when weights outside the file are missing, or lie outside its folder, or nowhere in it."""
+    check_places(proto, path)
     for location in sorted(set(_data_locations(proto))):
         try:
             data = inside(path.parent, location)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from partita.observations.native_text import cut
 from partita.providers.resolve import Resolution
-from partita.providers.start import Failure, explain, failure
+from partita.providers.start import LONGEST, Failure, explain, failure
+from partita.remedies import Remedy
 from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.native_log import captured_output, complaints, headless
 from partita.runtime.ort.registry import register_library
 from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
+
+CRASHED = Remedy("name another provider, or see whether this one starts by itself", ("partita", "providers"))
 
 
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
@@ -24,10 +28,13 @@ def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
 
 
 def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
-    """The chain without providers whose native code ended a process before, by name, with how it ended."""
+    """The chain without providers whose native code ended a process before, by name, with how it ended.
+
+    What a provider advises where it does not start is no help: it had started, and ended over a graph.
+    """
     return tuple(
         replace(
-            unavailable(entry, failure(entry.provider, "initialisation_failed", crashed[entry.provider.name])),
+            unavailable(entry, Failure("initialisation_failed", cut(crashed[entry.provider.name], LONGEST), CRASHED)),
             crashed=True,
         )
         if entry.status == "active" and entry.provider.name in crashed

@@ -13,7 +13,9 @@ import pytest
 from partita import cli
 from partita.errors import PackageError, PartitaError, UsageError
 from partita.foreign.folder import Choice, open_folder
+from partita.library.inspecting import read
 from partita.providers.resolve import parse_chain
+from partita.runtime.model_file import read_model_file
 from partita.runtime.runner import load_runner
 from tests.foreign.conftest import Sample, changed
 
@@ -189,6 +191,9 @@ def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path)
     assert sources["odd"] == "the contract file" and sources["present.0.key"] == "name, type and shape"
 
 
+KEYS = '[[states]]\npast = "past_key_values.{layer}.key"\npresent = "present.{layer}.key"\nkind = "key"\n'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -201,6 +206,16 @@ def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path)
         ("length = 4\n", "length"),
         ('[ports]\nids = "token"\n', "ports.ids"),
         ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "key"\n', "has states 'x', and no graph has such an input"),
+        (KEYS + "in_place = true\n", "says in_place, and the graph makes 'present.0.key' longer"),
+        ("vocab_size = 7\n", "and the contract says 7"),
+        ('[[files]]\nfile = ""\n', "files.0.file"),
+        ('batch_size = "4"\n', "batch_size: Input should be a valid integer"),
+        ("max_length = true\n", "max_length: Input should be a valid integer"),
+        (f"batch_size = {'9' * 400}\n", "batch_size"),
+        (f"batch_size = {'9' * 5000}\n", "no TOML"),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "nested too deep"),
+        ("max_length = 2026-11-24\n", "max_length: Input should be a valid integer"),
     ],
 )
 def test_a_contract_that_is_none(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
@@ -228,6 +243,65 @@ def test_external_data_that_is_cut_off_is_told_in_a_sentence(sample: Sample) -> 
     data.write_bytes(data.read_bytes()[:1000])
     with pytest.raises(PackageError, match=r"'model\.onnx\.data' is cut off: it has 1,000 bytes, and the graph reads"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("offset", "-1", "offset '-1'"),
+        ("offset", "x", "offset 'x'"),
+        ("offset", str(1 << 70), "offset '118"),
+        ("length", "-5", "length '-5'"),
+        ("length", "1.5", "length '1.5'"),
+        ("location", None, "no location"),
+        ("location", "a\0b", "refusing to follow"),
+        ("location", "../outside", "refusing to follow"),
+        ("location", "/dev/zero", "refusing to follow"),
+        ("location", "", "missing"),
+    ],
+)
+def test_external_data_at_a_place_that_is_none(key: str, value: str | None, said: str, sample: Sample) -> None:
+    """ONNX Runtime speaks of parsing a value, and `inspect` ended with a bug of Partita's own."""
+
+    def change(model: onnx.ModelProto) -> None:
+        tensor = next(tensor for tensor in model.graph.initializer if tensor.external_data)
+        kept = {entry.key: entry.value for entry in tensor.external_data} | {key: value}
+        del tensor.external_data[:]
+        for name, text in kept.items():
+            if text is not None:
+                tensor.external_data.add(key=name, value=text)
+
+    folder = altered(sample("genai-int4-cpu"), change)
+    told = refused(folder)
+    assert said in told and "\n" not in told
+    assert read(folder).graphs  # which shows what can be read
+
+
+def test_weights_that_link_out_of_the_folder(sample: Sample, tmp_path: Path) -> None:
+    folder = sample("genai-int4-cpu")
+    (folder / "model.onnx.data").rename(tmp_path / "elsewhere")
+    (folder / "model.onnx.data").symlink_to(tmp_path / "elsewhere")
+    assert "'model.onnx.data' lies outside the model's folder" in refused(folder)
+
+
+@pytest.mark.parametrize("size", [1 << 26, 3 << 30, 1 << 40])
+def test_a_file_that_was_made_longer_with_zeros(size: int, sample: Sample) -> None:
+    """A sparse file: nothing of it is read as fields."""
+    folder = sample("optimum")
+    with (folder / "model.onnx").open("r+b") as stream:
+        stream.truncate(size)
+    assert "cannot be parsed" in refused(folder) if size < 1 << 31 else "above 2 GiB" in refused(folder)
+    assert read(folder).graphs == ()
+
+
+def test_cut_weights_of_a_folder_are_not_exported_over(sample: Sample) -> None:
+    """The advice for a package would write a package over the folder."""
+    folder = sample("genai-int4-cpu")
+    with (folder / "model.onnx.data").open("r+b") as stream:
+        stream.truncate(100)
+    with pytest.raises(PackageError, match="cut off: it has 100 bytes.*") as caught:
+        read_model_file(folder / "model.onnx", folder)
+    assert str(caught.value).endswith("get the folder again")
 
 
 def test_a_model_that_genai_config_names_is_missing(sample: Sample) -> None:

@@ -1,4 +1,4 @@
-"""The tensors of a PEFT adapter, sorted by the module that they belong to. Nothing is read but names and shapes."""
+"""The tensors of a PEFT adapter, sorted by the module that they belong to, and whether all of them are numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from partita.errors import CheckpointError
 from partita.export.adapters.config import AdapterConfig, read_config
 from partita.export.adapters.recipes import AdapterTensor
 from partita.export.element_types import CHECKPOINT
-from partita.export.weight_files import TensorInfo, few, list_tensors
+from partita.export.origins import blocks
+from partita.export.weight_files import OpenFiles, TensorInfo, few, list_tensors
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
+PIECE = 1 << 22
+"""Numbers that are looked at together."""
 PREFIX = "base_model.model."
 """What peft puts before the name of a module."""
 MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.(weight|bias))?")
@@ -88,7 +93,21 @@ def read_adapter(folder: Path) -> Adapter:
         tensors = list_tensors(folder, file)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
-    return _sorted(folder, file, config, tensors)
+    found = _sorted(folder, file, config, tensors)
+    _check_numbers(folder, tensors)
+    return found
+
+
+def _check_numbers(folder: Path, tensors: list[TensorInfo]) -> None:
+    """Raise CheckpointError for NaN or infinity, which would be looked for in the weights that they are added to."""
+    with OpenFiles(folder) as files:
+        for info in tensors:
+            for region in blocks(info.shape, PIECE):
+                if not bool(torch.isfinite(files.read(info, region)).all()):
+                    raise CheckpointError(
+                        f"{folder / info.file}: tensor {info.name} holds NaN or infinity; the adapter is broken: save "
+                        "it again, or download it again"
+                    )
 
 
 def _sorted(folder: Path, file: str, config: AdapterConfig, tensors: list[TensorInfo]) -> Adapter:

@@ -79,7 +79,7 @@ def affine(info: TensorInfo) -> AffineWeight | None:
 
 def names() -> tuple[str, ...]:
     """Names of all formats, sorted. Loads none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "groups")))
 
 
 def format_of(method: str) -> StoredFormat | None:

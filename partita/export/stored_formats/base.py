@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -100,23 +100,29 @@ class AffineWeight(StoredWeight):
         """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
+Zeros = Literal["none", "before", "after"]
+"""Of a code with a scale: `code * scale`, `(code - zero) * scale`, or `code * scale - zero`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How the numbers of a weight follow from small codes: code * scale, in float32."""
+    """How the numbers of a weight follow from small codes and scales, in float32."""
 
     dtype: str
-    """Of the codes in a file: a float of 8 bits, or uint4."""
+    """Of the codes in a file: a float of 8 bits, uint8, or uint4."""
     block: int
     """Numbers along the last axis that share a scale; the axis has a multiple of them."""
     table: tuple[float, ...] = ()
     """What a code stands for, where it is a place; empty: codes are numbers themselves."""
     rounded: str = ""
-    """What the product is rounded to; empty: not at all."""
+    """What every step is rounded to; empty: not at all."""
+    zeros: Zeros = "none"
+    """Whether each block has a zero beside its scale, which need not be an integer."""
 
 
 @dataclass(frozen=True)
 class CodedWeight(StoredWeight):
-    """Small codes, each of which stands for a number, with a scale for each block."""
+    """Small codes, each of which stands for a number, with a scale for each block, and a zero in some formats."""
 
     @property
     @abstractmethod
@@ -125,11 +131,15 @@ class CodedWeight(StoredWeight):
 
     @abstractmethod
     def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
-        """Bits of floats, or places in the table, uint8. Raises CheckpointError."""
+        """Bits of floats, places in the table, or integers, uint8. Raises CheckpointError."""
 
     @abstractmethod
     def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The scale of every number in `region`, float32, of its shape. Raises CheckpointError."""
+
+    def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The zero of every number, as `scales`, for codings that have any. Raises CheckpointError."""
+        return torch.zeros([end - begin for begin, end in region])
 
 
 Shapes = Mapping[str, tuple[int, ...]]

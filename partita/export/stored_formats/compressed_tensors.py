@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from partita.errors import CheckpointError
 from partita.export.origins import Region
 from partita.export.stored_formats.base import (
     FLOAT,
@@ -58,7 +59,13 @@ class _Weight(AffineWeight):
         if _is_packed(self.integers):
             integers = read_words(self.integers, rows, (begin, end), self.bits, files, along=1)
         else:
-            integers = (files.read(self.integers, region).to(torch.int16) + middle).to(torch.uint8)
+            signed = files.read(self.integers, region).to(torch.int16) + middle
+            if self.bits < 8 and bool(((signed < 0) | (signed >= 2 * middle)).any()):
+                raise CheckpointError(
+                    f"quantised tensor {self.integers.name} has integers beyond the {self.bits} bits that "
+                    f"{self.integers.file} says it has; download it again"
+                )
+            integers = signed.to(torch.uint8)
         groups = self._groups(begin, end, files)
         low, high = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
         scales = _scales(self.scales, rows, (low, high), files)

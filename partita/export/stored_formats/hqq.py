@@ -7,7 +7,8 @@
 
     W = ((q - zero) * scale) in compute_dtype, as rows of `shape`
 
-(hqq, core/quantize.py Quantizer.dequantize, core/bitpack.py.) A zero point that is no integer cannot be packed exactly.
+(hqq, core/quantize.py Quantizer.dequantize, core/bitpack.py.) Zero points are not integers, as a rule, so that no
+packed product is exact; a package keeps the integers as codes where a group is a row of the table.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from partita.export.origins import Region
-from partita.export.stored_formats.base import FLOAT, INTEGER, Read, Sources, StoredFormat, StoredWeight
+from partita.export.stored_formats.base import FLOAT, INTEGER, Read, Sources, StoredFormat
+from partita.export.stored_formats.groups import GroupedWeight
 from partita.export.weight_files import OpenFiles, TensorInfo
 
 PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
@@ -39,36 +41,27 @@ OTHERS = (
 
 
 @dataclass(frozen=True)
-class _Weight(StoredWeight):
+class _Weight(GroupedWeight):
     """[N, K]."""
 
-    group: int
-    along_rows: bool
-    """A group is a row of the table (axis 1)."""
-    bits: int
     per_number: int
-    rounded: torch.dtype
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def integers(self, region: Region, files: OpenFiles) -> torch.Tensor:
         (first, last), (begin, end) = region
         width = self.shape[1]
         start, stop = first * width, last * width
         elements = self.shape[0] * width
-        columns = self.group if self.along_rows else elements // self.group
+        columns = self.group if self.in_rows else elements // self.group
         low, high = start // columns, -(-stop // columns)
-        integers = self._table(low, high, elements // columns, columns, files)
-        one, other = (low, high), (0, 1)
-        places = (one, other) if self.along_rows else ((0, 1), (0, columns))
-        scales, zeros = (files.read(info, places) for info in self.tensors[1:3])
-        made = (integers.to(self.rounded) - zeros.to(self.rounded)) * scales.to(self.rounded)
-        flat = made.float().reshape(-1)[start - low * columns : stop - low * columns]
+        found = self._table(low, high, elements // columns, columns, files)
+        flat = found.reshape(-1)[start - low * columns : stop - low * columns]
         return flat.reshape(last - first, width)[:, begin:end]
 
     def _table(self, low: int, high: int, rows: int, columns: int, files: OpenFiles) -> torch.Tensor:
         """Rows `low` .. `high` of the table of groups."""
         data = self.tensors[0]
         step = data.shape[0]
-        made = torch.empty(high - low, columns, dtype=torch.int32)
+        made = torch.empty(high - low, columns, dtype=torch.uint8)
         for part in range(self.per_number):
             begin, end = max(low, part * step), min(high, (part + 1) * step, rows)
             if begin < end:
@@ -110,9 +103,9 @@ def _weight(sources: Sources, stem: str) -> _Weight | None:
                 info.name, f"is {list(info.shape)}; {shape} in groups of {group} asks for {list(expected)}"
             )
     name = dtype.removeprefix("torch.")
-    return _Weight(
-        f"{stem}.weight", (shape[0], shape[1]), (data, scale, zero), name, group, axis == 1, bits, per_number, rounded
-    )
+    tensors = (data, scale, zero)
+    whole = shape[0], shape[1]
+    return _Weight(f"{stem}.weight", whole, tensors, name, group, bits, rounded, "before", axis == 1, per_number)
 
 
 def _numbers(sources: Sources, info: TensorInfo | None) -> list[int]:

@@ -10,11 +10,13 @@
              W = scale * (q - shift) where shifts are integers
 
 (optimum-quanto, tensor/qbytes.py, qbits.py, packed.py, grouped.py.) A row of W is one group or several; how wide it is
-is nowhere in the file, and is that of the model's own weight. A shift that is no integer cannot be packed exactly.
+is nowhere in the file, and is that of the model's own weight. Shifts are not integers, as a rule, so that no packed
+product is exact; a package keeps the integers as codes.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -30,9 +32,11 @@ from partita.export.stored_formats.base import (
     Sources,
     StoredFormat,
     StoredWeight,
+    Zeros,
 )
 from partita.export.stored_formats.compressed_tensors import of_integers
 from partita.export.stored_formats.fp8 import scaled
+from partita.export.stored_formats.groups import GroupedWeight
 from partita.export.weight_files import OpenFiles
 
 SMALL = "._data._data"
@@ -42,35 +46,26 @@ PER_BYTE = (2, 4)
 
 
 @dataclass(frozen=True)
-class _Grouped(StoredWeight):
+class _Grouped(GroupedWeight):
     """[N, K] of integers of 4 or 2 bits."""
 
     rows: int
     """Of the table of groups."""
-    per_byte: int
 
-    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def integers(self, region: Region, files: OpenFiles) -> torch.Tensor:
         (first, last), (begin, end) = region
-        _, scale, shift = self.tensors
-        width, group = self.shape[1], self.tensors[0].shape[1]
+        width = self.shape[1]
         start, stop = first * width, last * width
-        low, high = start // group, -(-stop // group)
-        kind = to_torch(self.dtype)
-        scales, shifts = (files.read(info, ((low, high), (0, 1))) for info in (scale, shift))
-        integers = self._table(low, high, files)
-        if shifts.is_floating_point():
-            made = integers.to(kind) * scales.to(kind) - shifts.to(kind)
-        else:
-            made = (integers.to(torch.int16) - shifts.to(torch.int16)).to(kind) * scales.to(kind)
-        flat = made.float().reshape(-1)[start - low * group : stop - low * group]
+        low, high = start // self.group, -(-stop // self.group)
+        flat = self._table(low, high, files).reshape(-1)[start - low * self.group : stop - low * self.group]
         return flat.reshape(last - first, width)[:, begin:end]
 
     def _table(self, low: int, high: int, files: OpenFiles) -> torch.Tensor:
         """Rows `low` .. `high` of the table of groups, uint8."""
-        data, bits = self.tensors[0], 8 // self.per_byte
+        data, bits = self.tensors[0], self.bits
         step, columns = data.shape
         made = torch.empty(high - low, columns, dtype=torch.uint8)
-        for part in range(self.per_byte):
+        for part in range(8 // bits):
             begin, end = max(low, part * step), min(high, (part + 1) * step, self.rows)
             if begin < end:
                 some = files.read(data, ((begin - part * step, end - part * step), (0, columns)))
@@ -119,7 +114,10 @@ def _grouped(sources: Sources, stem: str, shape: tuple[int, ...] | None) -> Stor
     per_byte = [count for count in PER_BYTE if -(-rows // count) == data.shape[0]]
     if len(per_byte) != 1:  # so few rows take as many bytes in either form
         raise sources.wrong(data.name, said)
-    return _Grouped(stem, (shape[0], shape[1]), (data, scale, shift), scale.dtype, rows, per_byte[0])
+    form: Zeros = "after" if re.fullmatch(FLOAT, shift.dtype) else "before"
+    kind, tensors = to_torch(scale.dtype), (data, scale, shift)
+    whole, bits = (shape[0], shape[1]), 8 // per_byte[0]
+    return _Grouped(stem, whole, tensors, scale.dtype, data.shape[1], bits, kind, form, True, rows)
 
 
 FORMAT = StoredFormat(

@@ -69,6 +69,8 @@ def _reduced(data: mmap.mmap, start: int, end: int, kind: str, depth: int) -> It
         begin = position
         key, position = _varint(data, position, end)
         number, wire = key >> 3, key & 7
+        if not number:  # as in a file that was made longer with zeros, of which each pair would be a field
+            raise ValueError("it is no protobuf message")
         if wire != LENGTH:
             position = _after(data, position, end, wire)
             if kind != "tensor" or number not in VALUES:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.adapters.files import read_adapter
@@ -49,6 +50,17 @@ def test_other_kinds_are_refused_by_name(changes: dict[str, Any], said: str, ada
     with pytest.raises(UnsupportedModelError) as caught:
         read_adapter(settings(adapter, **changes))
     assert said in str(caught.value) and "adapter_config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) -> None:
+    """They were said to be of the checkpoint, or not to fit float32."""
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    name = sorted(tensors)[-1]
+    tensors[name][-1, -1] = number
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"tensor {name} holds NaN or infinity; the adapter is broken"):
+        read_adapter(adapter)
 
 
 @pytest.mark.parametrize(

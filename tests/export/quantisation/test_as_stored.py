@@ -232,11 +232,8 @@ def test_numbers_that_are_no_integers_are_refused_with_what_to_do(
     quantised: Quantised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, made, precisions in (
-        (
-            "Quanto",
-            quantised("quanto_4", {"quant_method": "quanto", "weights": "int4"}, formats.quanto()),
-            ("auto", "int8"),
-        ),
+        ("Quanto", quantised("quanto_4", {"quant_method": "quanto", "weights": "int4"}, formats.quanto()), ("int8",)),
+        ("HQQ", quantised("hqq_columns", {"quant_method": "hqq"}, formats.hqq(0)), ("auto", "int4")),
         ("fp8", quantised("fp8", *FLOATS["fp8"]), ("int8",)),
     ):
         for precision in precisions:
@@ -294,14 +291,6 @@ def test_a_matrix_that_the_model_has_not_has_no_shape(quantised: Quantised, own_
     save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UnsupportedModelError, match=r"has no matrix model\.layers\.0\.mlp\.other\.weight; dequantise"):
         open_checkpoint(str(folder))
-
-
-@pytest.mark.heavy
-def test_a_graph_of_quanto(quantised: Quantised, exported: Exported) -> None:
-    folder = quantised("quanto_4", {"quant_method": "quanto", "weights": "int4"}, formats.quanto())
-    manifest = read_manifest(exported(folder, precision="fp32"))
-    assert manifest.verification.status == "verified"
-    assert manifest.source.quantised is not None and manifest.source.quantised.taken == "dequantised"
 
 
 def test_a_package_of_a_checkpoint_in_16_bits_is_replayed_as_it_is(

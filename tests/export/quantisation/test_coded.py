@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ CODED = (
     "compressed_fp8_tensor",
     "quanto_float8",
     "torchao_float8",
+    "hqq_2",
+    "hqq_3",
+    "hqq_4",
+    "hqq_8",
+    "quanto_int2",
+    "quanto_int4",
+    "quanto_int4_of_96",
+    "quanto_int4_rows",
+    "torchao_int4_plain",
 )
 SHAPES = {
     "as it is": lambda x: x,
@@ -54,6 +64,8 @@ SHAPES = {
 DOWN = "model.layers.0.mlp.down_proj"
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+QUANTO = {"quant_method": "quanto", "weights": "int4"}
+HQQ = {"quant_method": "hqq"}
 
 
 def checkpoint_of(name: str, folder: Path) -> tuple[Checkpoint, torch.Tensor]:
@@ -143,6 +155,15 @@ def test_what_has_other_blocks_stays_floats(tmp_path: Path) -> None:
     assert store_coded(model, NOTHING_KNOWN) == {}
 
 
+def test_groups_that_are_columns_stay_floats(tmp_path: Path) -> None:
+    """HQQ with axis 0: numbers that share a scale are far apart."""
+    checkpoint, _ = checkpoint_of("hqq_4_columns", tmp_path)
+    assert not codable(checkpoint.quantised)
+    assert store_coded(product(checkpoint, Stored(checkpoint.tensors["X.weight"])), NOTHING_KNOWN) == {
+        "coded_weights": 0
+    }
+
+
 def test_without_a_precision_they_are_kept(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """Also where some have blocks of 64 in rows of 96, which are floats then."""
     folder = formats.save_quantised(tiny_checkpoint("llama"), tmp_path / "nf4", NF4, formats.nf4)
@@ -153,25 +174,40 @@ def test_without_a_precision_they_are_kept(tiny_checkpoint: TinyCheckpoint, tmp_
 
 
 @pytest.mark.parametrize(
-    ("settings", "packer"),
-    [(NF4, lambda weight: formats.nf4(weight, 32)), pytest.param(FP8, formats.float8(), marks=pytest.mark.heavy)],
-    ids=["nf4", "fp8"],
+    ("settings", "packer", "bits"),
+    [
+        (NF4, lambda weight: formats.nf4(weight, 32), 5),
+        pytest.param(FP8, formats.float8(), 9, marks=pytest.mark.heavy),
+        pytest.param(HQQ, formats.hqq(), 6, marks=pytest.mark.heavy),
+        pytest.param(QUANTO, formats.quanto(), 6, marks=pytest.mark.heavy),
+    ],
+    ids=["nf4", "fp8", "hqq", "quanto"],
 )
 def test_a_package_has_the_size_of_the_checkpoint(
-    settings: dict[str, Any], packer: Any, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys
+    settings: dict[str, Any],
+    packer: Any,
+    bits: int,
+    tiny_checkpoint: TinyCheckpoint,
+    exported: Exported,
+    tmp_path: Path,
+    capsys,
 ) -> None:
+    """`bits`: of a number, with what its block of 32 has in float32."""
     folder = formats.save_quantised(tiny_checkpoint("llama"), tmp_path / "base", settings, packer)
-    package, floats = exported(folder, precision="auto"), exported(folder, precision="bf16", activations="fp32")
+    package, floats = exported(folder, precision="auto"), exported(tiny_checkpoint("llama"))
     manifest = read_manifest(package)
     assert manifest.source.quantised is not None and manifest.source.quantised.taken == "as stored"
     assert manifest.verification.status == "verified" and manifest.tolerance == 1e-4
     assert manifest.graph.precision == "fp32" and manifest.graph.opsets[""] >= 21
-    assert manifest.graph.weight_bytes < read_manifest(floats).graph.weight_bytes
+    quantised = open_checkpoint(str(folder)).quantised
+    assert quantised is not None
+    saved = sum(math.prod(weight.shape) for weight in quantised.weights.values()) * (32 - bits) // 8
+    assert manifest.graph.weight_bytes <= read_manifest(floats).graph.weight_bytes - saved + 4096  # tables
     assert manifest.source.parameters == read_manifest(floats).source.parameters
     proto = onnx.load(package / "model.onnx", load_external_data=False)
     kinds = {each.name: each.data_type for each in proto.graph.initializer}
     codes = [kind for name, kind in kinds.items() if DOWN in name and name.endswith("codes")]
-    assert codes == [onnx.TensorProto.UINT4 if settings is NF4 else onnx.TensorProto.FLOAT8E4M3FN]
+    assert codes == [onnx.TensorProto.FLOAT8E4M3FN if settings is FP8 else onnx.TensorProto.UINT4]
     assert run(["verify", str(package), "--provider", "cpu"]) == 0, capsys.readouterr().err
     with partita.load(package, providers="cpu") as model:
         assert len(model.generate([[1, 5, 9]], max_new_tokens=4).run().tokens) == 1

@@ -188,6 +188,35 @@ def _torchao(config: str, **settings: Any) -> Recorded:
     return {"quant_method": "torchao", "metadata": metadata}, tensors, linear.weight.dequantize()
 
 
+def _torchao_plain() -> Recorded:
+    """Plain int4, whose own quantiser needs a GPU: laid out as `Int4Tensor` has it, numbers by torchao's function."""
+    primitives = library("torchao.quantization.quant_primitives")
+    workflows = library("torchao.quantization")
+    safetensors = library("torchao.prototype.safetensors.safetensors_support")
+    given, block = weight().to(torch.bfloat16), (1, 32)
+    scale, zero = primitives._choose_qparams_affine_tinygemm(
+        given, primitives.MappingType.ASYMMETRIC, block, torch.int32, 0, 15,
+        scale_dtype=torch.bfloat16, zero_point_dtype=torch.bfloat16,
+    )  # fmt: skip
+    integers = primitives._quantize_affine_tinygemm(given, block, scale, zero, torch.int32, 0, 15)
+    expected = primitives._dequantize_affine_tinygemm(
+        integers, block, scale, zero, torch.int32, 0, 15, output_dtype=torch.bfloat16
+    )
+    nibbles = (integers - 8) & 15
+    packed = (nibbles[:, ::2] | nibbles[:, 1::2] << 4).to(torch.uint8).view(torch.int8)
+    made = workflows.Int4Tensor(
+        packed, *(x.reshape(ROWS, -1).T.contiguous() for x in (scale, zero)), block, given.shape
+    )
+    tensors, metadata = safetensors.flatten_tensor_state_dict({"X.weight": made})
+    return {"quant_method": "torchao", "metadata": metadata}, tensors, expected
+
+
+def _torchao_int4(granularity: str, *settings: int) -> Recorded:
+    kinds = library("torchao.quantization.granularity")
+    asked = {"weight_dtype": torch.int4, "granularity": getattr(kinds, granularity)(*settings)}
+    return _torchao("IntxWeightOnlyConfig", **asked)
+
+
 GROUPS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 CASES: dict[str, Callable[[], Recorded]] = {
     "gptq_4": lambda: _gptq(4, 32, symmetric=False, order=False),
@@ -237,6 +266,9 @@ CASES: dict[str, Callable[[], Recorded]] = {
     "quanto_int2": lambda: _quanto("qint2", torch.bfloat16, 160),  # groups of 32
     "torchao_int8": lambda: _torchao("Int8WeightOnlyConfig", version=2),
     "torchao_float8": lambda: _torchao("Float8WeightOnlyConfig"),
+    "torchao_int4": lambda: _torchao_int4("PerGroup", 32),
+    "torchao_int4_rows": lambda: _torchao_int4("PerAxis", 0),
+    "torchao_int4_plain": _torchao_plain,
 }
 
 
@@ -251,7 +283,8 @@ def main() -> None:
             continue
         kept = {key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}
         kept["expected"] = expected.detach().clone().contiguous()
-        save_file(kept, FOLDER / f"{name}.safetensors", metadata={"settings": json.dumps(settings)})
+        said = {**settings.get("metadata", {}), "settings": json.dumps(settings)}
+        save_file(kept, FOLDER / f"{name}.safetensors", metadata=said)
         print(f"{name}: {', '.join(sorted(kept))}")
 
 

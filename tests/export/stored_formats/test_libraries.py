@@ -20,7 +20,7 @@ from partita.export.weight_files import OpenFiles, find_tensors
 
 LIBRARIES = Path(__file__).parent / "libraries"
 CASES = sorted(path.stem for path in LIBRARIES.glob("*.safetensors"))
-DEQUANTISED_ONLY = ("hqq_", "bnb_nf4", "bnb_fp4", "fp8", "float8", "quanto_int4", "quanto_int2")
+DEQUANTISED_ONLY = ("hqq_", "bnb_nf4", "bnb_fp4", "fp8", "float8", "quanto_int4", "quanto_int2", "int4_plain")
 """Formats whose numbers are no integers with a scale and an integer zero point."""
 
 

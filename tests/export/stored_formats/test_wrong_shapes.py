@@ -6,6 +6,7 @@ The tensors are those that the formats' libraries stored; each of them is made l
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from partita.errors import CheckpointError
+from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.quantised import by_config
-from partita.export.stored_formats import Quantised, read
+from partita.export.stored_formats import AffineWeight, Quantised, read
 from partita.export.weight_files import OpenFiles, find_tensors
 from tests import quantised_checkpoints as formats
 from tests.export.stored_formats.test_libraries import CASES, LIBRARIES
@@ -38,9 +39,16 @@ def width_of(name: str) -> int:
         return int(file.get_slice("expected").get_shape()[-1])
 
 
-def opened(folder: Path, settings: dict[str, Any], tensors: dict[str, torch.Tensor], width: int = 64) -> Quantised:
-    """A checkpoint of one weight, which has so many inputs in the model."""
-    save_file({key: value.clone().contiguous() for key, value in tensors.items()}, folder / "model.safetensors")
+def opened(
+    folder: Path,
+    settings: dict[str, Any],
+    tensors: dict[str, torch.Tensor],
+    width: int = 64,
+    said: dict[str, str] | None = None,
+) -> Quantised:
+    """A checkpoint of one weight, which has so many inputs in the model. `said`: texts in the header of the file."""
+    kept = {key: value.clone().contiguous() for key, value in tensors.items()}
+    save_file(kept, folder / "model.safetensors", metadata=said)
     found = by_config(folder, {"quantization_config": settings})
     assert found is not None
     return read(folder, found, find_tensors(folder)[0], lambda: {"X.weight": (32, width)})
@@ -85,6 +93,44 @@ def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
             settings["group_size"] = 16
         with pytest.raises(CheckpointError, match=r"quantised tensor X\.(weight_scale|scales|qzeros) is"):
             opened(tmp_path, settings, tensors)
+
+
+def test_what_torchao_stores_for_its_kernels(tmp_path: Path) -> None:
+    """Tiles, and scales of activations: no numbers that anybody but a kernel can tell."""
+    settings, tensors = tensors_of("torchao_int4_plain")
+    tiles = {
+        "X._weight_qdata": torch.zeros(4, 1, 32, 4, dtype=torch.int32),
+        "X._weight_scale_and_zero": torch.zeros(2, 32, 2),
+    }
+    for more, words in (
+        (tiles, r"in a packing of its kernels \(X\._weight_qdata is I32\); only plain int4"),
+        ({**tensors, "X._weight_act_pre_scale": torch.ones(64)}, r"scale of activations \(X\._weight_act_pre_scale\)"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=words):
+            opened(tmp_path, settings, more)
+
+
+def test_integers_beyond_what_the_file_says(tmp_path: Path) -> None:
+    """torchao's int4 in bytes: the header has the bits, and a package has as many."""
+    settings, tensors = tensors_of("torchao_int4")
+    said = {"X.weight": settings["metadata"]["X.weight"]}
+    for integer, fine in ((7, True), (8, False), (-8, True), (-9, False)):
+        data = tensors["X._weight_qdata"].clone()
+        data[3, 5] = integer
+        quantised = opened(tmp_path, settings, {**tensors, "X._weight_qdata": data}, said=said)
+        (weight,) = quantised.weights.values()
+        assert isinstance(weight, AffineWeight) and weight.bits == 4
+        with OpenFiles(tmp_path) as files, nullcontext() if fine else pytest.raises(CheckpointError, match="4 bits"):
+            weight.parts(((0, 32), (0, 64)), files)
+    for text in (
+        "[",
+        "7",
+        '{"_data": 3}',
+        '{"_data": {"target_dtype": [1]}}',
+        '{"_data": {"target_dtype": {"_data": 4}}}',
+    ):
+        (weight,) = opened(tmp_path, settings, tensors, said={"X.weight": text}).weights.values()
+        assert isinstance(weight, AffineWeight) and weight.bits == 8  # what cannot be read says nothing
 
 
 def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
