@@ -103,7 +103,10 @@ class Reader(threading.Thread):
         self.unread.update(*(row.unread for row in block))
         texts = [ROWS.dump_json(portable(row)).decode() for row in block]
         self.read += len(block)
-        self._ray.get(self._desk.put.remote(texts))
+        try:
+            self._ray.get(self._desk.put.remote(texts))
+        except Exception as error:
+            raise run_error(str(error)) from error
 
     def stop(self) -> None:
         """Nobody wants more rows; back when it reads no more."""
@@ -181,7 +184,10 @@ class ClusterRun:
             if lost := reader.read - (len(self.journal) - before):
                 raise GenerationError(f"the cluster gave back no answer to {plural(lost, 'row')}; {GOES_ON}")
         seconds = time.perf_counter() - began
-        workers, _ = ray.get(beside.read.remote())
+        try:
+            workers, _ = ray.get(beside.read.remote())
+        except Exception as error:
+            raise run_error(str(error)) from error
         return ClusterReport(
             address=self.options.address,
             ray=str(ray.__version__),
@@ -226,7 +232,9 @@ class ClusterRun:
         except PartitaError:
             raise
         except Exception as error:
-            _, told = ray.get(beside.read.remote())
+            told = None
+            with suppress(Exception):  # that is gone, too, where the cluster is
+                _, told = ray.get(beside.read.remote())
             raise (run_error(str(error)) if told is None else rebuilt(told)) from error
 
     def _take(self, answers: Any) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from partita.errors import GenerationError, ResourceError
+from partita.errors import GenerationError, ProviderError, ResourceError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowAnswer
 from partita.library.cluster import running as running_module
@@ -139,3 +139,23 @@ def test_rows_that_come_back_without_an_answer_are_told_and_the_next_run_has_the
         _, go = run_of(journal, tmp_path, monkeypatch, as_they_are)
         go()
         assert [json.loads(line)["index"] for line in journal.answers()] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("all_answered", [True, False])
+def test_a_cluster_that_is_gone_is_one_line_and_what_was_answered_stays(
+    tmp_path: Path, monkeypatch, all_answered
+) -> None:
+    """With all that it has of the run: who is asked what went wrong is gone as well."""
+
+    def gone(*_: Any) -> Any:
+        raise RuntimeError("The actor died:\n all of them")
+
+    def some(number: int, answers: list[str]) -> list[str]:
+        return answers if all_answered or number < 3 else gone()
+
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        beside, go = run_of(journal, tmp_path, monkeypatch, some)
+        beside.read = Method(gone)
+        with pytest.raises(ProviderError, match="the cluster gave up: The actor died: all of them") as raised:
+            go()
+        assert "\n" not in str(raised.value) and (len(journal) == COUNT if all_answered else 0 < len(journal) < COUNT)

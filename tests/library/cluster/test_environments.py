@@ -138,13 +138,17 @@ def test_a_disk_that_is_full_in_the_middle_is_one_line_and_the_same_command_goes
 
 
 def test_an_interpreter_with_another_partita_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """A script in the place of an interpreter: the one of the command, that finds another Partita first."""
+    """A script in the place of an interpreter: the one of the command, which has another Partita before Ray adds the
+    paths of the command to its own.
+    """
     require("ray")
-    other = tmp_path / "other" / "partita"
-    other.mkdir(parents=True)
-    (other / "__init__.py").write_text('__version__ = "0.0.0"\n', encoding="utf-8")
+    other = tmp_path / "other"
+    other.mkdir()
+    lines = ["import sys, types", "found = sys.modules['partita'] = types.ModuleType('partita')"]
+    lines += ["found.__version__ = '0.0.0'"]
+    (other / "sitecustomize.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={other.parent}\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={other}\nexec {sys.executable} "$@"\n', encoding="utf-8")
     python.chmod(0o755)
     package, source = handmade(tmp_path / "package"), tmp_path / "in.jsonl"
     source.write_text('{"tokens": [1]}\n', encoding="utf-8")
