@@ -1,11 +1,14 @@
 """What a cluster of many machines costs beside the work: blocks through Ray Data to workers that only wait.
 
-    python -m benchmarks.cluster_scheduling --nodes 200 --workers 200 --rows 20000 --row-ms 20
+    python -m benchmarks.cluster_scheduling --nodes 10 25 50 100 --blocks 8 --row-ms 1000
 
-Every node is a process of Ray on this machine (ray.cluster_utils), with a processor in name: a worker sleeps for
+Every node is a process of Ray on this machine (ray.cluster_utils), with a processor and a worker; the worker sleeps for
 as long as its rows would take. What is measured is the run that `partita generate --address` makes, with its blocks,
-retries and ledger: seconds to the last answer, what they would be without overhead, and the driver's processor time. A
-node takes some 100 MB of memory or more, and seconds to start.
+retries, ledger and desk. Sizes are measured on one cluster, which is made larger: the processor's time of the driver,
+of the process beside it (ledger and desk) and of Ray's head by block, once all workers have answered one, and seconds
+to there and from there. A node takes some 100 MiB and a worker as much, and what all of them do at rest takes
+processors, too: wall time is that of one machine that plays all of them, the driver's time is not. Nodes are added
+for as long as there is memory for them and their workers.
 """
 
 from __future__ import annotations
@@ -13,23 +16,36 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import tempfile
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from partita import __version__
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
 from partita.library.chain import ChainOptions
-from partita.library.cluster.options import block_rows, read_cluster
+from partita.library.cluster.options import BLOCK_TURNS, read_cluster
 from partita.library.cluster.running import ClusterRun
 from partita.library.cluster.worker import BLOCK, Setup, told_of
 from partita.library.sampling import Sampling
 
 SLOTS = 16
 """Rows of the batch that a worker would have."""
+LEFT_MIB = 4096
+"""Of memory, that is left alone: others are at work on this machine."""
+PAIR_MIB = 250
+"""What a node and its worker take, at most."""
+MIB = 2**20
+TRIES = 4
+PARTS = {"beside": "ray::Beside", "head": "gcs_server"}
+"""Processes beside the driver whose time is its own, by what they call themselves."""
 
 
 class Sleeper:
@@ -38,6 +54,7 @@ class Sleeper:
     def __init__(self, setup: str, ledger: Any) -> None:
         """As `Worker` is made."""
         self._ms, self._ledger = float(json.loads(setup)["adapter"]), ledger
+        self._batch = threading.Lock()
 
     def __call__(self, block: Any) -> Any:
         """Answers to a block, after the time that it takes with `SLOTS` rows at once."""
@@ -45,58 +62,140 @@ class Sleeper:
 
         (number,) = block[BLOCK].to_pylist()
         rows = [json.loads(text) for text in ray.get(self._ledger.take.remote(number))]
-        time.sleep(self._ms / 1e3 * math.ceil(len(rows) / SLOTS))
+        ray.get(self._ledger.began.remote(f"block {number}"))
+        with self._batch:  # of which there is one, whatever number of blocks is here
+            time.sleep(self._ms / 1e3 * math.ceil(len(rows) / SLOTS))
+        ray.get(self._ledger.ended.remote(f"block {number}"))
         empty = RowAnswer(0, None, None, (), 1, "stop", None, None)
         return told_of(number, [json.dumps(replace(empty, index=row["index"]).to_json()) for row in rows])
 
 
+@dataclass(slots=True)
+class Watch:
+    """When a run had answers of all workers and when all answers, and the processor's seconds of each part then."""
+
+    enough: int
+    """Rows after which every worker has answered a block."""
+    rows: int
+    began: float = field(default_factory=time.perf_counter)
+    warm: tuple[float, dict[str, float], int] | None = None
+    """Seconds, processor's seconds by part, and rows."""
+    done: tuple[float, dict[str, float], int] | None = None
+
+    def hear(self, run: ClusterRun) -> None:
+        """Called after every block."""
+        now = len(run.journal)
+        if self.warm is None and now >= self.enough:
+            parts = spent()
+            self.warm = time.perf_counter() - self.began, {**parts, "driver": driver_seconds()}, now
+        elif now == self.rows:
+            driver = driver_seconds()
+            self.done = time.perf_counter() - self.began, {**spent(), "driver": driver}, now
+
+
+def driver_seconds() -> float:
+    """Processor's seconds of this process."""
+    return sum(psutil.Process().cpu_times()[:2])
+
+
+def spent() -> dict[str, float]:
+    """Processor's seconds so far of what is beside the driver."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = process.name() + " " + " ".join(process.cmdline()[:1])
+            for part, name in PARTS.items():
+                if name in title:
+                    found[part] += sum(process.cpu_times()[:2])
+        except psutil.Error:
+            continue
+    return found
+
+
 def main() -> None:
-    """Start the nodes, run, print a line of JSON."""
+    """Start the nodes, run at each size, print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("nodes", 200), ("workers", 200), ("rows", 20_000)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--row-ms", type=float, default=20.0, help="how long a turn of the batch takes, to its end")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[10, 25, 50, 100, 200])
+    parser.add_argument("--workers", type=int, help="as many as nodes, where it is not given")
+    parser.add_argument("--blocks", type=int, default=8, help="for each worker")
+    parser.add_argument("--row-ms", type=float, default=1000.0, help="how long a turn of the batch takes, to its end")
     asked = parser.parse_args()
-    print(json.dumps(measured(asked.nodes, asked.workers, asked.rows, asked.row_ms)))
+    for line in measured(sorted(asked.nodes), asked.workers, asked.blocks, asked.row_ms):
+        print(json.dumps(line), flush=True)
 
 
-def measured(nodes: int, workers: int, rows: int, row_ms: float) -> dict[str, Any]:
-    """One run on a cluster of so many nodes."""
+def measured(sizes: list[int], workers: int | None, blocks: int, row_ms: float) -> Iterator[dict[str, Any]]:
+    """A run on a cluster of each size."""
+    # A process that Ray starts ahead has no environment of ours, and would never be used.
+    os.environ.update(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
     from ray.cluster_utils import Cluster
 
-    began = time.perf_counter()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200 * 2**20})
-    for _ in range(nodes - 1):
-        cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    started = time.perf_counter() - began
+    free = psutil.virtual_memory().available
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200 * MIB})
+    nodes = 1
     try:
-        return {"nodes": nodes, "start_seconds": started, **_run(str(cluster.address), workers, rows, row_ms)}
+        for size in sizes:
+            began = time.perf_counter()
+            while nodes < size and _room() > 0:
+                _add(cluster)
+                nodes += 1
+            facts = {
+                "nodes": nodes,
+                "start_seconds": time.perf_counter() - began,
+                "node_mib": (free - psutil.virtual_memory().available) / MIB / nodes,
+            }
+            yield {**facts, **_run(str(cluster.address), min(workers or nodes, nodes), blocks, row_ms)}
+            if nodes < size:
+                return
     finally:
         cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _run(address: str, workers: int, rows: int, row_ms: float) -> dict[str, Any]:
+def _add(cluster: Any) -> None:
+    """A node more. Ray gives one 30 s to start, which on a machine that is busy with the others may be too little."""
+    for left in reversed(range(TRIES)):
+        try:
+            cluster.add_node(num_cpus=1, object_store_memory=80 * MIB)
+        except Exception:
+            if not left:
+                raise
+        else:
+            return
+
+
+def _room() -> int:
+    """Nodes that may be added, each with the worker that it has later."""
+    return int((psutil.virtual_memory().available / MIB - LEFT_MIB) // PAIR_MIB)
+
+
+def _run(address: str, workers: int, blocks: int, row_ms: float) -> dict[str, Any]:
     defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=1))
     choice = {"variant": None, "contract": None, "max_length": None}
     setup = Setup("", "", __version__, ChainOptions(), choice, defaults, True, adapter=str(row_ms))
+    size = BLOCK_TURNS * SLOTS
+    rows = size * blocks * workers
+    watch = Watch(2 * workers * size, rows)
+    began = driver_seconds()
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal", {}, 0) as journal:
         options = read_cluster(address, workers, "cpu")
-        run = ClusterRun(options, setup, SLOTS, journal, rows, worker=Sleeper)
-        cpu = time.process_time()
+        run = ClusterRun(options, setup, SLOTS, journal, rows, watch.hear, worker=Sleeper)
         report = run.go(InputRow(index, {"tokens": [1]}) for index in range(rows))
-        cpu = time.process_time() - cpu
-    size = block_rows(SLOTS, workers, rows)
-    blocks = math.ceil(rows / size)
-    ideal = math.ceil(blocks / workers) * math.ceil(size / SLOTS) * row_ms / 1e3
+        answered = len(journal)
+    assert watch.warm is not None and watch.done is not None
+    (warm_seconds, warm, warm_rows), (seconds, done, _) = watch.warm, watch.done
+    left = (rows - warm_rows) / size
     return {
+        "nodes_seen": report.nodes,
         "workers": workers,
-        "rows": rows,
-        "blocks": blocks,
-        "rows_per_block": size,
-        "seconds": report.seconds,
-        "seconds_without_overhead": ideal,
-        "driver_cpu_ms_per_block": cpu / blocks * 1e3,
-        "answered": len(journal),
+        "blocks": blocks * workers,
+        "answered": answered,
+        "again": report.again,
+        "seconds_to_all": warm_seconds,
+        "seconds_from_there": seconds - warm_seconds,
+        "seconds_without_overhead": left / workers * BLOCK_TURNS * row_ms / 1e3,
+        "driver_seconds_to_all": warm["driver"] - began,
+        **{f"{part}_ms_per_block": (done[part] - warm[part]) / left * 1e3 for part in warm},
+        "load_average": os.getloadavg()[0],
     }
 
 

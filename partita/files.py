@@ -44,6 +44,8 @@ def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Outpu
     Raises UsageError for a file that is read or lies in a folder that is read, ReportError for one that cannot be
     written.
     """
+    if "\0" in str(path):
+        raise UsageError(f"{option}: the name of the {what} has a character 0, which no file's has")
     for read in reads:
         refuse_same(path, read, option)
     check_writable(path, what)

@@ -311,6 +311,10 @@ class Session:
     def _file(self, rest: str, what: str, command: str) -> Any:
         if not rest:
             raise UsageError(f"{command}: name a file behind it")
+        try:
+            path = Path(rest).expanduser()
+        except RuntimeError as error:  # ~name of nobody
+            raise UsageError(f"{command} {rest}: {error}") from error
         reads = read_by(
             self.options.where,
             self.options.package,
@@ -318,7 +322,7 @@ class Session:
             *self.options.speculation.reads,
             *(() if self.options.prefix is None else (self.options.prefix,)),
         )
-        return claim(Path(rest).expanduser(), what, reads, option=command)
+        return claim(path, what, reads, option=command)
 
 
 class _CtrlC:

@@ -74,6 +74,11 @@ def failed(error: PartitaError | None) -> ApiError:
     return ApiError(500, said, SERVER, code="generation_failed")
 
 
+def bug() -> ApiError:
+    """Something here that is not as it was meant; what, is told to the operator."""
+    return ApiError(500, "The server had an error while it processed the request.", SERVER)
+
+
 def sentence(text: str) -> str:
     """A message of ours, which begins small and has no full stop, as a sentence on one line."""
     line = " ".join(text.split())

@@ -16,7 +16,7 @@ import partita
 from partita.errors import PartitaError, UsageError
 from partita.partition_reports.render.view import load_view, view_names
 from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
-from partita.serve.api_errors import ApiError, of_error, sentence, shutting_down
+from partita.serve.api_errors import ApiError, bug, of_error, sentence, shutting_down
 from partita.serve.bodies import Asked, read_chat, read_completion, read_json
 from partita.serve.exchange import Exchange, GoneError
 from partita.serve.incoming import read_body
@@ -159,11 +159,15 @@ def make_app(endpoints: Endpoints) -> FastAPI:
         ("GET", "/report", endpoints.report),
     ]
     for method, path, function in routes:
-        app.add_api_route(path, function, methods=[method], response_model=None)
+        methods = (
+            [method, "HEAD"] if method == "GET" else [method]
+        )  # the server sends the head alone of an answer to it
+        app.add_api_route(path, function, methods=methods, response_model=None)
     app.router.redirect_slashes = False
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(PartitaError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)  # else it is a page of text; it goes on to the gate, which tells it
     app.add_exception_handler(GoneError, _on_gone)
     app.add_exception_handler(ClientDisconnect, _on_gone)
     return app
@@ -189,6 +193,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     }.get(error.status_code, sentence(str(error.detail)))
     code = "unknown_url" if error.status_code == 404 else "method_not_allowed" if error.status_code == 405 else None
     return error_response(ApiError(error.status_code, said, code=code, headers=dict(error.headers or {})))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return error_response(bug())
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from partita.serve.api_errors import SERVER, ApiError, overloaded
+from partita.serve.api_errors import ApiError, bug, overloaded
 from partita.serve.limits import ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.responses import ABORT, error_response
@@ -41,14 +41,16 @@ class Gate:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        status = 0
+        status, whole = 0, False
         request_id = f"req_{secrets.token_hex(12)}".encode()
 
         async def counted(message: Message) -> None:
-            nonlocal status
+            nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            else:
+                whole = not message.get("more_body", False)
             await send(message)
 
         scope[ABORT] = abort = _abort_of(send)
@@ -59,11 +61,10 @@ class Gate:
             await (self._app if refusal is None else error_response(refusal))(scope, receive, counted)
         except Exception as error:  # noqa: BLE001 - the client gets an answer, the operator a line
             self._told(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
-            if status:
+            if status and not whole:
                 abort()
-            else:
-                wrong = ApiError(500, "The server had an error while it processed the request.", SERVER)
-                await error_response(wrong)(scope, receive, counted)
+            elif not status:
+                await error_response(bug())(scope, receive, counted)
         finally:
             self._open -= 1
             self._metrics.open.set(self._open)

@@ -110,5 +110,8 @@ class Metrics:
 
     def written(self, accept: str) -> tuple[bytes, str]:
         """All figures in the format that a scraper accepts, and its content type."""
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except (TypeError, ValueError, LookupError):  # of a version that is none
+            encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type

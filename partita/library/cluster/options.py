@@ -7,6 +7,7 @@ provider go there, one for each.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ MAX_CPUS = 1_024
 BLOCK_TURNS = 4
 """Rows of a block for each row of the batch: the rows that a worker which is killed has to be given again."""
 LEAST_BLOCK = 8
+MOST_BLOCKS, BLOCKS_EACH = 8_192, 8
+"""Blocks of a run, and of a worker where that is more: each costs the driver about a millisecond and 5 KB before the
+first row is answered, so those of a very long file are larger.
+"""
 WORDS = {"CPU": "processor", "GPU": "GPU"}
 ROUNDING = 0.01
 """Of parts of a processor that are added up."""
@@ -225,8 +230,12 @@ def worker_count(options: ClusterOptions, means: Means) -> int:
 
 
 def block_rows(slots: int, workers: int, rows: int) -> int:
-    """Rows of a block: some turns of a batch of `slots`, and less where that would leave workers without any."""
-    return max(1, min(max(LEAST_BLOCK, BLOCK_TURNS * slots), rows // (2 * workers)))
+    """Rows of a block: some turns of a batch of `slots`; more in a long file, and less where that would leave workers
+    without any.
+    """
+    turns = max(LEAST_BLOCK, BLOCK_TURNS * slots)
+    long = math.ceil(rows / max(MOST_BLOCKS, BLOCKS_EACH * workers))
+    return max(1, min(max(turns, long), rows // (2 * workers)))
 
 
 class Deal:

@@ -21,17 +21,19 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.batches.journal import Journal
+from partita.library.batches.journal import GOES_ON, Journal
 from partita.library.batches.rows import READ, InputRow, RowAnswer
 from partita.library.cluster.desk import Desk
 from partita.library.cluster.ledger import Ledger
 from partita.library.cluster.options import LOCAL, ClusterOptions, block_rows, lacking, shares, worker_count
 from partita.library.cluster.records import ClusterReport, WorkerFact
 from partita.library.cluster.setting_up import check_kinds, connected, deal_of, means_of, run_error
-from partita.library.cluster.worker import ANSWER, AT_ONCE, BLOCK, ROWS, SETUPS, Setup, Worker
+from partita.library.cluster.worker import ANSWER, AT_ONCE, BLOCK, ROWS, ROWS_OF_BLOCK, SETUPS, Setup, Worker
 from partita.library.crossing import rebuilt
+from partita.observations.text_format import plural
 
 ANSWERS = TypeAdapter(RowAnswer)
+COLUMNS = BLOCK, ROWS_OF_BLOCK, ANSWER
 IN_FLIGHT = 4
 """Blocks that wait at a worker or are with it."""
 LOST_STARTS = 3
@@ -59,6 +61,8 @@ class Reader(threading.Thread):
         super().__init__(name="partita-rows", daemon=True)
         self.unread: set[str] = set()
         """Fields of rows that mean nothing here."""
+        self.read = 0
+        """Rows that were laid down."""
         self.error: Exception | None = None
         """What keeps it from the rows behind those that it has laid down."""
         self._ray, self._desk, self._rows, self._size, self._blocks = ray, desk, rows, size, blocks
@@ -98,7 +102,11 @@ class Reader(threading.Thread):
         self._blocks -= 1
         self.unread.update(*(row.unread for row in block))
         texts = [ROWS.dump_json(portable(row)).decode() for row in block]
-        self._ray.get(self._desk.put.remote(texts))
+        self.read += len(block)
+        try:
+            self._ray.get(self._desk.put.remote(texts))
+        except Exception as error:
+            raise run_error(str(error)) from error
 
     def stop(self) -> None:
         """Nobody wants more rows; back when it reads no more."""
@@ -135,6 +143,8 @@ class ClusterRun:
     again: int = 0
     unread: set[str] = field(default_factory=set)
     """Fields of rows that mean nothing here."""
+    _parts: dict[int, set[int]] = field(default_factory=dict)
+    """Rows with an answer, of blocks that came in part."""
 
     def go(self, rows: Iterable[InputRow]) -> ClusterReport:
         """Answer every row that has no answer yet.
@@ -171,8 +181,13 @@ class ClusterRun:
                 self.unread |= reader.unread
             if reader.error is not None:
                 raise reader.error
+            if lost := reader.read - (len(self.journal) - before):
+                raise GenerationError(f"the cluster gave back no answer to {plural(lost, 'row')}; {GOES_ON}")
         seconds = time.perf_counter() - began
-        workers, _ = ray.get(beside.read.remote())
+        try:
+            workers, _ = ray.get(beside.read.remote())
+        except Exception as error:
+            raise run_error(str(error)) from error
         return ClusterReport(
             address=self.options.address,
             ray=str(ray.__version__),
@@ -211,15 +226,31 @@ class ClusterRun:
             )
         try:
             for block in answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-                for text in block[ANSWER].to_pylist():
-                    self._keep(ANSWERS.validate_json(text))
-                beside.kept.remote(sorted(set(block[BLOCK].to_pylist())))
+                if whole := self._take(block):
+                    beside.kept.remote(whole)
                 self.heard(self)
         except PartitaError:
             raise
         except Exception as error:
-            _, told = ray.get(beside.read.remote())
+            told = None
+            with suppress(Exception):  # that is gone, too, where the cluster is
+                _, told = ray.get(beside.read.remote())
             raise (run_error(str(error)) if told is None else rebuilt(told)) from error
+
+    def _take(self, answers: Any) -> list[int]:
+        """Keep the answers of a table; the blocks of which none is missing any more: what is not here is asked for
+        again where it is lost on the way, and then the desk has to have its rows.
+        """
+        whole = []
+        for number, rows, text in zip(*(answers[name].to_pylist() for name in COLUMNS), strict=True):
+            answer = ANSWERS.validate_json(text)
+            self._keep(answer)
+            part = self._parts.setdefault(number, set())
+            part.add(answer.index)
+            if len(part) == rows:
+                del self._parts[number]
+                whole.append(number)
+        return whole
 
     def _keep(self, answer: RowAnswer) -> None:
         """Write an answer down; the first one of a row counts."""

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ START_SECONDS = 120.0
 """How long a first worker of a kind may take to start; a machine that has to be added takes longer."""
 LIVE_SECONDS = 10.0
 """How long an address may take to answer."""
+HEAD_SECONDS = 20.0
+"""How long the head of a cluster may take to say which cluster it is."""
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 HEADER, SETTINGS = 9, b"\4"
 """Bytes before each frame of HTTP/2, and the fourth of them in the first frame that either side sends."""
@@ -115,6 +118,38 @@ def _knock(address: str, written: str) -> None:
         raise UsageError(f"{written}: no cluster answers there ({why})", remedy=START) from error
     if said is not None and said[3:4] != SETTINGS:
         raise UsageError(f"{written}: what listens there is no cluster of Ray", remedy=START)
+    _greet(address, written)
+
+
+def _greet(address: str, written: str) -> None:
+    """Raise UsageError where what speaks as a cluster does is none, or is stuck: `ray.init` would wait for minutes, and
+    cannot be told to give up. Ray's own client waits longer than `HEAD_SECONDS`, in a thread that nobody waits for.
+    """
+    raised: list[Exception] = []
+
+    def greet() -> None:
+        try:
+            _ask_head(address)
+        except Exception as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=greet, name="partita-head", daemon=True)
+    with captured_output():  # it writes what it fails at
+        thread.start()
+        thread.join(HEAD_SECONDS)
+    if thread.is_alive():
+        why = f"it did not say within {HEAD_SECONDS:g} s which cluster it is"
+        raise UsageError(f"{written}: no cluster answers there ({why})", remedy=START)
+    for error in raised:
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(f"{written}: no cluster answers there ({said})", remedy=START) from error
+
+
+def _ask_head(address: str) -> None:
+    """Have the head of a cluster say which one it is. Raises what Ray does."""
+    from ray._raylet import GcsClient
+
+    GcsClient(address=address)
 
 
 def _answer_of(host: str, port: int) -> bytes | None:

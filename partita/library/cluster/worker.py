@@ -30,8 +30,10 @@ from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.runtime.logprobs import TokenLogprobs
 from partita.spelling import read_as_fields
 
-BLOCK, ANSWER = "block", "answer"
-"""Columns: the number of a block, which is what a worker is given, and is beside each answer that it gives back."""
+BLOCK, ANSWER, ROWS_OF_BLOCK = "block", "answer", "rows"
+"""Columns: the number of a block, which is what a worker is given, and is beside each answer that it gives back, as is
+how many rows the block has: Ray may hand on what a worker gave back in parts.
+"""
 PLACEMENT_TOKENS = 6
 """New tokens of the run that tells where nodes run: as many steps as are observed."""
 AT_ONCE = 2
@@ -256,7 +258,11 @@ def told_of(number: int, answers: Sequence[str]) -> Any:
     """A table of what came of a block: the answers, with its number beside each."""
     import pyarrow
 
-    columns = {BLOCK: ([number] * len(answers), pyarrow.int64()), ANSWER: (answers, pyarrow.string())}
+    columns = {
+        BLOCK: ([number] * len(answers), pyarrow.int64()),
+        ROWS_OF_BLOCK: ([len(answers)] * len(answers), pyarrow.int64()),
+        ANSWER: (answers, pyarrow.string()),
+    }
     return pyarrow.table({name: pyarrow.array(values, kind) for name, (values, kind) in columns.items()})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from partita.errors import UsageError
@@ -145,6 +147,14 @@ def test_blocks_leave_no_worker_without_any():
     assert block_rows(16, 4, 1000) == 64
     assert block_rows(16, 4, 40) == 5
     assert block_rows(1, 2, 3) == 1
+
+
+@pytest.mark.parametrize("slots", [1, 16])
+@pytest.mark.parametrize("workers", [1, 100, 5_000])
+def test_a_longer_file_has_larger_blocks_and_not_more_and_more_of_them(slots, workers):
+    for rows in (10**6, 10**8):
+        size = block_rows(slots, workers, rows)
+        assert size >= 4 * slots and 2 * workers <= math.ceil(rows / size) <= max(8_192, 8 * workers)
 
 
 def test_a_kind_without_an_interpreter_runs_in_that_of_the_command():

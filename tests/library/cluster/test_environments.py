@@ -98,6 +98,66 @@ def test_a_command_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path
     assert all(answer["tokens"] == known_tokens(row["tokens"], 30) for answer, row in zip(answers, rows, strict=True))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
+def test_a_disk_that_is_full_in_the_middle_is_one_line_and_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    require("ray")
+    import resource
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])))
+    before, shown = resource.getrlimit(resource.RLIMIT_FSIZE), RowBar.hear
+    package, source, out = handmade(tmp_path / "package", batch=3), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    journal = tmp_path / "out.jsonl.partial"
+    rows: list[dict[str, Any]] = [
+        {"id": n, "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 30} for n in range(COUNT)
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    words = ["generate", str(package), "-i", str(source), "-o", str(out), "--token-ids", "-e", "cpu", "--threads", "1"]
+    words += ["--address", "local", "--workers", "2"]
+
+    def hear(bar: RowBar, at: Any, looked: Any) -> None:
+        shown(bar, at, looked)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size + 2000, before[1]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowBar, "hear", hear)
+        try:
+            code = run(words)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err.splitlines()
+    assert code == 1 and sum(line.startswith("partita: ") for line in said) == 1, said
+    assert any("cannot be written" in line and "make room for it" in line for line in said), said
+    kept = journal.read_bytes()
+    assert kept.endswith(b"}\n") and 0 < kept.count(b"\n") - 1 < COUNT and not out.exists()
+    assert run(words) == 0
+    answers = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [answer["id"] for answer in answers] == list(range(COUNT)) and not journal.exists()
+    assert all(answer["tokens"] == known_tokens(row["tokens"], 30) for answer, row in zip(answers, rows, strict=True))
+
+
+def test_an_interpreter_with_another_partita_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A script in the place of an interpreter: the one of the command, which has another Partita before Ray adds the
+    paths of the command to its own.
+    """
+    require("ray")
+    other = tmp_path / "other"
+    other.mkdir()
+    lines = ["import sys, types", "found = sys.modules['partita'] = types.ModuleType('partita')"]
+    lines += ["found.__version__ = '0.0.0'"]
+    (other / "sitecustomize.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH={other}\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    package, source = handmade(tmp_path / "package"), tmp_path / "in.jsonl"
+    source.write_text('{"tokens": [1]}\n', encoding="utf-8")
+    words = ["generate", str(package), "-i", str(source), "-o", str(tmp_path / "out.jsonl"), "--token-ids"]
+    assert run([*words, "--address", "local", "--worker", f"cpu={python}"]) == 2
+    said = capsys.readouterr().err
+    assert "has Partita 0.0.0, and the command is of" in said and said.count("\n") == 1
+
+
 def test_an_interpreter_that_is_not_there_is_one_line(venvs: Path, tmp_path: Path, capsys):
     package, source = handmade(tmp_path / "package"), tmp_path / "in.jsonl"
     source.write_text('{"tokens": [1]}\n', encoding="utf-8")

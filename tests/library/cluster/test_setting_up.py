@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
@@ -106,10 +107,50 @@ def test_who_says_a_byte_at_a_time_is_given_up_in_time_too(monkeypatch):
         gone.set()
 
 
-def test_who_speaks_as_ray_does_is_asked_further():
-    settings = b"\0\0\0\4\0\0\0\0\0"
-    with listening(lambda line: line.sendall(settings + bytes(40))) as address:
-        assert _found(address) == address
+GREETED = b"\0\0\0\4\0\0\0\0\0"
+
+
+def test_who_speaks_as_ray_does_is_asked_which_cluster_it_is(monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(setting_up, "_ask_head", asked.append)
+    with listening(lambda line: line.sendall(GREETED + bytes(40))) as address:
+        assert _found(address) == address == asked[0]
+
+
+def test_a_head_that_answers_with_an_error_is_one_line(monkeypatch):
+    def refuse(address: str) -> None:
+        raise RuntimeError("RPC error:\n Deadline")
+
+    monkeypatch.setattr(setting_up, "_ask_head", refuse)
+    said = "no cluster answers there .RPC error: Deadline.*ray start"
+    with listening(lambda line: line.sendall(GREETED)) as address, pytest.raises(UsageError, match=said) as raised:
+        _found(address)
+    assert "\n" not in str(raised.value)
+
+
+def test_who_speaks_as_ray_does_and_says_no_more_is_given_up_in_time(monkeypatch):
+    """Ray's own client waits for half a minute, and `ray.init` for many."""
+    require("ray")
+    monkeypatch.setattr(setting_up, "HEAD_SECONDS", 0.3)
+    lines: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take() -> None:
+            with suppress(OSError):
+                while True:
+                    lines.append(server.accept()[0])
+                    lines[-1].sendall(GREETED)
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(UsageError, match="it did not say within 0.3 s which cluster it is"):
+            _found(f"127.0.0.1:{server.getsockname()[1]}")
+        assert time.monotonic() - began < SECONDS and len(lines) > 1
+        server.shutdown(socket.SHUT_RDWR)  # which ends the waiting for one more
+        thread.join(SECONDS)
+    for line in lines:
+        line.close()
 
 
 def test_an_address_of_the_environment_is_named_where_it_does_not_answer(monkeypatch):

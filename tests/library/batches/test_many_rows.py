@@ -1,0 +1,143 @@
+"""A file of a million rows costs what one of a thousand does for each row, in memory next to nothing: where every row
+is read, where answers wait for the first row, where a run goes on, and where answers are put in order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from partita.library.batches import reading
+from partita.library.batches.filing import identity
+from partita.library.batches.journal import Journal
+from partita.library.batches.reading import look_at, read_rows
+from partita.library.batches.rows import RowAnswer, RowDefaults
+from partita.library.batches.running import AHEAD, BatchRun
+from partita.library.batches.writing import write_answers
+from partita.library.requests import Piece
+from partita.library.sampling import Sampling
+
+FEW, MANY = 2_100, 3_400
+"""Python itself keeps up to 2,000 small tuples of each length for the next ones."""
+TOKENS = tuple(range(24))
+BYTES_PER_ROW = 24
+"""In memory: eight of where the answer lies on disk, and room ahead in the list of these."""
+GROWTH = 2.0
+"""Of the time of a row, from a journal to one that is five times as long, at most: five where it grows with them."""
+
+
+class AtOnce:
+    """In place of a scheduler: answers when it is asked to step, but the first row only behind all others."""
+
+    slots = 8
+
+    def __init__(self) -> None:
+        self.begun, self.lost_by = SimpleNamespace(vocab_size=1000), None
+        self.most_waiting = 0
+        self._first: Any = None
+        self._queue: list[Any] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def submit(self, work: Any, listener: Callable[[Any, Piece], None]) -> Any:
+        said = SimpleNamespace(
+            text="", tokens=TOKENS, prompt_tokens=len(work.prompt), finish_reason="stop", sampling=work.sampling
+        )
+        ticket = Ticket(work, listener, said)
+        if self._first is None:
+            self._first = ticket
+        else:
+            self._queue.append(ticket)
+        self.most_waiting = max(self.most_waiting, len(self._queue))
+        return ticket
+
+    def step(self) -> bool:
+        if not self._queue and self._first is not None and self._first.error is None:
+            self._queue, self._first = [self._first], SimpleNamespace(error="said")
+        now, self._queue = self._queue[: self.slots], self._queue[self.slots :]
+        for ticket in reversed(now):
+            ticket.listener(ticket, Piece("", TOKENS, (), "stop"))
+        return bool(now)
+
+    def close(self) -> None:
+        assert not self._queue
+
+
+class Ticket:
+    """A request of `AtOnce`."""
+
+    def __init__(self, work: Any, listener: Any, answer: Any) -> None:
+        self.work, self.listener, self.answer, self.error = work, listener, answer, None
+
+
+def source_of(folder: Path, count: int) -> Path:
+    path = folder / f"{count}.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"id": f"row-{n}", "tokens": [n % 60 + 1] * 24}) + "\n" for n in range(count))
+    return path
+
+
+def filed(source: Path, count: int) -> None:
+    """The way of a file of prompts to a file of answers."""
+    out, looked = source.with_suffix(".out.jsonl"), look_at(source)
+    package: Any = SimpleNamespace(model_dump_json=lambda exclude: "{}")
+    with Journal(source.with_suffix(".journal"), identity(looked, package, {}), 0) as journal:
+        scheduler: Any = AtOnce()
+        BatchRun(scheduler, None, RowDefaults(Sampling(temperature=0.0, max_new_tokens=8)), journal).go(
+            read_rows(source)
+        )
+        assert len(journal) == count and scheduler.most_waiting <= AHEAD
+        write_answers(out, journal.answers())
+    with out.open("rb") as file:
+        assert all(json.loads(line)["index"] == number for number, line in enumerate(file))
+
+
+def test_memory_is_flat_although_all_answers_wait_for_the_first(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 12)  # these files are smaller than a block
+    filed(source_of(tmp_path, 10), 10)  # what is imported and kept once
+    peaks = []
+    for count in (FEW, MANY):
+        source = source_of(tmp_path, count)
+        tracemalloc.start()
+        try:
+            filed(source, count)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert (peaks[1] - peaks[0]) / (MANY - FEW) < BYTES_PER_ROW, peaks
+
+
+@pytest.fixture
+def journals(tmp_path: Path) -> dict[int, Path]:
+    """Journals with the answers of half as many rows as they are called by, the last ones first."""
+    found = {}
+    for count in (3_000, 15_000):
+        found[count] = tmp_path / str(count)
+        with Journal(found[count], {}, 0) as journal:
+            for index in reversed(range(0, count, 2)):
+                journal.append(RowAnswer(index, None, None, TOKENS, 1, "stop", None, None))
+    return found
+
+
+def test_going_on_takes_as_long_for_each_row_however_many_there_are(journals: dict[int, Path]) -> None:
+    seconds = {}
+    for count, path in journals.items():
+        taken = []
+        for _ in range(3):
+            began = time.process_time()
+            with Journal(path, {}, 0) as journal:
+                assert journal.resumed == count // 2
+                assert sum(index not in journal for index in range(count)) == count // 2
+            taken.append(time.process_time() - began)
+        seconds[count] = min(taken) / count
+    few, many = seconds.values()
+    assert many < GROWTH * few, seconds

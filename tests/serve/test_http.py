@@ -1,0 +1,136 @@
+"""What comes over a connection that is no plain POST: other methods, odd heads and paths, other calls of the client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from tests.serve.serving import Running, raw
+from tests.serve.test_bad_bodies import COMPLETION, GOOD, said
+
+BODY = json.dumps(GOOD[COMPLETION]).encode()
+JSON_HEAD = b"host: x\r\ncontent-type: application/json\r\n"
+SIZED = JSON_HEAD + b"content-length: %d\r\n" % len(BODY)
+CHUNKED = JSON_HEAD + b"transfer-encoding: chunked\r\n"
+
+
+def answered(server: Running, sent: bytes) -> tuple[int, bytes]:
+    """Status and body of the answer to bytes on a connection that is closed behind them."""
+    with raw(server.address) as connection:
+        connection.sendall(sent.replace(b"host: x", b"host: x\r\nconnection: close", 1))
+        said = b""
+        while more := connection.recv(65536):
+            said += more
+    while said.startswith(b"HTTP/1.1 100 "):
+        said = said.partition(b"\r\n\r\n")[2]
+    head, _, body = said.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/tiny", "/metrics", "/report"])
+def test_a_head_is_that_of_the_answer_without_its_body(server, path):
+    answer = httpx.head(f"{server.url}{path}")
+    assert answer.status_code == 200 and not answer.content
+    assert answer.headers["content-type"] == server.get(path).headers["content-type"]
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "\xff", "1..2", "-1", "9" * 400, "1.0.0;version=x", ""])
+def test_figures_are_given_whatever_version_a_scraper_asks_for(server, version):
+    accept = f"application/openmetrics-text; version={version}".encode("latin-1")
+    answer = httpx.get(f"{server.url}/metrics", headers={b"accept": accept})
+    assert answer.status_code == 200 and "partita_slots" in answer.text
+
+
+def test_a_bug_is_an_error_in_the_format_of_all_and_told_to_the_operator_alone(server, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(server.endpoints, "names", None)
+        answers = [server.get("/v1/models"), server.post(COMPLETION, GOOD[COMPLETION])]
+    for answer in answers:
+        error = said(answer, 500)
+        assert error["type"] == "server_error" and "NoneType" not in error["message"]
+    assert server.get("/health").status_code == 200  # by then the operator has been told of what was before
+    told = list(server.told)
+    server.told.clear()
+    assert len(told) == 2 and all("NoneType" in line and "bug in Partita" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY, 200),
+        (b"POST /v1/completions HTTP/1.0\r\n" + SIZED + b"\r\n" + BODY, 200),
+        (b"POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\n" + SIZED + b"\r\n" + BODY, 200),
+        (b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"\r\n%x;a=b\r\n%s\r\n0\r\nx: y\r\n\r\n", 200),
+        (b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"\r\n-5\r\n{}\r\n0\r\n\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\n" + JSON_HEAD + b"content-length: -3\r\n\r\n" + BODY, 400),
+        (b"POST /v1/completions HTTP/1.1\r\n" + SIZED + b"content-length: 3\r\n\r\n" + BODY, 400),
+        (b"POST /v1/completions HTTP/1.1\r\n" + JSON_HEAD + b"transfer-encoding: gzip\r\n\r\n" + BODY, 400),
+        (b"POST /v1/completions HTTP/1.1\r\n" + JSON_HEAD + b"\r\n" + BODY, 400),
+        (b"GET /v1/models/../../etc/passwd HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"GET /v1/models/%2e%2e%2f%00%ff%d8 HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"GET /report?view=../../x&model=tiny HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+        (b"OPTIONS /v1/completions HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+        (b"F*O /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 405),
+        (b"PRI * HTTP/2.0\r\nhost: x\r\n\r\nSM\r\n\r\n", 404),
+    ],
+    ids=lambda value: repr(value[:60]) if isinstance(value, bytes) else str(value),
+)
+def test_odd_requests_have_a_status_and_an_object_of_json(server, sent, status):
+    if b"%x;a=b" in sent:
+        sent %= (len(BODY), BODY)
+    found, body = answered(server, sent)
+    assert found == status
+    record = json.loads(body)
+    assert ("choices" in record) == (status == 200)
+    assert status == 200 or set(record["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.responses.create(model="tiny", input="x"),
+        lambda client: client.responses.create(model="tiny", input="x", stream=True),
+        lambda client: client.responses.retrieve("resp_1"),
+        lambda client: client.embeddings.create(model="tiny", input="x"),
+        lambda client: client.moderations.create(input="x"),
+        lambda client: client.conversations.create(),
+        lambda client: client.files.list(),
+        lambda client: client.models.retrieve("org/other?x=1#y"),
+    ],
+    ids=["responses", "responses-stream", "retrieve", "embeddings", "moderations", "conversations", "files", "models"],
+)
+def test_calls_of_the_client_that_this_server_has_not_are_404(server, call: Callable[[Any], object]):
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+        pytest.raises(openai.NotFoundError) as raised,
+    ):
+        call(client)
+    said(raised.value.response, 404)
+
+
+def test_a_form_of_answers_that_the_client_wants_parsed_is_refused_by_name(server):
+    from pydantic import BaseModel
+
+    class Form(BaseModel):
+        number: int
+
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as raised,
+    ):
+        client.chat.completions.parse(model="tiny", messages=[{"role": "user", "content": "hi"}], response_format=Form)
+    assert raised.value.param == "response_format.type"
+
+
+def test_one_who_says_no_more_is_taken_as_gone_and_holds_no_row(server):
+    """The end of a stream is how a client that has gone looks."""
+    with raw(server.address) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY[:-4])
+        connection.shutdown(1)
+        assert connection.recv(65536) == b""
+    assert server.figure("partita_slots_running") == 0
