@@ -59,6 +59,8 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             if "tokenizer.json" not in names:
                 return Probed("transformers", loads=True)
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            plain.no_truncation()  # as the runtime reads it
+            plain.no_padding()
             return Probed("tokenizers" if _same(full, plain) else "transformers", loads=True)
     except PartitaError as error:
         need = either("--token-ids", "token ids")
