@@ -164,8 +164,8 @@ def read_prompts(given: Sequence[str]) -> list[str]:
 
 
 def parse_ids(prompt: str) -> list[int]:
-    """Token ids as --token-ids has them, between commas or blanks. Raises UsageError, also for nothing between two commas:
-    what a script has left out there would be a shorter prompt.
+    """Token ids as --token-ids has them, between commas or blanks. Raises UsageError, also for nothing between two
+    commas: what a script has left out there would make a shorter prompt.
     """
     parts = [part.split() for part in prompt.split(",")]
     words = [word for part in parts for word in part]
