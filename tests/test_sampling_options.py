@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from partita.cli import run
+from partita.commands.generate_options import parse_ids, resolved
+from partita.errors import UsageError
+from partita.library.sampling import Sampling
 from partita.package import read_manifest, record_file, write_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
@@ -136,6 +139,23 @@ def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
     folder = suggesting({**SUGGESTS, "num_beams": 4, "no_repeat_ngram_size": 3})
     err = generated(folder, "--sampling", "checkpoint")[1]
     assert "num_beams 4, no_repeat_ngram_size 3, which Partita does not support" in err
+
+
+def test_settings_that_a_greedy_text_of_transformers_has_are_named(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
+    _, notes = resolved(Sampling(), tmp_path)
+    assert notes == ("the checkpoint asks for no_repeat_ngram_size 3, which Partita does not support",)
+
+
+@pytest.mark.parametrize("given", ["5,,6", ",5", "5,", "5, ,6", "٥,6", "1_0", "+5", "0x5", "5.0"])
+def test_what_is_no_list_of_token_ids_is_refused(given):
+    with pytest.raises(UsageError, match="is not a list of token ids such as 1,45,7"):
+        parse_ids(given)
+
+
+@pytest.mark.parametrize("given", ["5,6,7", "5, 6, 7", " 5 6\t7\n", "5,6 7"])
+def test_token_ids_are_between_commas_or_blanks(given):
+    assert parse_ids(given) == [5, 6, 7]
 
 
 @pytest.mark.parametrize(

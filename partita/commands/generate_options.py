@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,10 +82,10 @@ def resolved(sampling: Sampling, folder: Path, *, tell_seed: bool = True) -> tup
     return full, tuple(filter(None, notes))
 
 
-def _source_note(suggests: Suggestion) -> str:
+def _source_note(suggests: Suggestion, also: str = " also") -> str:
     """What the checkpoint suggests and Partita does not have."""
     names = ", ".join(suggests.unknown)
-    return f"the checkpoint also asks for {names}, which Partita does not support" if names else ""
+    return f"the checkpoint{also} asks for {names}, which Partita does not support" if names else ""
 
 
 def _suggestion_note(asked: Sampling, folder: Path) -> str:
@@ -95,8 +96,9 @@ def _suggestion_note(asked: Sampling, folder: Path) -> str:
         suggests = suggestion(folder)
     except PackageError:  # nobody asked for it
         return ""
-    words = suggests.words()
-    return f"greedy by default; the checkpoint suggests {words}: --sampling checkpoint" if suggests.sampled else ""
+    if not suggests.sampled:  # a greedy text of transformers has these all the same, no_repeat_ngram_size for one
+        return _source_note(suggests, also="")
+    return f"greedy by default; the checkpoint suggests {suggests.words()}: --sampling checkpoint"
 
 
 def _ignored_note(full: Sampling, asked: Sampling) -> str:
@@ -162,12 +164,14 @@ def read_prompts(given: Sequence[str]) -> list[str]:
 
 
 def parse_ids(prompt: str) -> list[int]:
-    """Token ids as --token-ids has them. Raises UsageError."""
-    words = prompt.replace(",", " ").split()
-    try:
-        return [int(word) for word in words]
-    except ValueError as error:
-        raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7") from error
+    """Token ids as --token-ids has them, between commas or blanks. Raises UsageError, also for nothing between two
+    commas: what a script has left out there would make a shorter prompt.
+    """
+    parts = [part.split() for part in prompt.split(",")]
+    words = [word for part in parts for word in part]
+    if (len(parts) > 1 and not all(parts)) or not all(re.fullmatch("-?[0-9]{1,20}", word) for word in words):
+        raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7")
+    return [int(word) for word in words]
 
 
 def argument_text(text: str, what: str) -> str:

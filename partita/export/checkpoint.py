@@ -7,7 +7,7 @@ remote code is never run.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,16 @@ class Checkpoint:
     def companions(self) -> tuple[str, ...]:
         """Names of the files to copy into the package."""
         return tuple(name for name in COMPANIONS if (self.folder / name).is_file())
+
+    @property
+    def tokenizes(self) -> bool:
+        """Whether it has files of a tokenizer."""
+        return of_tokenizer(self.companions())
+
+
+def of_tokenizer(names: Iterable[str]) -> bool:
+    """Whether one of the files is what a tokenizer is loaded from: some have no file that is called so."""
+    return any(name.startswith(("tokenizer", "vocab", "spiece", "sentencepiece", "tekken")) for name in names)
 
 
 def open_checkpoint(given: str) -> Checkpoint:

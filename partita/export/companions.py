@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import GenerationConfig, PreTrainedConfig
+
 from partita.errors import CheckpointError, PackageError, PartitaError
 from partita.package import TokenizerKind
 from partita.spelling import either
@@ -22,6 +24,20 @@ class Reader:
     """Ids of the tokens that end a text."""
     chat: Callable[[Path, TokenizerKind], bool]
     """Renders a conversation with the chat template; False when there is none."""
+
+
+GENERATION = "generation_config.json"
+
+
+def write_generation(config: PreTrainedConfig, folder: Path) -> None:
+    """Write how transformers generates with a checkpoint that has no generation_config.json: what it takes from the
+    config, of the text model inside a composite one too, and from the defaults of its class; so where a text ends.
+    """
+    try:
+        text = GenerationConfig.from_model_config(config).to_json_string(use_diff=True)
+    except (ValueError, TypeError):  # settings that transformers refuses, too: what config.json says is left
+        return
+    (folder / GENERATION).write_text(text, encoding="utf-8")
 
 
 def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:

@@ -278,7 +278,7 @@ def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray
     vocabulary.
     """
     ids: list[int] = []
-    if any(name.startswith("tokenizer") for name in checkpoint.companions()):
+    if checkpoint.tokenizes:
         # What cannot be loaded is told where the tokenizer is probed.
         with suppress(PartitaError), quiet(), translated("loading the tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(

@@ -77,7 +77,7 @@ def read(path: Path, option: str) -> tuple[str, str]:
 
 def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
     """A text in the tokens of `checkpoint`; None where no tokenizer of it loads."""
-    if not any(name.startswith("tokenizer") for name in checkpoint.companions()):
+    if not checkpoint.tokenizes:
         return None
     try:
         with quiet(), translated("loading the tokenizer"):

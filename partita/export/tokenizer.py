@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from partita.errors import PartitaError
+from partita.export.checkpoint import of_tokenizer
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import PROMPT_TEXT
 from partita.package import TokenizerKind
@@ -47,7 +48,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
 
     A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
     """
-    if not any(name.startswith(("tokenizer", "vocab")) for name in names):
+    if not of_tokenizer(names):
         notes.append(f"the checkpoint has no tokenizer: generate will need {either('--token-ids', 'token ids')}")
         return Probed("none", loads=False)
     from tokenizers import Tokenizer
@@ -59,6 +60,8 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             if "tokenizer.json" not in names:
                 return Probed("transformers", loads=True)
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            plain.no_truncation()  # as the runtime reads it
+            plain.no_padding()
             return Probed("tokenizers" if _same(full, plain) else "transformers", loads=True)
     except PartitaError as error:
         need = either("--token-ids", "token ids")

@@ -32,7 +32,7 @@ from partita.export import (
     weights,
 )
 from partita.export.checkpoint import Checkpoint, source_files
-from partita.export.companions import chat_notes
+from partita.export.companions import GENERATION, chat_notes, write_generation
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
@@ -105,6 +105,8 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
+        if GENERATION not in checkpoint.companions():
+            write_generation(checkpoint.config, work.folder)
         source = _source(checkpoint, options, exported)
         for each in exported.switched:
             assert runtime.write_adapter is not None

@@ -93,9 +93,16 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
                 from pydantic import ConfigDict, validate_call
 
                 checked.append(validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(function))
-            return run(name, signature, checked[0], args, kwargs)
+            plain = {key: _python_number(value) for key, value in kwargs.items()}
+            return run(name, signature, checked[0], tuple(_python_number(value) for value in args), plain)
 
     return call
+
+
+def _python_number(value: Any) -> Any:
+    """A number of numpy as Python's own: programs draw seeds and count tokens with numpy. Anything else as it is."""
+    kind = type(value)
+    return value.item() if kind.__module__ == "numpy" and hasattr(kind, "item") and value.ndim == 0 else value
 
 
 def run(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from partita.diagnosis.session_index import PHASES
+from partita.library.edge import ArgumentError
 from partita.library.engine import Engine, GenerateRequest, RowRequest
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import Sampling
@@ -169,6 +170,9 @@ class Generation:
         counts = "+".join(str(len(row.tokens)) for row in self._rows)
         return f"<partita.Generation: {counts} new tokens, {self.finish_reason or 'going on'}>"
 
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a generation cannot be pickled or copied; take its answers, which can")
+
     def __enter__(self) -> Generation:
         return self
 
@@ -270,8 +274,12 @@ def begin(
         one_sampler,
         speculation,
     )
-    rows = [Row(prompt, text.stream(prompt, stop) if text else None) for prompt in prompts]
-    return Generation(engine, rows, request, guard)
+    rows = [Row(prompt, None) for prompt in prompts]
+    generation = Generation(engine, rows, request, guard)
+    if text is not None:
+        for row in rows:  # once the tokens are known to be some: a tokenizer takes no other numbers
+            row.stream = text.stream(row.prompt, stop)
+    return generation
 
 
 def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import NoReturn, Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import claim
@@ -25,7 +25,7 @@ from partita.library.asking import (
     stops_in,
 )
 from partita.library.audience import LOGGER
-from partita.library.edge import one_tree, public
+from partita.library.edge import ArgumentError, one_tree, public
 from partita.library.engine import Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
@@ -114,7 +114,10 @@ class Model:
 
     @public
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Text of token ids, special tokens left out. Raises ArgumentError for a number that is no token's."""
+        wrong = next((token for token in tokens if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            raise UsageError(f"tokens has {wrong}; the vocabulary has ids 0 to {self.vocab_size - 1}")
         return self._tokenizer().decode(tokens)
 
     # --- what it does -------------------------------------------------------------------------------------------------
@@ -319,6 +322,9 @@ class Model:
         if self._last is not None:
             self._last.close()
         self._closing()
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError(f"{self.folder}: a loaded model cannot be pickled or copied; load the package there, too")
 
     def __enter__(self) -> Self:
         return self

@@ -34,6 +34,9 @@ class PlainTokenizer:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        # Of the training that the file was saved after; transformers goes without unless it is asked for.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a text."""
@@ -72,8 +75,11 @@ class Text:
         """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
 
     def encode(self, prompt: str) -> list[int]:
-        """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text."""
-        return self._tokenizer.encode(prompt, special=True)
+        """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text.
+
+        Raises UsageError for what is no text.
+        """
+        return self._tokenizer.encode(_unicode(prompt), special=True)
 
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
         """Token ids of a conversation of one user message, up to where the assistant begins to speak.
@@ -106,7 +112,7 @@ class Text:
 
         # The template writes the special tokens itself.
         whole = rendered(render, messages, self._folder)
-        return self._tokenizer.encode(whole, special=False)
+        return self._tokenizer.encode(_unicode(whole), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out: what a stream of them shows.
@@ -124,6 +130,18 @@ class Text:
     def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
         """A stream of the text that follows `prompt`, ending at the first of `stops`."""
         return TextStream(self, prompt, stops)
+
+
+def _unicode(text: str) -> str:
+    """The text. Raises UsageError where it has half of a surrogate pair, as `"\\ud83d"` in JSON, which no text has."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the text has half of a surrogate pair, {text[error.start]!a}, at position {error.start}; "
+            "write whole characters"
+        ) from error
+    return text
 
 
 class TextStream:

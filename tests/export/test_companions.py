@@ -6,15 +6,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from partita import cli
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError
-from partita.export.companions import Reader, chat_notes
+from partita.export.companions import Reader, chat_notes, write_generation
 from partita.export.running import NotRunningError, opened_and_run
 from partita.package import TokenizerKind
 from partita.remedies import Remedy
+from partita.runtime.text import stop_token_ids
 from tests.conftest import TinyCheckpoint
 
 AGAIN = Remedy("do it again")
@@ -40,6 +43,29 @@ def test_a_damaged_generation_config_is_refused(
     code, _, err = run(checkpoint, capsys)
     assert code == 1 and "generation_config.json" in err and "export the checkpoint again" not in err
     assert not (checkpoint.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said", "stop"),
+    [("gemma3", {"text_config": {"eos_token_id": 7}}, 7), ("gemma3", {}, 1), ("llama", {}, 2)],
+)
+def test_a_text_ends_where_transformers_ends_it_without_a_generation_config(
+    tmp_path: Path, model_type: str, said: dict[str, Any], stop: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **said}))
+    write_generation(AutoConfig.from_pretrained(tmp_path), tmp_path)
+    assert stop_token_ids(tmp_path) == {stop}
+
+
+def test_export_writes_a_generation_config_where_there_is_none(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint / "generation_config.json").unlink()
+    settings = json.loads((checkpoint / "config.json").read_text())
+    del settings["eos_token_id"]
+    (checkpoint / "config.json").write_text(json.dumps(settings))
+    assert run(checkpoint, capsys)[0] == 0
+    assert stop_token_ids(checkpoint.parent / "out") == {2}  # of LlamaConfig
 
 
 def test_a_stop_token_outside_of_the_vocabulary_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -14,7 +16,8 @@ from partita.errors import UsageError
 from partita.export import quality
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.quantisation import calibration
-from partita.export.texts import Text, Tokens, refuse_useless
+from partita.export.texts import Text, Tokens, refuse_useless, tokens
+from partita.export.tokenizer import probe_tokenizer
 from tests.conftest import TinyCheckpoint
 
 Reads = Callable[[Path, Checkpoint], Text]
@@ -22,6 +25,19 @@ READERS: dict[str, Reads] = {
     "calibrate": lambda path, checkpoint: calibration.read_text(path, checkpoint, 64),
     "quality-text": lambda path, checkpoint: quality.read_text(path, checkpoint, 300, 64, 1 << 20),
 }
+
+
+def test_a_tokenizer_without_a_file_that_is_called_so_reads_texts(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """An old gpt2 has vocab.json and merges.txt. Quality would be measured on random tokens."""
+    folder = shutil.copytree(tiny_checkpoint("gpt2", tokenizer=False), tmp_path / "gpt2")
+    (folder / "vocab.json").write_text(json.dumps({"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}))
+    (folder / "merges.txt").write_text("#version: 0.2\na b\n")
+    found = tokens("abba", open_checkpoint(str(folder)), 288)
+    assert found is not None and found.ids == [3, 2, 1]
+    notes: list[str] = []
+    assert probe_tokenizer(folder, open_checkpoint(str(folder)).companions(), notes).loads and not notes
 
 
 @pytest.mark.parametrize("option", READERS)

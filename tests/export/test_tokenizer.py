@@ -32,6 +32,17 @@ def test_a_plain_fast_tokenizer_needs_tokenizers_only(tiny_checkpoint: TinyCheck
     assert probe(DEMO_CHECKPOINT) == "tokenizers"
 
 
+def test_what_a_tokenizer_was_saved_with_in_training_does_not_count(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    path = folder / "tokenizer.json"
+    saved = {**json.loads(path.read_text())}
+    saved["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    path.write_text(json.dumps(saved))
+    assert probe(folder) == "tokenizers"
+
+
 def test_no_tokenizer(tiny_checkpoint: TinyCheckpoint) -> None:
     assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -391,6 +392,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
         ({"prompts": b"bytes"}, "prompts is of type bytes"),
         ({"prompts": [{"role": "user"}]}, "a prompt is"),
         ({"stop": ""}, "stop is empty"),
+        ({"prompts": "a\ud83d"}, "half of a surrogate pair, '\\ud83d', at position 1"),
     ],
 )
 def test_a_wrong_argument_is_a_sentence(model, arguments, says):
@@ -398,6 +400,26 @@ def test_a_wrong_argument_is_a_sentence(model, arguments, says):
         model.generate(**{"prompts": PROMPT, **arguments})
     assert says in str(caught.value)
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, TypeError)
+
+
+def test_numbers_of_numpy_are_numbers(model):
+    drawn = tokens(model, temperature=0.8, seed=3, top_p=0.5)
+    assert tokens(model, temperature=np.float32(0.8), seed=np.int64(3), top_p=np.float64(0.5)) == drawn
+    assert len(model.generate(PROMPT, max_new_tokens=np.int32(2), stop_token_ids=()).run().answers[0].tokens) == 2
+
+
+@pytest.mark.parametrize("token", [-1, 10**30])
+def test_what_is_no_token_is_not_decoded(model, token):
+    with pytest.raises(partita.ArgumentError, match=f"tokens has {token}; the vocabulary has ids 0 to"):
+        model.decode([5, token])
+
+
+def test_neither_a_model_nor_a_generation_is_pickled_and_its_answers_are(model):
+    generation = model.generate(PROMPT, max_new_tokens=1).run()
+    for each in (model, generation):
+        with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
+            pickle.dumps(each)
+    assert pickle.loads(pickle.dumps(generation.answers)) == generation.answers
 
 
 @pytest.mark.parametrize(
@@ -414,6 +436,8 @@ def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
         ([], "no prompt was given; give 1"),
         ([1] * 65, "the cache holds 64"),
         ([9999], "vocabulary"),
+        ([-1], "token id -1 at position 0"),
+        ([10**30], "vocabulary"),
     ):
         with pytest.raises(partita.GenerationError, match=says):
             model.generate(prompt)

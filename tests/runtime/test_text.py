@@ -167,6 +167,31 @@ def test_an_empty_stop_string_is_a_usage_error():
         StopStrings(["x", ""])
 
 
+def test_half_of_a_surrogate_pair_is_a_usage_error(text):
+    with pytest.raises(UsageError, match="half of a surrogate pair, .* at position 2"):
+        text.encode("ab\ud83d")
+
+
+def test_a_prompt_is_read_whole_whatever_the_tokenizer_was_saved_with(package_copy):
+    """Training saves how long its examples were; transformers reads prompts without that."""
+    folder = package_copy()
+    path = folder / "tokenizer.json"
+    whole = load_text(folder).encode(HARD)
+    saved = json.loads(path.read_text())
+    saved["truncation"] = {"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0}
+    saved["padding"] = {
+        "strategy": {"Fixed": 200},
+        "direction": "Left",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<pad>",
+    }
+    path.write_text(json.dumps(saved))
+    assert load_text(folder).encode(HARD) == whole
+    assert len(whole) > 8
+
+
 def test_chat_renders_system_and_user(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").write_text(TEMPLATE)
