@@ -19,14 +19,21 @@ from collections.abc import Callable, Sequence
 
 from partita.runtime.engine.guesses import Heard
 from partita.runtime.speculation.acceptance import Acceptance
+from partita.runtime.speculation.asking import CAUGHT_UP, Asking
 from partita.runtime.speculation.costs import StepCosts
 
 MOST_GUESSES = 10
 """Per step."""
 STAKE = 0.5
 """Steps of one token that may be lost at the beginning."""
+DEAR_STAKE = 1.0
+"""The same where guesses take their time to be made: less buys nothing there."""
 SHARE = 0.02
 """Part of the time that may be lost after that, the time in which guesses were looked for included."""
+LENT = 0.5
+"""Part of what a draft promises for the rest of a row that may be spent on reading the text before, once its guesses
+are known to be good.
+"""
 OUTLIER = 3.0
 """A guess that took so many times what others did was kept waiting."""
 PURSE = 4.0
@@ -46,14 +53,16 @@ REFRESH = 48
 class Governor:
     """Chooses the number of guesses for the rows of one executor. It may be kept for the next generation."""
 
-    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES, *, dear: bool = False) -> None:
+    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES, *, asking: Asking | None = None) -> None:
         """`priors`: what share of each class of guesses is thought to be right. `most`: guesses per row and step.
-        `dear`: every guess takes its time to be made, as with a draft; else they are found together.
+        `asking`: every guess takes its time to be made, as with a draft; None: they are found together.
         """
         self.acceptance = Acceptance(priors)
         self._costs: dict[int, StepCosts] = {}
         """By the rows that go on: each makes a step longer."""
-        self._most, self._dear = most, dear
+        self._most, self._asking = most, asking
+        self._lent = 0.0
+        """Steps of one token that this generation may lose beyond the account, for what a draft had to read."""
         self._resting, self._rest = 0, 0
         """Steps in which nobody looks for guesses: those still to come, and of the last time."""
         self._rest_seconds = 0.0
@@ -66,14 +75,12 @@ class Governor:
         """Seconds of decode steps."""
         self._won = 0.0
         """Seconds that guesses have saved; below zero what they have cost."""
-        self._asking: deque[float] = deque(maxlen=15)
-        """Seconds per guess of the last times that some were made."""
         self._looking: deque[float] = deque(maxlen=15)
         """Seconds of the last steps in which guesses were made, looked for, or decided about."""
 
     def begin(self) -> None:
         """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
-        self._spent = self._won = 0.0
+        self._spent = self._won = self._lent = 0.0
         self._right = False
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
@@ -95,28 +102,26 @@ class Governor:
         costs = self.costs(live)
         return not costs.known or costs.since_plain >= REFRESH
 
-    def most(self, live: int) -> int:
-        """Guesses per row that it is worth asking for."""
+    def most(self, live: int, behind: int = 0, room: int = 0) -> int:
+        """Guesses per row that it is worth asking for. `behind`: tokens that have to be read before; `room`: tokens
+        that a row may still get.
+        """
         costs = self.costs(live)
-        asking = self._ask_steps(costs) if self._dear else 0.0
-        if self._left(costs) < asking + costs.of(2) / costs.of(1) - 1:
-            best = 0
-        elif not self._dear:
+        if self._asking is not None:
+            best = self._worth_asking(self._asking, costs, behind, room)
+        elif self._left(costs) >= costs.of(2) / costs.of(1) - 1:
             return self._most  # their evidence tells more than what is typical
-        elif not self._asking:
-            best = 1  # nobody knows yet what one takes
         else:
-            typical = self.acceptance.typical
-            best = self._best([range(self._most)], lambda _: typical, 1, costs, asking)
+            best = 0
         if not best:
-            self.acceptance.decline_all()
+            self.acceptance.decline_all(1 if self._asking is None else max(self._rest, 1))
             self._begin_rest(costs)
         return best
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed in each row."""
         costs = self.costs(live)
-        best = self._best(offers, self.acceptance.of, live, costs)
+        best, _ = self._best(offers, self.acceptance.of, live, costs, self._left(costs))
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
@@ -151,21 +156,44 @@ class Governor:
         self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
         self._rest_seconds = costs.of(1)
 
-    def _ask_steps(self, costs: StepCosts) -> float:
-        """What a guess costs to make, in steps of one token; 0 before one was made."""
-        return statistics.median(self._asking) / costs.of(1) if self._asking else 0.0
+    def _worth_asking(self, asking: Asking, costs: StepCosts, behind: int, room: int) -> int:
+        """How many guesses of a draft are worth being made: the most tokens per second while it is in step, if what it
+        has to read to get there can be afforded.
+        """
+        one, step = costs.of(1), asking.step
+        if step is None:  # nobody knows yet what one takes
+            return int(self._left(costs) >= costs.of(2) / one - 1)
+        reading, typical = asking.reading(behind) / one, self.acceptance.typical
+        wide, left = [range(min(self._most, max(room, 1)))], self._left(costs, reading)
+        best, rate = self._best(wide, lambda _: typical, 1, costs, max(left, 0.0) + reading, step / one)
+        if not best:
+            return 0
+        lent = 0.0
+        if behind > CAUGHT_UP and reading:
+            promised = LENT * self.acceptance.known * room * (1 - 1 / rate)
+            lent = reading if reading <= promised else 0.0
+        best, _ = self._best([range(best)], lambda _: typical, 1, costs, left + lent, step / one)
+        if best:
+            self._lent += lent
+        return best
 
     def _asked_seconds(self, step: Heard) -> float:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
         if not step.asked:
             return step.guess_seconds
-        self._asking.append(step.guess_seconds / step.asked)
-        self._looking.append(step.guess_seconds)
-        return min(step.guess_seconds, OUTLIER * statistics.median(self._looking))
+        if self._asking is not None and self._asking.step is not None:
+            usual = step.asked * self._asking.step + self._asking.reading(step.read)
+        else:
+            self._looking.append(step.guess_seconds)
+            usual = statistics.median(self._looking)
+        if self._asking is not None:
+            self._asking.add(step.guess_seconds, step.asked, step.read)
+        return min(step.guess_seconds, OUTLIER * usual)
 
-    def _left(self, costs: StepCosts) -> float:
-        """What the next step may lose, in steps of one token."""
-        return min(STAKE + (SHARE * self._spent + self._won) / costs.of(1), PURSE)
+    def _left(self, costs: StepCosts, reading: float = 0.0) -> float:
+        """What the next step may lose, in steps of one token, beside a draft's `reading` before it."""
+        stake = self._lent + (STAKE if self._asking is None else DEAR_STAKE)
+        return min(stake + (SHARE * self._spent + self._won) / costs.of(1) - reading, PURSE + self._lent)
 
     def _best(
         self,
@@ -173,13 +201,14 @@ class Governor:
         chance: Callable[[int], float],
         live: int,
         costs: StepCosts,
+        left: float,
         asking: float = 0.0,
-    ) -> int:
-        """The number of guesses with the most tokens per second, within what may be lost; 0 for none. `chance`: that a
-        guess of an offer is right where those before it are; `asking`: what each still costs to be made, in steps of
-        one token.
+    ) -> tuple[int, float]:
+        """The number of guesses with the most tokens per second, and how many times more these are than without; 0 for
+        none. `chance`: that a guess of an offer is right where those before it are; `left`: what may be lost, and
+        `asking`: what each still costs to be made, in steps of one token.
         """
-        one, left = costs.of(1), self._left(costs)
+        one = costs.of(1)
         best, rate = 0, MARGIN
         running = [1.0] * len(offers)
         tokens, longest = float(live), max(map(len, offers), default=0)
@@ -194,4 +223,4 @@ class Governor:
             # Wider steps take no less, and each further guess is right no more often than the one before it.
             if cost - 1 > left or (tokens + more * (longest - count)) / live / cost <= rate:
                 break
-        return best
+        return best, rate

@@ -9,6 +9,7 @@ import pytest
 
 from partita.runtime.engine.guesses import Heard, Judged
 from partita.runtime.speculation import ngram
+from partita.runtime.speculation.asking import Asking
 from partita.runtime.speculation.governor import Governor
 from partita.runtime.speculation.ngram import NgramGuesser
 
@@ -101,7 +102,7 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
     """As those of a draft do: each takes a run of it."""
 
     def asked(chance: float, seconds: float) -> int:
-        governor, random, count = Governor((0.6,), dear=True), np.random.default_rng(1), 0
+        governor, random, count = Governor((0.6,), asking=Asking()), np.random.default_rng(1), 0
         for _ in range(400):
             if governor.rests():
                 continue
@@ -120,7 +121,7 @@ def test_guesses_that_cost_much_to_make_are_asked_for_only_as_long_as_they_pay()
 
 def test_the_first_guess_of_a_draft_is_one_that_says_what_they_take() -> None:
     """Ten of a draft that is half as fast as the model would take as long as five tokens."""
-    governor = Governor((0.6,), dear=True)
+    governor = Governor((0.6,), asking=Asking())
     for _ in range(4):
         governor.heard(Heard(1, STEP, 0.0, 0, 1, 1, ()))
     assert governor.most(1) == 1
