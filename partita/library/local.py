@@ -142,7 +142,7 @@ class LocalEngine:
         """Give a request a free row of the generation; its index. Raises GenerationError, UsageError."""
         with self._lock:
             asked = loop_request(request, fails_alone=True)
-            return self._current(number).join(asked, request.logprobs, request.adapter)
+            return self._current(number).join(asked, request.logprobs, request.adapter, trial=request.trial)
 
     def leave(self, number: int, row: int) -> None:
         """Free a row, finished or not."""
