@@ -18,10 +18,16 @@ EVERY = 5
 """Steps after which what is typical is found anew: sorting in every one would cost what guesses bring."""
 QUARTILE = 4
 """What counts of them is the lower quartile: whatever else a machine does only adds to the time of a step."""
+DOUBT = 0.3
+"""What is left of the belief in runs before a generation that were dear, each time that what is dear is forgotten; down
+to what would be thought without them.
+"""
 SLOPE = 0.4
 """What each further token is thought to add, in steps of one token, until it is measured. Measured figures are from
 0.05 (weights read from memory) to 0.6 (weights of 4 bits in a cache of the processor).
 """
+LATER = 0.1
+"""The same of what each further token adds to the step of one token after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,8 @@ class StepCosts:
     """Seconds of a step by S, the tokens that it feeds."""
 
     def __init__(self, warmed: Warmed | None = None) -> None:
-        self._warmed = warmed
+        self._warmed, self._faith = warmed, 1.0
+        """And how much of what guesses cost by it is believed."""
         self._seen: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
         """The quartile of each width."""
@@ -87,8 +94,10 @@ class StepCosts:
 
     def forget_worst(self) -> None:
         """Forget the slowest step of each width with guesses: what looks dear is not made, so it would look so for
-        ever, also where the process only had to wait.
+        ever, also where the process only had to wait. What was measured before any generation is believed less, too.
         """
+        self._faith *= DOUBT
+        self._told.clear()
         for width in [width for width in self._seen if width > 1]:
             self._seen[width].remove(max(self._seen[width]))
             self._settle(width)
@@ -133,11 +142,15 @@ class StepCosts:
             return max(_typical(self._after[width]) - one, 0.0)
         warmed = self._warmed
         if warmed is not None and width in warmed.after:
-            return max(warmed.after[width] - warmed.plain, 0.0)
+            return self._believed(warmed.after[width] - warmed.plain, LATER * one * (width - 1))
         if not self._after:
             return 0.0
         near = min(self._after, key=lambda seen: abs(seen - width))
         return max(_typical(self._after[near]) - one, 0.0) * min((width - 1) / (near - 1), 2.0)
+
+    def _believed(self, more: float, cautious: float) -> float:
+        """What runs before a generation took longer, as far as it is believed."""
+        return max(more, 0.0) if more <= cautious else max(more * self._faith, cautious)
 
     def _estimate(self, width: int) -> float:
         one = self._typical[1]
@@ -145,7 +158,7 @@ class StepCosts:
             return max(self._typical[width], one)
         warmed = self._warmed
         if warmed is not None and width in warmed.wide:
-            return one + max(warmed.wide[width] - warmed.plain, 0.0)
+            return one + self._believed(warmed.wide[width] - warmed.plain, SLOPE * one * (width - 1))
         known = {seen for seen in self._seen if self.settled(seen)} | set(() if warmed is None else warmed.wide)
         below = max((seen for seen in known if seen < width), default=1)
         above = min((seen for seen in known if seen > width), default=None)

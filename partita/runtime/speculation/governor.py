@@ -51,6 +51,10 @@ REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
 
 
+FORGETS = 192
+"""Steps without guesses after which the dearest steps with them are forgotten: what is not made is not measured."""
+
+
 class Governor:
     """Chooses the number of guesses for the rows of one executor. It may be kept for the next generation."""
 
@@ -145,10 +149,6 @@ class Governor:
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
-            self._declined += 1 + self._rest
-            if self._declined >= REFRESH:
-                self._declined = 0
-                costs.forget_worst()
             self._begin_rest(costs)
         else:
             self._rest = 0
@@ -176,6 +176,10 @@ class Governor:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _begin_rest(self, costs: StepCosts) -> None:
+        self._declined += 1 + self._rest
+        if self._declined >= FORGETS:
+            self._declined = 0
+            costs.forget_worst()
         self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
         self._rest_seconds = costs.of(1)
 

@@ -106,6 +106,14 @@ def test_what_was_measured_before_a_generation_holds_until_steps_were_made() -> 
     assert costs.of(8) == 3.25, "its buffers were there, so the first of them counts"
 
 
+def test_runs_before_a_generation_that_had_to_wait_do_not_end_guesses_for_ever() -> None:
+    governor = Governor(ngram.PRIORS)
+    counts = (2, 3, 5, 8, 12, 16)
+    governor.warm(Warmed(STEP, dict.fromkeys(counts, 9 * STEP), dict.fromkeys(counts, 5 * STEP)))
+    gains = [generated(REPEATING, linear(0.1), governor)[0] for _ in range(4)]
+    assert gains[0] > 0.97 and gains[-1] > 2.5, gains
+
+
 def test_what_was_seen_of_a_long_text_gives_way_when_another_begins() -> None:
     costs = StepCosts()
     for _ in range(20):

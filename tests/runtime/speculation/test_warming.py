@@ -11,6 +11,7 @@ import pytest
 
 from partita.errors import ResourceError
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
@@ -33,7 +34,12 @@ def runner(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Runner]:
 def test_every_width_is_run_and_the_cache_is_empty_again(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warming, "SECONDS", 60.0)
     executor, widths, run = runner.executor, list[int](), runner.executor.run
-    executor.run = lambda plan, *rest: widths.append(plan.new_tokens) or run(plan, *rest)  # type: ignore[method-assign]
+
+    def noted(plan: StepPlan, *rest: Any) -> Any:
+        widths.append(plan.new_tokens)
+        return run(plan, *rest)
+
+    monkeypatch.setattr(executor, "run", noted)
     found = warmed(executor, (2, 5, LENGTH))
     assert found is not None and found.plain > 0
     assert set(found.wide) == set(found.after) == {2, 5}, "no longer than the cache"
@@ -52,17 +58,17 @@ def test_a_model_whose_runs_take_long_is_not_run_for_long(runner: Runner, monkey
         return run(plan, *rest)
 
     monkeypatch.setattr(warming, "SECONDS", 0.05)
-    executor.run = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(executor, "run", slow)
     found = warmed(executor, (2, 5))
     assert found is not None and not found.wide and len(count) <= 5
 
 
-def test_a_run_that_fails_is_no_error_here(runner: Runner) -> None:
+def test_a_run_that_fails_is_no_error_here(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         raise ResourceError("no memory")
 
-    executor, run = runner.executor, runner.executor.run
-    executor.run = fails  # type: ignore[method-assign]
-    assert warmed(executor, (2,)) is None
-    executor.run = run  # type: ignore[method-assign]
+    executor = runner.executor
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "run", fails)
+        assert warmed(executor, (2,)) is None
     assert list(serve(executor, [Request(PROMPT, greedy, 3)]))
