@@ -54,8 +54,8 @@ def warmed(executor: Executor, widths: Sequence[int]) -> Warmed | None:
         executor.cache.prepare()
     shortest = {width: min(seen) for width, seen in wide.items()}
     # Nothing takes longer than what is wider; where it seems so, the process had to wait each time.
-    times = {width: min(shortest[other] for other in shortest if other >= width) for width in shortest}
-    return Warmed(min(plain[1:]), times, {width: min(seen) for width, seen in after.items()})
+    bounded = {width: min(shortest[other] for other in shortest if other >= width) for width in shortest}
+    return Warmed(min(plain[1:]), bounded, {width: min(seen) for width, seen in after.items()})
 
 
 class _Runs:
