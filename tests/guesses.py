@@ -19,7 +19,7 @@ WRONG = 7
 def feed_all(patch: pytest.MonkeyPatch, most: int = 5) -> None:
     """Whatever steps cost, so many guesses are asked for and fed."""
     patch.setattr(Governor, "measuring", lambda self, live: False)
-    patch.setattr(Governor, "most", lambda self, live: most)
+    patch.setattr(Governor, "most", lambda self, live, behind=0, room=0: most)
     patch.setattr(Governor, "choose", lambda self, offers, live: most)
 
 

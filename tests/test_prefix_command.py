@@ -188,6 +188,8 @@ def test_a_prefix_says_which_prompts_go_on_with_it(package, kept, tmp_path, caps
     assert generate(package, "5,6,7", "--token-ids", "--save-prefix", file) == 0
     assert generate(package, "hi", "--prefix", file) == 2
     assert "give token ids" in capsys.readouterr().err
+    assert generate(package, "5,6,7", "--token-ids", "--prefix", kept) == 2, "its last tokens are not in the file"
+    assert "one of text, which token ids cannot go on with" in capsys.readouterr().err
 
 
 def rows_of(tmp_path: Path, package: Path, lines: list[dict[str, Any]], *options: object, code: int = 0) -> list[Any]:

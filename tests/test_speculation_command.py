@@ -121,6 +121,7 @@ def test_a_draft_that_gives_up_is_told_once_and_in_the_report(
     def fails(self: DraftGuesser, history: Any, most: int) -> Any:
         raise ResourceError("no memory for the draft")
 
+    feed_all(monkeypatch)
     monkeypatch.setattr(DraftGuesser, "__call__", fails)
     out, err = generated("--draft", package, "--report", tmp_path / "run.json")
     assert [int(token) for token in out.split()] == known_tokens(PROMPT, N, ("key",))

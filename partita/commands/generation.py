@@ -31,7 +31,7 @@ from partita.library.engine import ReportRequest
 from partita.library.generation import Generation, GenerationStep, begin, told_options
 from partita.library.local import LocalEngine
 from partita.library.notes import idle, inferred, unverified
-from partita.library.prefixes import prompt_after
+from partita.library.prefixes import ids_after, prompt_after
 from partita.library.run_report import limits_error
 from partita.observations.text_format import percent
 from partita.package import Manifest
@@ -145,7 +145,7 @@ def _prefix_note(said: Said | None, ids: Sequence[Sequence[int]]) -> tuple[str, 
 
 def _encode(options: GenerateOptions, text: Text | None, prompt: str, said: Said | None) -> Sequence[int]:
     if text is None:
-        return [*(said.tokens if said is not None else ()), *parse_ids(prompt)]
+        return ids_after(said, parse_ids(prompt))
     if said is not None:
         return prompt_after(said, prompt, text, chat=options.chat)
     if options.chat:

@@ -48,8 +48,10 @@ class Batch:
         self.speculation, self._guessers = asked, guessers
         self._engine.governor = None if guessers is None else guessers.governor
 
-    def join(self, request: Request, logprobs: int | None = None, adapter: str | None = None) -> int:
-        """Give a request a free row; its index. `logprobs` and `adapter`: as `RowRequest` has them.
+    def join(
+        self, request: Request, logprobs: int | None = None, adapter: str | None = None, *, trial: bool = False
+    ) -> int:
+        """Give a request a free row; its index. `logprobs`, `adapter` and `trial`: as `RowRequest` has them.
 
         Raises GenerationError, also for an adapter beside others where all rows have one; UsageError for a name that
         the package has not.
@@ -69,7 +71,8 @@ class Batch:
         sampler = watched or request.sampler
         row = self._engine.join(replace(request, sampler=sampler, guesser=guesser, adapter=name))
         self._adapters = [name if apart is False or index == row else had for index, had in enumerate(self._adapters)]
-        self._had[name] = None
+        if not trial:
+            self._had[name] = None
         self._runner.use_adapters(self._adapters)
         self._watched.pop(row, None)
         if watched is not None:
@@ -89,9 +92,12 @@ class Batch:
         self._engine.give(prefix)
 
     def leave(self, row: int) -> None:
-        """Free a row."""
+        """Free a row. Where each has an adapter of its own, it lets go of that."""
         self._engine.leave(row)
         self._watched.pop(row, None)
+        if self._runner.contract.adapters_by_row and self._adapters[row] != self.adapter:
+            self._adapters[row] = self.adapter
+            self._runner.use_adapters(self._adapters)
 
     def halt(self, row: int) -> None:
         """End a row where it is."""

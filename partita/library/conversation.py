@@ -40,14 +40,14 @@ class Conversation:
         self._stop, self._stop_ids = tuple(stop), tuple(stop_ids)
         self.messages: list[Message] = list(messages)
         self.turns = 0
-        self._reads, self._copied = 0, 0
-        """Tokens of the last turn that its row did not have, and how many the scheduler had copied before it."""
+        self._reads = 0
+        """Tokens of the last turn that its row did not have."""
         self._ticket: Ticket | None = None
 
     @property
     def read_tokens(self) -> int:
         """Tokens that the last turn had to read, of all that the conversation has."""
-        return self._reads - (self._scheduler.copied_tokens - self._copied)
+        return self._reads - (0 if self._ticket is None else self._ticket.copied_tokens)
 
     @property
     def tokens(self) -> int:
@@ -101,7 +101,7 @@ class Conversation:
 
     def _begin(self, tokens: tuple[int, ...], sampling: Sampling) -> Ticket:
         """Go on with the request that has the conversation, or make another."""
-        ticket, self._copied = self._ticket, self._scheduler.copied_tokens
+        ticket = self._ticket
         history = () if ticket is None else ticket.history
         common = min(len(commonprefix([history, tokens])), len(tokens) - 1)
         if ticket is None or not common:

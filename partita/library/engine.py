@@ -45,6 +45,8 @@ class RowRequest:
     """Tokens of the prompt that others which are to come begin with, too, as far as is known."""
     adapter: str | None = None
     """Name of an adapter of the package for this row; None: that of the generation."""
+    trial: bool = False
+    """A report does not tell its adapter."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ class LocalEngine:
             guessers = self._speculators.guessers(self.runner.executor, request.speculation)
             begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
             batch.speculate(request.speculation, guessers)
+            self._speculators.warm(self.runner.executor, guessers)
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
                 batch.join(replace(entry, prefix=prefix), row.logprobs, row.adapter)
@@ -131,6 +132,7 @@ class LocalEngine:
             guessers = self._speculators.guessers(self.runner.executor, speculation)
             begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
             batch.speculate(speculation, guessers)
+            self._speculators.warm(self.runner.executor, guessers)
             if given is not None:
                 batch.give(replace(given, adapter=adapter))
             self.runner.on_open()
@@ -140,7 +142,7 @@ class LocalEngine:
         """Give a request a free row of the generation; its index. Raises GenerationError, UsageError."""
         with self._lock:
             asked = loop_request(request, fails_alone=True)
-            return self._current(number).join(asked, request.logprobs, request.adapter)
+            return self._current(number).join(asked, request.logprobs, request.adapter, trial=request.trial)
 
     def leave(self, number: int, row: int) -> None:
         """Free a row, finished or not."""

@@ -29,7 +29,7 @@ from partita.library.edge import ArgumentError, one_tree, public
 from partita.library.engine import Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
-from partita.library.prefixes import prompt_after, said_by_system, said_by_text
+from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
 from partita.library.report import Report
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
@@ -370,7 +370,7 @@ class Model:
                 assert tokenizer is not None
                 ids.append(tuple(tokenizer.encode(row)) if said is None else prompt_after(said, row, tokenizer))
             else:
-                ids.append(row if said is None else (*said.tokens, *row))
+                ids.append(ids_after(said, row))
         return tokenizer, ids
 
     def _begin(

@@ -48,6 +48,17 @@ def prompt_after(said: Said, prompt: str, text: Text, *, chat: bool = False) -> 
     return tuple(text.encode(said.text + prompt))
 
 
+def ids_after(said: Said | None, ids: Sequence[int]) -> tuple[int, ...]:
+    """Token ids that go on with a prefix, if there is one. Raises UsageError for one of text: what its last tokens are
+    depends on what follows, so the file leaves them open.
+    """
+    if said is None:
+        return tuple(ids)
+    if said.text is not None or said.system is not None:
+        raise UsageError("the prefix is one of text, which token ids cannot go on with; give text")
+    return (*said.tokens, *ids)
+
+
 def system_of(said: Said) -> str:
     """The message of the system that a prefix is of. Raises UsageError for one without."""
     if said.system is None:

@@ -32,6 +32,8 @@ class Work:
     """How likely each new token was is told, with so many of the likeliest; None: it is not."""
     adapter: str | None = None
     """Name of an adapter of the package; None: that of the scheduler."""
+    trial: bool = False
+    """Nobody asked for it: it shows that its adapter can be read, and is not told in reports."""
     stays: bool = False
     """It keeps its row and its cache when it ends, for a next turn, until it is released. Where a row at rest would
     lose what it has to those at work, a next turn reads everything anew.
@@ -69,6 +71,8 @@ class Ticket:
         self.ended: float | None = None
         self.row: int | None = None
         """Of the batch, as long as it has one."""
+        self.copied_tokens = 0
+        """Tokens of this turn that it copied, from a prefix or from another row, and did not read."""
         self.cancelled = self.released = False
         self._wake = wake
         self._earlier: tuple[int, ...] = ()
@@ -95,7 +99,7 @@ class Ticket:
     def begin_turn(self, history: tuple[int, ...], said: Row, sampling: Sampling) -> None:
         """A turn after `history`, of which nothing has been said yet, and which waits. For the scheduler."""
         self._earlier, self.said, self.sampling = history, said, sampling
-        self.state, self.error, self.cancelled = "waiting", None, False
+        self.state, self.error, self.cancelled, self.copied_tokens = "waiting", None, False, 0
         self.submitted, self.began, self.first_token, self.ended = time.perf_counter(), None, None, None
 
 

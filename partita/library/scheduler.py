@@ -296,7 +296,7 @@ class Scheduler:
             if self._begun is None:
                 self._begun = self._engine.open(*self._how)
             asked = RowRequest(ticket.history, ticket.sampling, work.stop_ids, work.logprobs)
-            request = replace(asked, shares=self._shared(ticket), adapter=work.adapter)
+            request = replace(asked, shares=self._shared(ticket), adapter=work.adapter, trial=work.trial)
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
             if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
@@ -321,7 +321,7 @@ class Scheduler:
 
     def _pass_on(self, step: Step) -> None:
         """Have every request take what a step gave its row, and tell all of them."""
-        self.copied_tokens += step.copied
+        self.copied_tokens += sum(step.copied)
         pieces, wrong = list[tuple[Ticket, Piece]](), None
         for ticket in [ticket for ticket in self._rows if ticket is not None]:
             try:
@@ -352,6 +352,7 @@ class Scheduler:
         if row is None or ticket.state != "running":
             return None
         said, new = ticket.said, step.tokens[row]
+        ticket.copied_tokens += step.copied[row] if step.copied else 0
         before = len(said.pieces)
         taken = said.take(new, step.finish[row])
         if taken and ticket.first_token is None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.errors import UsageError
+from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.library.chain import Target
 from partita.library.probing import package_refused
 from partita.library.speculation import Speculation
+from partita.providers import cpu
 from partita.runtime.chain import ChainError
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor, Guesser
+from partita.runtime.engine.guesses import Guesser
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.speculation import draft as draft_model
 from partita.runtime.speculation import ngram
+from partita.runtime.speculation.asking import Asking
+from partita.runtime.speculation.costs import Warmed
+from partita.runtime.speculation.governor import COUNTS
 from partita.runtime.speculation.governor import Governor as Measured
 from partita.runtime.speculation.possible import why_no_draft, why_not
+from partita.runtime.speculation.warming import warmed
 from partita.spelling import spelled
 
 
@@ -29,7 +34,7 @@ class Guessers:
 
     guesser: Callable[[], Guesser]
     """A new one for each row."""
-    governor: Governor
+    governor: Measured
 
 
 class Speculators:
@@ -39,6 +44,9 @@ class Speculators:
         self._folder, self._target, self._threads = folder, target, threads
         self._governors: dict[str | None, Measured] = {}
         self._drafts: dict[str, Runner] = {}
+        self._warmed: Warmed | None = None
+        self._told: list[Measured] = []
+        """Who knows of it."""
 
     def guessers(self, executor: Executor, asked: Speculation) -> Guessers | None:
         """Who guesses for a generation; None where nobody was asked to.
@@ -55,22 +63,45 @@ class Speculators:
         if asked.draft is None:
             return Guessers(ngram.NgramGuesser, self._governor(None, ngram.PRIORS))
         draft = self._draft(asked.draft)
+        governor = self._governor(asked.draft, draft_model.PRIORS, draft.executor)
         vocab_size = executor.contract.vocab_size
         return Guessers(
             lambda: draft_model.DraftGuesser(draft.executor, vocab_size),
-            self._governor(asked.draft, draft_model.PRIORS),
+            governor,
         )
+
+    def warm(self, executor: Executor, guessers: Guessers | None) -> None:
+        """Make and time some runs before a first generation with guesses, whose steps need not pay for it then.
+
+        Nothing may be in the cache, and nothing is afterwards.
+        """
+        if guessers is None:
+            return
+        if self._warmed is None:
+            self._warmed = warmed(executor, [count + 1 for count in COUNTS])
+        if self._warmed is not None and guessers.governor not in self._told:
+            self._told.append(guessers.governor)
+            guessers.governor.warm(self._warmed)
 
     def close(self) -> None:
         """Close the drafts. May be called twice."""
         while self._drafts:
             self._drafts.popitem()[1].close()
 
-    def _governor(self, key: str | None, priors: tuple[float, ...]) -> Measured:
-        """Who says how much, for another generation."""
-        governor = self._governors.setdefault(key, Measured(priors, dear=key is not None))
+    def _governor(self, key: str | None, priors: tuple[float, ...], draft: Executor | None = None) -> Measured:
+        """Who says how much, for another generation. What a step of a draft takes is measured before the first."""
+        if key not in self._governors:
+            self._governors[key] = Measured(priors, asking=None if draft is None else _asking(draft))
+        governor = self._governors[key]
         governor.begin()
         return governor
+
+    def _draft_options(self) -> Mapping[str, Mapping[str, str]]:
+        """Those of the package's providers. Threads of a draft that went on spinning after its runs would be in the way
+        of the package's: it costs a fifth of a short answer where the draft has read no more than the prompt.
+        """
+        options = self._target.options
+        return {**options, cpu.PROVIDER.name: {"spinning_after": "0", **options.get(cpu.PROVIDER.name, {})}}
 
     def _draft(self, path: str) -> Runner:
         """The draft, opened on the chain of the package; kept until the package is closed."""
@@ -80,7 +111,7 @@ class Speculators:
         manifest = open_folder(folder, AS_IT_IS)
         try:
             runner = load_runner(
-                folder, self._target.chain, threads=self._threads, manifest=manifest, options=self._target.options
+                folder, self._target.chain, threads=self._threads, manifest=manifest, options=self._draft_options()
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, 0.0) from error
@@ -90,3 +121,11 @@ class Speculators:
             raise UsageError(f"{spelled('draft', path)}: this package cannot draft: {why}")
         self._drafts[path] = runner
         return runner
+
+
+def _asking(draft: Executor) -> Asking:
+    """What a draft takes; unknown where its run fails, which is told when it is asked for guesses."""
+    try:
+        return draft_model.timed(draft)
+    except PartitaError:
+        return Asking()

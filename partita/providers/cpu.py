@@ -34,6 +34,7 @@ PROVIDER = Provider(
         Option(
             "spinning", "bool", "", "threads wait for work in a loop, 1 unless there are more than cores", ours=True
         ),
+        Option("spinning_after", "bool", "1", "after a run, too, they wait so for the next one for a while", ours=True),
     ),
     rank=1,
     remedies={

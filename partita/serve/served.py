@@ -144,7 +144,7 @@ class Served:
 
     def _warm(self) -> None:
         """Generate a few tokens, and one with each adapter: one that cannot be read is found before anybody asks."""
-        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1))
+        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), trial=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
             ticket = self._scheduler.submit(work)
             while ticket.state != "over":

@@ -13,9 +13,9 @@ from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.conversation import Conversation
 from partita.library.local import LocalEngine
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler
+from partita.library.scheduler import Scheduler, Work
 from partita.package import read_manifest
-from tests.runtime.handmade import ALL, LENGTH, handmade, known_tokens
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}
 END = 60
@@ -91,6 +91,20 @@ def test_every_turn_is_answered_as_the_whole_conversation_is(talk, states, batch
         changed = 3 + 1 if forgets else 0  # the answer without its first word, read once more
         assert read[0][0] == read[0][1]
         assert all(taken <= len([END, 62, 1, 2, 3, END, 63]) + changed for taken, _ in read[1:])
+
+
+def test_what_others_copy_meanwhile_is_nothing_that_a_turn_did_not_read(talk):
+    conversation = talk(("key",), 3)
+    scheduler = conversation._scheduler
+    conversation.ask("7 8")
+    whole = len(conversation._ticket.history)
+    alike = tuple((7 * i + 3) % VOCAB for i in range(20))
+    others = [scheduler.submit(Work((*alike, end), Sampling(temperature=0.0, max_new_tokens=2))) for end in (1, 2)]
+    conversation.finish()
+    while any(other.state != "over" for other in others):
+        scheduler.step()
+    assert scheduler.copied_tokens >= len(alike) - 1 and conversation.read_tokens == whole
+    assert sum(other.copied_tokens for other in others) == scheduler.copied_tokens
 
 
 def test_a_conversation_begins_anew_with_its_system_message_or_another(talk):

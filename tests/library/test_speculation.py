@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import partita
+from partita.library import speculating
 from partita.library.remote import STEPS, RemoteEngine
 from partita.partition_reports.sections.report import sections
 from partita.runtime.engine.recorder import Step
+from partita.runtime.runner import load_runner
 from tests.guesses import feed_all, knowing
 from tests.runtime.handmade import ALL, handmade
 
@@ -56,6 +59,21 @@ def test_a_report_says_what_guesses_have_come_to(package: Path) -> None:
         assert "were right (100.0 %)" in str(found) and model.report().request.options["draft"] == str(package)
         answered(model)
         assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
+
+
+def test_threads_of_a_draft_do_not_spin_on_beside_those_of_its_package(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Mapping[str, Mapping[str, str]]] = []
+
+    def load(*args: Any, **options: Any) -> Any:
+        given.append(options["options"])
+        return load_runner(*args, **options)
+
+    monkeypatch.setattr(speculating, "load_runner", load)
+    with partita.load(package, "cpu", threads=1, provider_options={"cpu": {"huge_pages": "0"}}) as model:
+        answered(model, draft=package)
+    assert given == [{"cpu": {"spinning_after": "0", "huge_pages": "0"}}]
 
 
 def test_a_package_in_a_process_of_its_own_guesses_as_well(package: Path) -> None:

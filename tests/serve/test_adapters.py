@@ -83,7 +83,7 @@ def test_what_one_has_read_is_never_another_s(
     wanted = [known(prompt, names[model]) for prompt, model in asked]
     assert len(set(wanted)) == 6
     monkeypatch.setattr(scheduler, "step", stepped)
-    monkeypatch.setattr(scheduler, "_on_step", lambda step: copied.append(step.copied))
+    monkeypatch.setattr(scheduler, "_on_step", lambda step: copied.extend(step.copied))
     with server.slowly(0.002), ThreadPoolExecutor(len(asked)) as pool:
         assert list(pool.map(answered, asked)) == wanted
     assert [answered(each) for each in asked] == wanted

@@ -14,7 +14,7 @@ from typing import Any
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.asking import WHOLE, check_values, conversations, stops_in
 from partita.library.generation import Answer
-from partita.library.prefixes import prompt_after, system_of
+from partita.library.prefixes import ids_after, prompt_after, system_of
 from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.runtime.logprobs import TokenLogprobs
@@ -162,7 +162,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if given != "messages" and isinstance(value, Sequence) and not isinstance(value, str):
         if not all(map(_is_whole, value)):
             raise UsageError(f"{given} is a list, and not of token ids alone")
-        return (*_begins(defaults.prefix, text), *(int(token) for token in value))
+        return ids_after(defaults.prefix, [int(token) for token in value])
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")
     if text is None:
@@ -186,15 +186,6 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if not value:
         raise GenerationError("the prompt is empty; give some text to continue")
     return tuple(text.encode(value))
-
-
-def _begins(said: Said | None, text: Text | None) -> tuple[int, ...]:
-    """The tokens that token ids go on with. Raises UsageError where they are only those of a text whose end is open."""
-    if said is None:
-        return ()
-    if text is not None and (said.text is not None or said.system is not None):
-        raise UsageError("the prefix is one of text, which token ids cannot go on with; give text")
-    return said.tokens
 
 
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,22 @@ class Guesser(Protocol):
 
         0 of them are asked for when a prompt has been read, to get ready: that is in the time of the prompt.
         """
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """A guesser that reads a text before it can guess, as a draft model does: what it was not asked about, too."""
+
+    def behind(self, history: npt.NDArray[np.int64], /) -> int:
+        """Tokens of a row [n] that it would have to read beside the last one."""
+
+
+@runtime_checkable
+class Follower(Protocol):
+    """A guesser that can tell for next to nothing that guesses are worth a look again, while nobody looks for any."""
+
+    def repeats(self, history: npt.NDArray[np.int64], /) -> bool:
+        """Whether what a row [n] got lately is what would have been guessed. Asked in every step without guesses."""
 
 
 class Judged(NamedTuple):
@@ -59,6 +75,8 @@ class Heard:
     tokens: int
     """That these rows got."""
     tested: tuple[Judged, ...]
+    read: int = 0
+    """Tokens that those who guess had to read before."""
 
 
 class Governor(Protocol):
@@ -67,11 +85,16 @@ class Governor(Protocol):
     def rests(self) -> bool:
         """Nobody is to look for guesses in the next step, nor tell of it. Asked once for each step."""
 
+    def wake(self) -> None:
+        """Somebody would have guessed right lately: the rest is over."""
+
     def measuring(self, live: int) -> bool:
         """A step without guesses is wanted now, to compare with. `live`: rows that go on."""
 
-    def most(self, live: int) -> int:
-        """Guesses per row that it is worth asking for; 0 where none is worth its time."""
+    def most(self, live: int, behind: int = 0, room: int = 0) -> int:
+        """Guesses per row that it is worth asking for; 0 where none is worth its time. `behind`: tokens that those who
+        guess would have to read before; `room`: tokens that a row may still get.
+        """
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed, at most, in each row. `offers`: the evidence of each, for every row that

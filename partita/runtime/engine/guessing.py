@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from partita.errors import PartitaError
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor, Heard, Judged
+from partita.runtime.engine.guesses import Governor, Heard, Judged, Reader
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
 
@@ -20,6 +20,8 @@ class Guessing:
     """The step that confirms them; None for none."""
     asked: int = 0
     """Guesses that were made."""
+    read: int = 0
+    """Tokens that those who guess had to read before."""
     declined: bool = False
     """They were not worth it."""
     unheard: bool = False
@@ -47,7 +49,9 @@ def make_guesses(
     if not any(row is not None and row.request.guesser is not None for row in rows):
         return _NONE
     if governor is not None and governor.rests():
-        return _RESTS
+        if not any(row.follower.repeats(row.history[: row.known]) for row in rows if row is not None and row.follower):
+            return _RESTS
+        governor.wake()
     cache, contract = executor.cache, executor.contract
     live = _live(rows, cache.filled)
     if not live or (live < _unfinished(rows) and _reads(plan())):
@@ -58,16 +62,23 @@ def make_guesses(
         return _NONE
     if governor is not None and governor.measuring(live):
         return _NONE
-    most = None if governor is None else governor.most(live)
-    if most == 0:
-        return _DECLINED
     room = [0 if row is None else row.room_to_guess(count) for row, count in zip(rows, cache.filled, strict=True)]
     if not any(room):
         return _NONE
+    behind = sum(_behind(row) for row, count in zip(rows, room, strict=True) if row is not None and count)
+    most = None if governor is None else governor.most(live, behind, max(room))
+    if most == 0:
+        return _DECLINED
     for row, count in zip(rows, room, strict=True):
         if row is not None and count:
             _ask(row, count if most is None else min(count, most))
-    return _chosen(rows, live, governor, plan)
+    return replace(_chosen(rows, live, governor, plan), read=behind)
+
+
+def _behind(row: Row) -> int:
+    """Tokens that who guesses in a row would have to read before."""
+    guesser = row.request.guesser
+    return guesser.behind(row.history[: row.known]) if isinstance(guesser, Reader) else 0
 
 
 def get_ready(rows: Sequence[Row | None], executor: Executor, plan: StepPlan) -> None:
@@ -88,7 +99,7 @@ def _ask(row: Row, most: int) -> None:
         row.guess(most)
     except PartitaError as error:
         row.keep_guesses(0)
-        row.request = replace(row.request, guesser=None)
+        row.request, row.follower = replace(row.request, guesser=None), None
         row.gave_up = str(error)
 
 
@@ -109,6 +120,7 @@ def heard(
         live=sum(map(bool, plan.take)),
         tokens=sum(map(len, tokens)),
         tested=tuple(entry for entry in tested if entry is not None),
+        read=guessing.read if guessing.asked else 0,
     )
 
 

@@ -255,7 +255,7 @@ class Engine:
             guess_seconds=guess_seconds,
             declined=guessing.declined,
             errors=_errors(self.rows),
-            copied=0 if self.prefixes is None else self.prefixes.told(),
+            copied=() if self.prefixes is None else self.prefixes.told(len(self.rows)),
             gave_up=_gave_up(self.rows),
         )
         self.mark = now

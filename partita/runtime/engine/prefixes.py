@@ -76,7 +76,8 @@ class Prefixes:
         """Tokens that were copied into rows instead of read, so far."""
         self.copies = 0
         """Rows that were begun so."""
-        self._told = 0
+        self._untold: dict[int, int] = {}
+        """Of them, those that nobody was told of yet, by row."""
         self._copy_seconds = DEVICE_PASSES * cache.full_bytes / DEVICE_BYTES_PER_SECOND
         """A copy took last, or is taken to take."""
         self._read_seconds: float | None = None
@@ -131,6 +132,7 @@ class Prefixes:
     def leave(self, index: int) -> None:
         """A row is free."""
         self._plans.pop(index, None)
+        self._untold.pop(index, None)
 
     def before_step(self, rows: Sequence[Row | None]) -> None:
         """Copy into the rows that wait what has come by now."""
@@ -163,10 +165,12 @@ class Prefixes:
                     self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))
                 plan.keep_at = None
 
-    def told(self) -> int:
-        """Tokens that were copied since this was asked last."""
-        before, self._told = self._told, self.copied_tokens
-        return self._told - before
+    def told(self, rows: int) -> tuple[int, ...]:
+        """Tokens that each row [B] has copied since this was asked last; empty where none has."""
+        if not self._untold:
+            return ()
+        untold, self._untold = self._untold, {}
+        return tuple(untold.get(index, 0) for index in range(rows))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -268,6 +272,7 @@ class Prefixes:
         self._cache.load_row(index, len(prefix.tokens), prefix.states)
         self._copy_seconds = time.perf_counter() - began
         self.copied_tokens += len(prefix.tokens)
+        self._untold[index] = self._untold.get(index, 0) + len(prefix.tokens)
         self.copies += 1
 
     def _keep(self, prefix: Prefix) -> None:

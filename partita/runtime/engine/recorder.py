@@ -49,8 +49,10 @@ class Step:
     """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """How likely the new tokens of each row were, of rows that asked for it; empty where none did."""
-    copied: int = 0
-    """Tokens that rows have copied from what others read instead of reading them, since the step before."""
+    copied: tuple[int, ...] = ()
+    """Tokens that each row has copied from what others read instead of reading them, since the step before; empty where
+    none has.
+    """
     gave_up: tuple[str | None, ...] = ()
     """Why nobody guesses any more in a row in which somebody did; empty where that is so in none."""
 

@@ -27,6 +27,12 @@ class Acceptance:
         return right / (self._judged[evidence] + WEIGHT)
 
     @property
+    def known(self) -> float:
+        """How far what is known of guesses is of what was judged, 0 .. 1, and not what was thought beforehand."""
+        judged = sum(self._judged)
+        return judged / (judged + WEIGHT)
+
+    @property
     def typical(self) -> float:
         """The chance of a guess of no known class, by what was judged of all."""
         right, judged = sum(self._right), sum(self._judged)
@@ -45,9 +51,10 @@ class Acceptance:
         for kind in dict.fromkeys(evidence):
             self._fade(kind, DECLINED)
 
-    def decline_all(self) -> None:
-        """No guesses were asked for."""
-        self.decline(range(len(self._priors)))
+    def decline_all(self, steps: int = 1) -> None:
+        """No guesses were asked for in so many steps."""
+        for kind in range(len(self._priors)):
+            self._fade(kind, DECLINED**steps)
 
     def _fade(self, kind: int, factor: float) -> None:
         self._right[kind] *= factor

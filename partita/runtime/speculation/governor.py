@@ -19,41 +19,58 @@ from collections.abc import Callable, Sequence
 
 from partita.runtime.engine.guesses import Heard
 from partita.runtime.speculation.acceptance import Acceptance
-from partita.runtime.speculation.costs import StepCosts
+from partita.runtime.speculation.asking import CAUGHT_UP, Asking
+from partita.runtime.speculation.costs import StepCosts, Warmed
 
-MOST_GUESSES = 10
-"""Per step."""
+COUNTS = (1, 2, 4, 7, 11, 15)
+"""Guesses that a step may have. Few, because each other width has buffers of its own and a first step that is slow."""
+MOST_GUESSES = COUNTS[-1]
 STAKE = 0.5
 """Steps of one token that may be lost at the beginning."""
-SHARE = 0.02
+DEAR_STAKE = 1.0
+"""The same where guesses take their time to be made: less buys nothing there."""
+SHARE = 0.015
 """Part of the time that may be lost after that, the time in which guesses were looked for included."""
+LENT = 0.5
+"""Part of what a draft promises for the rest of a row that may be spent on reading the text before, once its guesses
+are known to be good.
+"""
 OUTLIER = 3.0
 """A guess that took so many times what others did was kept waiting."""
 PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
 MARGIN = 1.03
 """How much more tokens per second a guess has to promise."""
-LONGEST_REST = 4
+LONGEST_REST = 8
 """Steps: after guesses that were not worth it, or not to be afforded, nobody looks for any for 1, 2 and then so many
 steps, because looking takes its time, too, and so does weighing what a step took.
 """
-LONGEST_IN_VAIN = 16
-"""The same while no guess of a generation was right."""
+LONGEST_IN_VAIN = 64
+"""The same while no guess of a generation was right. A text that begins to repeat itself ends either."""
 REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
+
+
+FORGETS = 192
+"""Steps without guesses after which the dearest steps with them are forgotten: what is not made is not measured."""
 
 
 class Governor:
     """Chooses the number of guesses for the rows of one executor. It may be kept for the next generation."""
 
-    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES, *, dear: bool = False) -> None:
+    def __init__(self, priors: Sequence[float], most: int = MOST_GUESSES, *, asking: Asking | None = None) -> None:
         """`priors`: what share of each class of guesses is thought to be right. `most`: guesses per row and step.
-        `dear`: every guess takes its time to be made, as with a draft; else they are found together.
+        `asking`: every guess takes its time to be made, as with a draft; None: they are found together.
         """
         self.acceptance = Acceptance(priors)
+        self._warmed: Warmed | None = None
+        self._before = 1
+        """The width of the step before, 0 for one that read a prompt: the next one takes longer."""
         self._costs: dict[int, StepCosts] = {}
         """By the rows that go on: each makes a step longer."""
-        self._most, self._dear = most, dear
+        self._most, self._asking = most, asking
+        self._lent = 0.0
+        """Steps of one token that this generation may lose beyond the account, for what a draft had to read."""
         self._resting, self._rest = 0, 0
         """Steps in which nobody looks for guesses: those still to come, and of the last time."""
         self._rest_seconds = 0.0
@@ -61,68 +78,77 @@ class Governor:
         self._right = False
         """A guess of this generation was right."""
         self._declined = 0
-        """Steps without guesses that there were."""
+        """Steps in which there were guesses, or would have been, and none was fed, since the dearest were forgotten."""
         self._spent = 0.0
         """Seconds of decode steps."""
         self._won = 0.0
         """Seconds that guesses have saved; below zero what they have cost."""
-        self._asking: deque[float] = deque(maxlen=15)
-        """Seconds per guess of the last times that some were made."""
         self._looking: deque[float] = deque(maxlen=15)
         """Seconds of the last steps in which guesses were made, looked for, or decided about."""
 
     def begin(self) -> None:
         """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
-        self._spent = self._won = 0.0
-        self._right = False
+        self._spent = self._won = self._lent = 0.0
+        self._right, self._before = False, 0
+        self._resting = self._rest = 0
+        for costs in self._costs.values():
+            costs.begin()
+
+    def warm(self, warmed: Warmed) -> None:
+        """Steps of some widths have been run, before the first generation."""
+        self._warmed = warmed
+        self._costs.clear()
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
 
     def costs(self, live: int) -> StepCosts:
         """What steps cost while so many rows go on."""
-        return self._costs.setdefault(live, StepCosts())
+        found = self._costs.get(live)
+        if found is None:
+            found = self._costs[live] = StepCosts(self._warmed)
+        return found
 
     def rests(self) -> bool:
         """Whether nobody is to look for guesses in the next step, and nobody weighs it."""
         if not self._resting:
             return False
         self._resting -= 1
+        self._before = 1
         self._spent += self._rest_seconds
         return True
+
+    def wake(self) -> None:
+        """Somebody would have guessed right lately: the rest is over."""
+        self._resting = self._rest = 0
 
     def measuring(self, live: int) -> bool:
         """Whether a step without guesses is wanted now, because there is none, or none of late, to compare with."""
         costs = self.costs(live)
         return not costs.known or costs.since_plain >= REFRESH
 
-    def most(self, live: int) -> int:
-        """Guesses per row that it is worth asking for."""
+    def most(self, live: int, behind: int = 0, room: int = 0) -> int:
+        """Guesses per row that it is worth asking for. `behind`: tokens that have to be read before; `room`: tokens
+        that a row may still get.
+        """
         costs = self.costs(live)
-        asking = self._ask_steps(costs) if self._dear else 0.0
-        if self._left(costs) < asking + costs.of(2) / costs.of(1) - 1:
-            best = 0
-        elif not self._dear:
+        if self._asking is not None:
+            best = self._worth_asking(self._asking, costs, behind, room)
+        elif self._left(costs) >= costs.of(2) / costs.of(1) - 1:
             return self._most  # their evidence tells more than what is typical
-        elif not self._asking:
-            best = 1  # nobody knows yet what one takes
         else:
-            typical = self.acceptance.typical
-            best = self._best([range(self._most)], lambda _: typical, 1, costs, asking)
+            best = 0
         if not best:
-            self.acceptance.decline_all()
+            self.acceptance.decline_all(1 if self._asking is None else max(self._rest, 1))
             self._begin_rest(costs)
         return best
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed in each row."""
         costs = self.costs(live)
-        best = self._best(offers, self.acceptance.of, live, costs)
+        best, _ = self._best(offers, self.acceptance.of, live, costs, self._left(costs))
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
-            self._declined += 1
-            if self._declined % REFRESH == 0:
-                costs.forget_worst()
             self._begin_rest(costs)
         else:
             self._rest = 0
@@ -131,7 +157,9 @@ class Governor:
     def heard(self, step: Heard) -> None:
         """A decode step was made."""
         costs, live = self.costs(step.live), max(step.live, 1)
-        costs.add(step.width, step.seconds)
+        if self._before:
+            costs.add(step.width, step.seconds, self._before)
+        self._before = step.width
         asking = self._asked_seconds(step)
         for row in step.tested:
             self.acceptance.judge(row.evidence, row.confirmed)
@@ -148,24 +176,51 @@ class Governor:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _begin_rest(self, costs: StepCosts) -> None:
+        self._declined += 1 + self._rest
+        if self._declined >= FORGETS:
+            self._declined = 0
+            costs.forget_worst()
         self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
         self._rest_seconds = costs.of(1)
 
-    def _ask_steps(self, costs: StepCosts) -> float:
-        """What a guess costs to make, in steps of one token; 0 before one was made."""
-        return statistics.median(self._asking) / costs.of(1) if self._asking else 0.0
+    def _worth_asking(self, asking: Asking, costs: StepCosts, behind: int, room: int) -> int:
+        """How many guesses of a draft are worth being made: the most tokens per second while it is in step, if what it
+        has to read to get there can be afforded.
+        """
+        one, step = costs.of(1), asking.step
+        if step is None:  # nobody knows yet what one takes
+            return int(self._left(costs) >= costs.of(2) / one - 1)
+        reading, typical = asking.reading(behind) / one, self.acceptance.typical
+        wide, left = [range(min(self._most, max(room, 1)))], self._left(costs, reading)
+        best, rate = self._best(wide, lambda _: typical, 1, costs, max(left, 0.0) + reading, step / one)
+        if not best:
+            return 0
+        lent = 0.0
+        if behind > CAUGHT_UP and reading:
+            promised = LENT * self.acceptance.known * room * (1 - 1 / rate)
+            lent = reading if reading <= promised else 0.0
+        best, _ = self._best([range(best)], lambda _: typical, 1, costs, left + lent, step / one)
+        if best:
+            self._lent += lent
+        return best
 
     def _asked_seconds(self, step: Heard) -> float:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
         if not step.asked:
             return step.guess_seconds
-        self._asking.append(step.guess_seconds / step.asked)
-        self._looking.append(step.guess_seconds)
-        return min(step.guess_seconds, OUTLIER * statistics.median(self._looking))
+        if self._asking is not None and self._asking.step is not None:
+            usual = step.asked * self._asking.step + self._asking.reading(step.read)
+        else:
+            self._looking.append(step.guess_seconds)
+            usual = statistics.median(self._looking)
+        if self._asking is not None:
+            self._asking.add(step.guess_seconds, step.asked, step.read)
+        return min(step.guess_seconds, OUTLIER * usual)
 
-    def _left(self, costs: StepCosts) -> float:
-        """What the next step may lose, in steps of one token."""
-        return min(STAKE + (SHARE * self._spent + self._won) / costs.of(1), PURSE)
+    def _left(self, costs: StepCosts, reading: float = 0.0) -> float:
+        """What the next step may lose, in steps of one token, beside a draft's `reading` before it."""
+        stake = self._lent + (STAKE if self._asking is None else DEAR_STAKE)
+        return min(stake + (SHARE * self._spent + self._won) / costs.of(1) - reading, PURSE + self._lent)
 
     def _best(
         self,
@@ -173,25 +228,28 @@ class Governor:
         chance: Callable[[int], float],
         live: int,
         costs: StepCosts,
+        left: float,
         asking: float = 0.0,
-    ) -> int:
-        """The number of guesses with the most tokens per second, within what may be lost; 0 for none. `chance`: that a
-        guess of an offer is right where those before it are; `asking`: what each still costs to be made, in steps of
-        one token.
+    ) -> tuple[int, float]:
+        """The number of guesses with the most tokens per second, and how many times more these are than without; 0 for
+        none. `chance`: that a guess of an offer is right where those before it are; `left`: what may be lost, and
+        `asking`: what each still costs to be made, in steps of one token.
         """
-        one, left = costs.of(1), self._left(costs)
+        one = costs.of(1)
         best, rate = 0, MARGIN
         running = [1.0] * len(offers)
         tokens, longest = float(live), max(map(len, offers), default=0)
-        for count in range(1, longest + 1):
+        for count in range(1, min(longest, MOST_GUESSES) + 1):
             for row, offer in enumerate(offers):
                 running[row] = running[row] * chance(offer[count - 1]) if count <= len(offer) else 0.0
             more = sum(running)
             tokens += more
+            if count not in COUNTS:
+                continue
             cost = costs.of(count + 1) / one + asking * count
             if cost - 1 <= left and tokens / live / cost > rate:
                 best, rate = count, tokens / live / cost
             # Wider steps take no less, and each further guess is right no more often than the one before it.
             if cost - 1 > left or (tokens + more * (longest - count)) / live / cost <= rate:
                 break
-        return best
+        return best, rate

@@ -238,6 +238,13 @@ def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spi
     assert active[0].provider_options == {}, "ONNX Runtime has no such options"
 
 
+@pytest.mark.parametrize(("options", "stopping"), [({}, "0"), ({"spinning_after": "0"}, "1")])
+def test_threads_leave_their_loop_with_the_run_where_that_is_asked(options, stopping):
+    active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": options})
+    config = settings.set_up("model.onnx", active, Opening(), None)[0].config
+    assert config[settings.STOPPING] == stopping
+
+
 @pytest.mark.parametrize(
     ("chain", "options", "packing"),
     [("cpu", {}, "1"), ("cpu", {"cpu": {"parallel_packing": "0"}}, "0"), ("cpu,cuda", {}, "0")],

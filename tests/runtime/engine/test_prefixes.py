@@ -121,7 +121,7 @@ def test_what_follows_a_copy_is_read_in_one_step_where_a_row_may_be_read_alone(o
     some(engine, 3, found)
     second = engine.join(Request(PROMPTS[2], greedy, 4))
     step = engine.step()
-    assert step is not None and step.row_tokens == len(QUESTIONS[2]) and step.copied == len(SYSTEM)
+    assert step is not None and step.row_tokens == len(QUESTIONS[2]) and sum(step.copied) == len(SYSTEM)
     found[second] = list(step.tokens[second])
     some(engine, 99, found)
     assert found == {

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import Filters, greedy, make_sampler
-from partita.runtime.speculation.draft import DraftGuesser
+from partita.runtime.speculation.draft import DraftGuesser, timed
 from partita.runtime.speculation.possible import why_no_draft, why_not
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
@@ -51,6 +53,37 @@ def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_had_guessed_before(op
         found = drafted(guesser, text)
         assert found and found == known_tokens(text, len(found), KEYS)
     assert drafted(guesser, text[:14]) == known_tokens(text[:14], len(drafted(guesser, text[:14])), KEYS)
+
+
+def test_a_draft_reads_nothing_before_it_is_asked_and_then_what_it_missed_in_one_go(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = opened().executor
+    guesser, runs, run = DraftGuesser(executor, VOCAB), list[int](), executor.run
+
+    def noted(plan: StepPlan, *rest: Any) -> Any:
+        runs.append(plan.new_tokens)
+        return run(plan, *rest)
+
+    monkeypatch.setattr(executor, "run", noted)
+    text = np.array(PROMPT, np.int64)
+    assert not guesser(text, 0) and not runs, "also when it is told to get ready"
+    assert guesser.behind(text) == len(PROMPT) - 1
+    assert guesser(text, 1) and runs == [len(PROMPT)] and guesser.behind(text) == 0
+    longer = np.append(text, [3, 4, 5])
+    assert guesser.behind(longer) == 2
+    assert guesser(longer, 1) and runs[1:] == [3]
+    longer[len(text)] = 9
+    assert guesser.behind(longer) == 2, "another token stands there now"
+
+
+@pytest.mark.parametrize("shapes", ["any", "pair"])
+def test_what_a_draft_takes_is_measured_before_it_is_asked(opened: Opened, shapes: str) -> None:
+    executor = opened(shapes=shapes).executor
+    asking = timed(executor)
+    assert asking.step is not None and 0 < asking.step < 1 and 0 <= asking.reading(1) < 1
+    assert list(executor.cache.filled) == [0]
+    assert drafted(DraftGuesser(executor, VOCAB), PROMPT) == known_tokens(PROMPT, 4, KEYS)[:4]
 
 
 def test_a_draft_says_how_sure_it_is_and_stops_where_it_is_not(opened: Opened) -> None:
