@@ -97,6 +97,18 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """It is written in one way, so that another lowering runs is of use only without it."""
+    checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, head_dim=ODD)
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
+    with pytest.raises(PartitaError) as caught:
+        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
+    assert "leave --cache window out: --attention onnx24 runs there" in str(caught.value)
+    assert "--attention auto" not in str(caught.value)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
 def test_any_failure_is_a_reason_to_try_the_next(exporting: Exporting, error: Exception) -> None:
     there = There({"gqa": error})
