@@ -207,7 +207,11 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
             return f"; leave {spelled('cache', WINDOW)} out: {exported.label} runs there, and caches the whole length"
         return f"; {exported.label} runs there; {spelled('attention', 'auto')} would choose it"
     precision = f" or {spelled('precision')}" if work.options.computing is not EXACT else ""
-    return f"; name another {spelled('target')}{precision}"
+    kept = work.options.cache_precision
+    rounded = (
+        "" if kept is None else f", or leave {spelled('cache_precision', kept)} out, which this lowering alone has"
+    )
+    return f"; name another {spelled('target')}{precision}{rounded}"
 
 
 def _empty(work: Work) -> None:

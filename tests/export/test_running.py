@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from partita import cli
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError
-from partita.export import known_answer
+from partita.export import known_answer, pipeline
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target
 from partita.library.exporting import replay as replay_on_cpu
@@ -107,6 +108,19 @@ def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
     assert "leave --cache window out: --attention onnx24 runs there" in str(caught.value)
     assert "--attention auto" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rounded", ["int8", None])
+def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
+    tmp_path: Path, rounded: str | None
+) -> None:
+    class NoOthers:
+        def others(self) -> list[Any]:
+            return []
+
+    options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)
+    end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
+    assert end.startswith("; name another --target") and ("leave --cache-precision int8 out" in end) == bool(rounded)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
