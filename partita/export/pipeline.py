@@ -19,7 +19,7 @@ from partita.export.asked import Asked, asked_options
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
-from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length, with_layout
+from partita.export.options import CACHE_LOWERING, WINDOW, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import MissedRatioError, OpenScorer
@@ -183,9 +183,15 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
             continue
         finally:
             _empty(work)
+        if work.options.cache == WINDOW:  # for which there is one way
+            return f"; leave {spelled('cache', WINDOW)} out: {exported.label} runs there, and caches the whole length"
         return f"; {exported.label} runs there; {spelled('attention', 'auto')} would choose it"
     precision = f" or {spelled('precision')}" if work.options.computing is not EXACT else ""
-    return f"; name another {spelled('target')}{precision}"
+    kept = work.options.cache_precision
+    rounded = (
+        "" if kept is None else f", or leave {spelled('cache_precision', kept)} out, which this lowering alone has"
+    )
+    return f"; name another {spelled('target')}{precision}{rounded}"
 
 
 def _empty(work: Work) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from partita import cli
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError
-from partita.export import known_answer
+from partita.export import known_answer, pipeline
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target
 from partita.library.exporting import replay as replay_on_cpu
@@ -95,6 +96,31 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
         exporting(target, ODD, attention="gqa", verify=verify)
     assert "please report" not in str(caught.value) and "export the checkpoint again" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """It is written in one way, so that another lowering runs is of use only without it."""
+    checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, head_dim=ODD)
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
+    with pytest.raises(PartitaError) as caught:
+        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
+    assert "leave --cache window out: --attention onnx24 runs there" in str(caught.value)
+    assert "--attention auto" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rounded", ["int8", None])
+def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
+    tmp_path: Path, rounded: str | None
+) -> None:
+    class NoOthers:
+        def others(self) -> list[Any]:
+            return []
+
+    options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)
+    end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
+    assert end.startswith("; name another --target") and ("leave --cache-precision int8 out" in end) == bool(rounded)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
