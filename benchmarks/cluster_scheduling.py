@@ -5,7 +5,7 @@
 Every node is a process of Ray on this machine (ray.cluster_utils), with a processor and a worker; the worker sleeps for
 as long as its rows would take. What is measured is the run that `partita generate --address` makes, with its blocks,
 retries, ledger and desk. Sizes are measured on one cluster, which is made larger: the processor's time of the driver,
-of the process beside it (ledger and desk) and of Ray's head by block, once all workers have answered one, and seconds
+of the process beside it (ledger and desk) and of Ray's head, once all workers have answered two blocks, and seconds
 to there and from there. A node takes some 100 MiB and a worker as much, and what all of them do at rest takes
 processors, too: wall time is that of one machine that plays all of them, the driver's time is not. Nodes are added
 for as long as there is memory for them and their workers.
@@ -130,7 +130,6 @@ def measured(sizes: list[int], workers: int | None, blocks: int, row_ms: float) 
     os.environ.update(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
     from ray.cluster_utils import Cluster
 
-    free = psutil.virtual_memory().available
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200 * MIB})
     nodes = 1
     try:
@@ -139,11 +138,7 @@ def measured(sizes: list[int], workers: int | None, blocks: int, row_ms: float) 
             while nodes < size and _room() > 0:
                 _add(cluster)
                 nodes += 1
-            facts = {
-                "nodes": nodes,
-                "start_seconds": time.perf_counter() - began,
-                "node_mib": (free - psutil.virtual_memory().available) / MIB / nodes,
-            }
+            facts = {"nodes": nodes, "start_seconds": time.perf_counter() - began}
             yield {**facts, **_run(str(cluster.address), min(workers or nodes, nodes), blocks, row_ms)}
             if nodes < size:
                 return
@@ -184,6 +179,7 @@ def _run(address: str, workers: int, blocks: int, row_ms: float) -> dict[str, An
     assert watch.warm is not None and watch.done is not None
     (warm_seconds, warm, warm_rows), (seconds, done, _) = watch.warm, watch.done
     left = (rows - warm_rows) / size
+    worked = {f"{part}_seconds_from_there": done[part] - warm[part] for part in warm}
     return {
         "nodes_seen": report.nodes,
         "workers": workers,
@@ -194,7 +190,8 @@ def _run(address: str, workers: int, blocks: int, row_ms: float) -> dict[str, An
         "seconds_from_there": seconds - warm_seconds,
         "seconds_without_overhead": left / workers * BLOCK_TURNS * row_ms / 1e3,
         "driver_seconds_to_all": warm["driver"] - began,
-        **{f"{part}_ms_per_block": (done[part] - warm[part]) / left * 1e3 for part in warm},
+        "blocks_from_there": left,
+        **worked,
         "load_average": os.getloadavg()[0],
     }
 

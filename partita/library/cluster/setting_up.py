@@ -147,7 +147,7 @@ def _greet(address: str, written: str) -> None:
 
 def _ask_head(address: str) -> None:
     """Have the head of a cluster say which one it is. Raises what Ray does."""
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 
     GcsClient(address=address)
 
