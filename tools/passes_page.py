@@ -37,9 +37,9 @@ default, a llama of four layers in float32, takes some ten minutes.
 
 `python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and
 with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu 1.31.1,
-onnxruntime-webgpu 1.27; CUDA in the dry run, packages written with `--target cuda`, but for fp32 in `onnx24` and `primitives`;
-WebGPU on a software Vulkan driver, packages written without a target). `?`: SwiftShader has no float16, and WebGPU
-refuses it; CUDA has no kernel for `--activations int8`, which is refused for it.
+onnxruntime-webgpu 1.27; CUDA in the dry run, packages written with `--target cuda`, but for fp32 in `onnx24` and
+`primitives`; WebGPU on a software Vulkan driver, packages written without a target). `?`: SwiftShader has no float16,
+and WebGPU refuses it; CUDA has no kernel for `--activations int8`, which is refused for it.
 
 | lowering | precision | cpu | cuda | webgpu |
 |---|---|---|---|---|
