@@ -243,9 +243,9 @@ def test_what_comes_of_an_option_does_not_offer_it(tiny_checkpoint: TinyCheckpoi
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
     asked = ExportOptions(str(checkpoint.folder), Path("out"), **{"precision": "fp32", **options})
     assert offered(error, checkpoint, asked) is error
-    plain = replace(asked, **{each.name: each.default for each in fields(asked) if each.name in options})
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(asked) if each.name in options}
     of_the_model = type(error)(error.said)
-    found = offered(of_the_model, checkpoint, replace(plain, precision="fp32", attention="gqa"))
+    found = offered(of_the_model, checkpoint, replace(asked, **{**defaults, "precision": "fp32", "attention": "gqa"}))
     assert found.remedy is not None and found.remedy.options == ("--exporter", "optimum")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -129,7 +130,7 @@ def at(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Calla
     """Sets the clock of the machine, in hours since the first timing."""
     if request.param == "in memory":
         monkeypatch.setenv("PARTITA_CACHE_DIR", "")
-    return lambda hours: monkeypatch.setattr(comparing.time, "time", lambda: 1e9 + hours * HOUR)
+    return lambda hours: monkeypatch.setattr(time, "time", lambda: 1e9 + hours * HOUR)
 
 
 def test_a_verdict_is_timed_again_after_a_day_and_once_it_is_confirmed_after_a_month(at: Callable[[float], None]):
