@@ -213,7 +213,7 @@ def _torchao_plain() -> Recorded:
 
 def _torchao_int4(granularity: str, *settings: int) -> Recorded:
     kinds = library("torchao.quantization.granularity")
-    asked = {"weight_dtype": torch.int4, "granularity": getattr(kinds, granularity)(*settings)}
+    asked = {"weight_dtype": library("torch").int4, "granularity": getattr(kinds, granularity)(*settings)}
     return _torchao("IntxWeightOnlyConfig", **asked)
 
 
