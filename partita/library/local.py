@@ -110,7 +110,6 @@ class LocalEngine:
             guessers = self._speculators.guessers(self.runner.executor, request.speculation)
             begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
             batch.speculate(request.speculation, guessers)
-            self._speculators.warm(self.runner.executor, guessers)
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
                 batch.join(replace(entry, prefix=prefix), row.logprobs, row.adapter)
@@ -132,7 +131,6 @@ class LocalEngine:
             guessers = self._speculators.guessers(self.runner.executor, speculation)
             begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
             batch.speculate(speculation, guessers)
-            self._speculators.warm(self.runner.executor, guessers)
             if given is not None:
                 batch.give(replace(given, adapter=adapter))
             self.runner.on_open()

@@ -14,17 +14,14 @@ from partita.library.speculation import Speculation
 from partita.providers import cpu
 from partita.runtime.chain import ChainError
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Guesser
+from partita.runtime.engine.guesses import Governor, Guesser
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.speculation import draft as draft_model
 from partita.runtime.speculation import ngram
 from partita.runtime.speculation.asking import Asking
-from partita.runtime.speculation.costs import Warmed
-from partita.runtime.speculation.governor import COUNTS
 from partita.runtime.speculation.governor import Governor as Measured
 from partita.runtime.speculation.possible import why_no_draft, why_not
-from partita.runtime.speculation.warming import warmed
 from partita.spelling import spelled
 
 
@@ -34,7 +31,7 @@ class Guessers:
 
     guesser: Callable[[], Guesser]
     """A new one for each row."""
-    governor: Measured
+    governor: Governor
 
 
 class Speculators:
@@ -44,9 +41,6 @@ class Speculators:
         self._folder, self._target, self._threads = folder, target, threads
         self._governors: dict[str | None, Measured] = {}
         self._drafts: dict[str, Runner] = {}
-        self._warmed: Warmed | None = None
-        self._told: list[Measured] = []
-        """Who knows of it."""
 
     def guessers(self, executor: Executor, asked: Speculation) -> Guessers | None:
         """Who guesses for a generation; None where nobody was asked to.
@@ -69,19 +63,6 @@ class Speculators:
             lambda: draft_model.DraftGuesser(draft.executor, vocab_size),
             governor,
         )
-
-    def warm(self, executor: Executor, guessers: Guessers | None) -> None:
-        """Make and time some runs before a first generation with guesses, whose steps need not pay for it then.
-
-        Nothing may be in the cache, and nothing is afterwards.
-        """
-        if guessers is None:
-            return
-        if self._warmed is None:
-            self._warmed = warmed(executor, [count + 1 for count in COUNTS])
-        if self._warmed is not None and guessers.governor not in self._told:
-            self._told.append(guessers.governor)
-            guessers.governor.warm(self._warmed)
 
     def close(self) -> None:
         """Close the drafts. May be called twice."""

@@ -41,14 +41,6 @@ class Reader(Protocol):
         """Tokens of a row [n] that it would have to read beside the last one."""
 
 
-@runtime_checkable
-class Follower(Protocol):
-    """A guesser that can tell for next to nothing that guesses are worth a look again, while nobody looks for any."""
-
-    def repeats(self, history: npt.NDArray[np.int64], /) -> bool:
-        """Whether what a row [n] got lately is what would have been guessed. Asked in every step without guesses."""
-
-
 class Judged(NamedTuple):
     """What came of the guesses of one row."""
 
@@ -84,9 +76,6 @@ class Governor(Protocol):
 
     def rests(self) -> bool:
         """Nobody is to look for guesses in the next step, nor tell of it. Asked once for each step."""
-
-    def wake(self) -> None:
-        """Somebody would have guessed right lately: the rest is over."""
 
     def measuring(self, live: int) -> bool:
         """A step without guesses is wanted now, to compare with. `live`: rows that go on."""

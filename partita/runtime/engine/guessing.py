@@ -49,9 +49,7 @@ def make_guesses(
     if not any(row is not None and row.request.guesser is not None for row in rows):
         return _NONE
     if governor is not None and governor.rests():
-        if not any(row.follower.repeats(row.history[: row.known]) for row in rows if row is not None and row.follower):
-            return _RESTS
-        governor.wake()
+        return _RESTS
     cache, contract = executor.cache, executor.contract
     live = _live(rows, cache.filled)
     if not live or (live < _unfinished(rows) and _reads(plan())):
@@ -99,7 +97,7 @@ def _ask(row: Row, most: int) -> None:
         row.guess(most)
     except PartitaError as error:
         row.keep_guesses(0)
-        row.request, row.follower = replace(row.request, guesser=None), None
+        row.request = replace(row.request, guesser=None)
         row.gave_up = str(error)
 
 

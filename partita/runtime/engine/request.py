@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.engine.guesses import Follower, Guesser
+from partita.runtime.engine.guesses import Guesser
 from partita.runtime.engine.planner import RowView
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.sampling import Sampler
@@ -74,8 +74,6 @@ class Row:
     """Tokens of `history` after the known ones that are guesses, to be confirmed by the next step."""
     evidence: tuple[int, ...] = ()
     """That of each guess."""
-    follower: Follower | None = None
-    """Who guesses, where that one can tell while nobody looks for guesses that they are worth a look again."""
     gave_up: str | None = None
     """Why nobody guesses here any more; None while somebody may."""
 
@@ -85,9 +83,7 @@ class Row:
         history = np.zeros(max_length, np.int64)
         count = len(request.prompt)
         history[:count] = request.prompt
-        reads = count if request.continues_at is None else request.continues_at
-        follower = request.guesser if isinstance(request.guesser, Follower) else None
-        return cls(request, history, count, count, reads, follower=follower)
+        return cls(request, history, count, count, count if request.continues_at is None else request.continues_at)
 
     @property
     def new_tokens(self) -> int:

@@ -20,16 +20,15 @@ from collections.abc import Callable, Sequence
 from partita.runtime.engine.guesses import Heard
 from partita.runtime.speculation.acceptance import Acceptance
 from partita.runtime.speculation.asking import CAUGHT_UP, Asking
-from partita.runtime.speculation.costs import StepCosts, Warmed
+from partita.runtime.speculation.costs import StepCosts
 
-COUNTS = (1, 2, 4, 7, 11, 15)
-"""Guesses that a step may have. Few, because each other width has buffers of its own and a first step that is slow."""
-MOST_GUESSES = COUNTS[-1]
+MOST_GUESSES = 10
+"""Per step."""
 STAKE = 0.5
 """Steps of one token that may be lost at the beginning."""
 DEAR_STAKE = 1.0
 """The same where guesses take their time to be made: less buys nothing there."""
-SHARE = 0.015
+SHARE = 0.02
 """Part of the time that may be lost after that, the time in which guesses were looked for included."""
 LENT = 0.5
 """Part of what a draft promises for the rest of a row that may be spent on reading the text before, once its guesses
@@ -41,18 +40,14 @@ PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
 MARGIN = 1.03
 """How much more tokens per second a guess has to promise."""
-LONGEST_REST = 8
+LONGEST_REST = 4
 """Steps: after guesses that were not worth it, or not to be afforded, nobody looks for any for 1, 2 and then so many
 steps, because looking takes its time, too, and so does weighing what a step took.
 """
-LONGEST_IN_VAIN = 64
-"""The same while no guess of a generation was right. A text that begins to repeat itself ends either."""
+LONGEST_IN_VAIN = 16
+"""The same while no guess of a generation was right."""
 REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
-
-
-FORGETS = 192
-"""Steps without guesses after which the dearest steps with them are forgotten: what is not made is not measured."""
 
 
 class Governor:
@@ -63,9 +58,6 @@ class Governor:
         `asking`: every guess takes its time to be made, as with a draft; None: they are found together.
         """
         self.acceptance = Acceptance(priors)
-        self._warmed: Warmed | None = None
-        self._before = 1
-        """The width of the step before, 0 for one that read a prompt: the next one takes longer."""
         self._costs: dict[int, StepCosts] = {}
         """By the rows that go on: each makes a step longer."""
         self._most, self._asking = most, asking
@@ -78,7 +70,7 @@ class Governor:
         self._right = False
         """A guess of this generation was right."""
         self._declined = 0
-        """Steps in which there were guesses, or would have been, and none was fed, since the dearest were forgotten."""
+        """Steps without guesses that there were."""
         self._spent = 0.0
         """Seconds of decode steps."""
         self._won = 0.0
@@ -89,37 +81,21 @@ class Governor:
     def begin(self) -> None:
         """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
         self._spent = self._won = self._lent = 0.0
-        self._right, self._before = False, 0
-        self._resting = self._rest = 0
-        for costs in self._costs.values():
-            costs.begin()
-
-    def warm(self, warmed: Warmed) -> None:
-        """Steps of some widths have been run, before the first generation."""
-        self._warmed = warmed
-        self._costs.clear()
+        self._right = False
 
     # --- engine.guesses.Governor --------------------------------------------------------------------------------------
 
     def costs(self, live: int) -> StepCosts:
         """What steps cost while so many rows go on."""
-        found = self._costs.get(live)
-        if found is None:
-            found = self._costs[live] = StepCosts(self._warmed)
-        return found
+        return self._costs.setdefault(live, StepCosts())
 
     def rests(self) -> bool:
         """Whether nobody is to look for guesses in the next step, and nobody weighs it."""
         if not self._resting:
             return False
         self._resting -= 1
-        self._before = 1
         self._spent += self._rest_seconds
         return True
-
-    def wake(self) -> None:
-        """Somebody would have guessed right lately: the rest is over."""
-        self._resting = self._rest = 0
 
     def measuring(self, live: int) -> bool:
         """Whether a step without guesses is wanted now, because there is none, or none of late, to compare with."""
@@ -149,6 +125,9 @@ class Governor:
         if not best:
             for offer in offers:
                 self.acceptance.decline(offer)
+            self._declined += 1
+            if self._declined % REFRESH == 0:
+                costs.forget_worst()
             self._begin_rest(costs)
         else:
             self._rest = 0
@@ -157,9 +136,7 @@ class Governor:
     def heard(self, step: Heard) -> None:
         """A decode step was made."""
         costs, live = self.costs(step.live), max(step.live, 1)
-        if self._before:
-            costs.add(step.width, step.seconds, self._before)
-        self._before = step.width
+        costs.add(step.width, step.seconds)
         asking = self._asked_seconds(step)
         for row in step.tested:
             self.acceptance.judge(row.evidence, row.confirmed)
@@ -176,10 +153,6 @@ class Governor:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _begin_rest(self, costs: StepCosts) -> None:
-        self._declined += 1 + self._rest
-        if self._declined >= FORGETS:
-            self._declined = 0
-            costs.forget_worst()
         self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
         self._rest_seconds = costs.of(1)
 
@@ -239,13 +212,11 @@ class Governor:
         best, rate = 0, MARGIN
         running = [1.0] * len(offers)
         tokens, longest = float(live), max(map(len, offers), default=0)
-        for count in range(1, min(longest, MOST_GUESSES) + 1):
+        for count in range(1, longest + 1):
             for row, offer in enumerate(offers):
                 running[row] = running[row] * chance(offer[count - 1]) if count <= len(offer) else 0.0
             more = sum(running)
             tokens += more
-            if count not in COUNTS:
-                continue
             cost = costs.of(count + 1) / one + asking * count
             if cost - 1 <= left and tokens / live / cost > rate:
                 best, rate = count, tokens / live / cost

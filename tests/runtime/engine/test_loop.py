@@ -7,7 +7,7 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.guesses import Governor, Guess
+from partita.runtime.engine.guesses import Guess
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
@@ -421,47 +421,6 @@ def test_a_guesser_that_fails_costs_no_answer(opened):
     row = engine.join(Request(PROMPTS[0], greedy, 17, guesser=Fails([*PROMPTS[0], *wanted], most=2)))
     assert finish(engine)[row] == wanted
     assert engine.row(row).gave_up == "no memory for the draft" and engine.row(row).request.guesser is None
-
-
-def test_a_text_that_begins_to_repeat_itself_ends_the_rest_of_those_who_guess(opened):
-    """And while it does not nobody is asked, nor hears of a step."""
-
-    class Repeats(Guesses):
-        def repeats(self, history: np.ndarray) -> bool:
-            return len(history) == len(PROMPTS[0]) + 6
-
-    class Rests(Governor):
-        woken, told = 0, 0
-
-        def rests(self) -> bool:
-            return not self.woken
-
-        def wake(self) -> None:
-            self.woken += 1
-
-        def measuring(self, live: int) -> bool:
-            return False
-
-        def most(self, live: int, behind: int = 0, room: int = 0) -> int:
-            return 2
-
-        def choose(self, offers: object, live: int) -> int:
-            return 2
-
-        def heard(self, step: object) -> None:
-            self.told += 1
-
-    wanted = known_tokens(PROMPTS[0], 17, KEYS)
-    governor = Rests()
-    engine = Engine(opened(batch=1, states=KEYS).executor, governor=governor)
-    engine.join(Request(PROMPTS[0], greedy, 17, guesser=Repeats([*PROMPTS[0], *wanted])))
-    steps = []
-    while (step := engine.step()) is not None:
-        steps.append(step)
-    widths = [step.width for step in steps[1:]]
-    assert widths[:5] == [1] * 5 and set(widths[5:-1]) == {3}, widths
-    assert governor.woken == 1 and governor.told == len(widths) - 5
-    assert [token for step in steps for token in step.tokens[0]] == wanted
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])

@@ -54,23 +54,6 @@ def test_a_row_that_grows_and_goes_back_is_guessed_like_a_new_one() -> None:
     assert longest_agreement(text, guesses(text, 1)[0]) >= 3
 
 
-def test_that_all_places_went_on_alike_or_not_tells_how_likely_a_guess_is() -> None:
-    def evidence(*text: int) -> int:
-        return NgramGuesser()(np.array(text, np.int64), 1)[0].evidence
-
-    one = evidence(1, 2, 3, 9, 1, 2)
-    alike = evidence(1, 2, 3, 9, 1, 2, 3, 8, 1, 2)
-    apart = evidence(1, 2, 4, 9, 1, 2, 3, 8, 1, 2)
-    assert alike > one > apart
-
-
-def test_a_text_is_told_to_repeat_itself_seldom_however_long_it_does() -> None:
-    guesser, text = NgramGuesser(), [*range(50), *range(50), 99, 98, 97, 1, 2, 3]
-    told = [known for known in range(10, len(text)) if guesser.repeats(np.array(text[:known], np.int64))]
-    assert told == [55, 60, 70, 90], "after 5, 10, 20 and 40 tokens that stood before"
-    assert guesses(text, 3, guesser) == guesses(text, 3) == [4, 5, 6]
-
-
 def longest_agreement(text: Sequence[int], token: int) -> int:
     """How many tokens before an earlier `token` are those at the end of the text, at most."""
     found = [0]
