@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from partita.export.spec import TraceSpec
     from partita.export.tracing import Traced
 
-TRACES_ITSELF = "traces_itself"
-"""Mark of tests that are about tracing."""
-
 
 class Traces:
     """`partita.export.tracing.trace`, which remembers."""
@@ -50,6 +47,7 @@ def what_decides(fake: FakeModel) -> tuple[Any, ...]:
     """All of a model that a trace can depend on: its class, its config, its weights' shapes and its buffers' values."""
     import torch
 
+    config: Any = fake.module.config
     buffers = hashlib.sha256()
     for name, value in sorted(fake.module.named_buffers()):
         buffers.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -64,8 +62,8 @@ def what_decides(fake: FakeModel) -> tuple[Any, ...]:
     )
     return (
         type(fake.module),
-        json.dumps(_without_place(fake.module.config.to_dict()), sort_keys=True, default=str),
-        str(fake.module.config._attn_implementation),
+        json.dumps(_without_place(config.to_dict()), sort_keys=True, default=str),
+        str(config._attn_implementation),
         fake.dtype,
         repr(fake.probed),
         fake.rope_by_length,
@@ -83,11 +81,10 @@ def _without_place(config: Any) -> Any:
 
 
 def share(item: pytest.Item) -> None:
-    """Have the exports of this test share traces, unless it replaces something or is about tracing."""
-    drafts = sys.modules.get("partita.export.drafts")
+    """Have the exports of this test share traces, unless it replaces something."""
+    drafts: Any = sys.modules.get("partita.export.drafts")
     if drafts is None:  # the first export of a session comes with its import
         return
     if not isinstance(drafts.trace, Traces):
         drafts.trace = Traces(drafts.trace)
-    alone = "monkeypatch" in getattr(item, "fixturenames", ()) or item.get_closest_marker(TRACES_ITSELF) is not None
-    drafts.trace.on = not alone
+    drafts.trace.on = "monkeypatch" not in getattr(item, "fixturenames", ())

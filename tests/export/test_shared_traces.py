@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_other_weights_are_the_same_trace_and_another_config_is_not(tiny_checkpo
         config = AutoConfig.from_pretrained(checkpoint)
         return traces.what_decides(build_fake_model(config, "float32", 1, 32))
 
-    small = {"num_hidden_layers": 1}
+    small: dict[str, Any] = {"num_hidden_layers": 1}
     known = decides(tiny_checkpoint("llama", **small))
     assert decides(tiny_checkpoint("llama", seed=1, **small)) == known
     assert (

@@ -1,8 +1,8 @@
 """A draft model: a smaller package of the same vocabulary says what it would go on with, token by token.
 
-It reads what the row has, in a cache of its own, and only when it is asked: a prompt, or what was generated meanwhile, it
-reads in one go then. What was confirmed of its guesses is there already, and it goes back by the others. A guess is its
-likeliest token, however the row draws: of all that do not depend on the draw it proves right most often.
+It reads what the row has, in a cache of its own, and only when it is asked: a prompt, or what was generated meanwhile,
+it reads in one go then. What was confirmed of its guesses is there already, and it goes back by the others. A guess is
+its likeliest token, however the row draws: of all that do not depend on the draw it proves right most often.
 """
 
 from __future__ import annotations
