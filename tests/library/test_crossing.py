@@ -22,6 +22,7 @@ SAMPLES: dict[str, Any] = {
     "where": Path("/models/my package"),
     "remedy": Remedy("try it", options=("--provider", "cpu"), otherwise=Remedy("", ("partita", "providers", "--json"))),
     "nodes": (ROW, ROW),
+    "option": "with_adapters",
 }
 """A value for everything that a class of the tree takes by name; another field needs another one."""
 

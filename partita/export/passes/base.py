@@ -49,8 +49,9 @@ class PassContext:
     def keeps(self, new: ir.Node, old: ir.Node) -> bool:
         """Whether `new` may stand for `old`, a node of the same operator that does less: the provider takes it, or
         neither. Then the CPU provider, which has the operator, runs both, and what goes into `new` saves copies.
+        False where nobody can be asked.
         """
-        return self.takes(new) or not self.takes(old)
+        return self.takes is not nothing and (self.takes(new) or not self.takes(old))
 
     def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
         """Every state of the graph: the input that is read and the output that is written, in the same buffer."""
