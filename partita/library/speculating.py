@@ -11,7 +11,6 @@ from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.library.chain import Target
 from partita.library.probing import package_refused
 from partita.library.speculation import Speculation
-from partita.providers import cpu
 from partita.runtime.chain import ChainError
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Governor, Guesser
@@ -78,11 +77,10 @@ class Speculators:
         return governor
 
     def _draft_options(self) -> Mapping[str, Mapping[str, str]]:
-        """Those of the package's providers. Threads of a draft that went on spinning after its runs would be in the way
-        of the package's: it costs a fifth of a short answer where the draft has read no more than the prompt.
-        """
+        """Those of the package's providers, and what suits packages that take turns."""
         options = self._target.options
-        return {**options, cpu.PROVIDER.name: {"spinning_after": "0", **options.get(cpu.PROVIDER.name, {})}}
+        turns = {provider.name: provider.in_turns for provider in self._target.chain if provider.in_turns}
+        return {**options, **{name: {**suits, **options.get(name, {})} for name, suits in turns.items()}}
 
     def _draft(self, path: str) -> Runner:
         """The draft, opened on the chain of the package; kept until the package is closed."""

@@ -130,6 +130,8 @@ class Provider:
     """Its GroupQueryAttention keeps a cache of a window alone (`sliding_window_cache`). False: it may take such a node
     and leave that out of account, which no experiment with a short text shows.
     """
+    in_turns: Mapping[str, str] = field(default_factory=dict)
+    """Options of a package that takes turns with another on the same cores, as a draft does; a user's come first."""
     variables: tuple[str, ...] = ()
     """Variables of the environment that choose its driver or its device."""
     capture_option: str = ""

@@ -14,6 +14,7 @@ PROVIDER = Provider(
     wheels=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu"),
     device_memory="Cpu",
     preferred_attention="gqa",
+    in_turns={"spinning_after": "0"},  # threads that spin on are in the way of the other's: a fifth of a short answer
     rolling_caches=True,  # equal to a whole cache in steps of one and of several tokens, ONNX Runtime 1.31.1
     # Level 4 has the only fast kernels (core/mlas/lib/qnbitgemm.h). A zero point costs nothing there, because a block's
     # sum is kept anyway: 8 bytes of scale and sum per block make 5 bits per 4-bit weight of blocks of 64.

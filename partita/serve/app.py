@@ -159,9 +159,8 @@ def make_app(endpoints: Endpoints) -> FastAPI:
         ("GET", "/report", endpoints.report),
     ]
     for method, path, function in routes:
-        methods = (
-            [method, "HEAD"] if method == "GET" else [method]
-        )  # the server sends the head alone of an answer to it
+        # Of an answer to HEAD the server sends the head alone.
+        methods = [method, "HEAD"] if method == "GET" else [method]
         app.add_api_route(path, function, methods=methods, response_model=None)
     app.router.redirect_slashes = False
     app.add_exception_handler(ApiError, _on_api_error)
