@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.guesses import Guessed
 from partita.runtime.speculation import ngram
 from partita.runtime.speculation.governor import Governor
 
@@ -27,12 +27,12 @@ def knowing(patch: pytest.MonkeyPatch, *texts: Sequence[int]) -> None:
     """Whoever guesses from the text so far knows these texts, and is wrong at some places of them."""
 
     class Knows(ngram.NgramGuesser):
-        def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> list[Guess]:
+        def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> Guessed:
             begin = history.tolist()
             for text in texts:
                 if list(text[: len(begin)]) == begin:
                     places = range(len(begin), min(len(begin) + most, len(text)))
-                    return [Guess(text[place] ^ (place % WRONG == 0)) for place in places]
-            return []
+                    return Guessed([text[place] ^ (place % WRONG == 0) for place in places], [0] * len(places))
+            return Guessed()
 
     patch.setattr(ngram, "NgramGuesser", Knows)

@@ -7,6 +7,7 @@ nothing of prompts, sampling or when to stop.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -268,6 +269,12 @@ class Executor:
         """Whether the graph for prompts is given what is cached; optimum writes some that are not."""
         model = next(entry.model for entry in self.loaded if entry.graph is prefill)
         return all(state.past in model.inputs for state in self.contract.states)
+
+    @functools.cached_property
+    def takes_back(self) -> bool:
+        """Whether a token that a row was fed in vain can be taken out of the cache again."""
+        contract = self.contract
+        return contract.rereads_at is None and not contract.rereads and self.cache.can_rewind(1)
 
     @property
     def observed(self) -> bool:

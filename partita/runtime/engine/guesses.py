@@ -15,18 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Guess(NamedTuple):
-    """A token that may follow."""
+class Guessed(NamedTuple):
+    """Tokens that may follow, in order. Two lists, because an object for each would take longer than to find them."""
 
-    token: int
-    evidence: int = 0
-    """Which of the guesser's classes it is of: guesses of one class prove right about equally often."""
+    tokens: Sequence[int] = ()
+    evidence: Sequence[int] = ()
+    """Which of the guesser's classes each is of: guesses of one class prove right about equally often."""
 
 
 class Guesser(Protocol):
     """Guesses what follows in one row. It is asked again and again, as the row grows or goes back."""
 
-    def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> Sequence[Guess]:
+    def __call__(self, history: npt.NDArray[np.int64], most: int, /) -> Guessed:
         """At most `most` tokens that may follow those of a row [n], in order; none when it has no idea.
 
         0 of them are asked for when a prompt has been read, to get ready: that is in the time of the prompt.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from partita.errors import PartitaError
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor, Heard, Judged, Reader
+from partita.runtime.engine.guesses import Governor, Heard, Judged
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
 
@@ -50,33 +50,45 @@ def make_guesses(
         return _NONE
     if governor is not None and governor.rests():
         return _RESTS
-    cache, contract = executor.cache, executor.contract
-    live = _live(rows, cache.filled)
-    if not live or (live < _unfinished(rows) and _reads(plan())):
+    live, unfinished, room = _room(rows, executor.cache.filled)
+    if not live or (live < unfinished and _reads(plan())):
         return _NONE
     if not executor.graphs.appends(live):
         return _OTHERS
-    if contract.rereads_at is not None or contract.rereads or not cache.can_rewind(1) or executor.observed:
+    if not any(room) or not executor.takes_back or executor.observed:
         return _NONE
     if governor is not None and governor.measuring(live):
         return _NONE
-    room = [0 if row is None else row.room_to_guess(count) for row, count in zip(rows, cache.filled, strict=True)]
-    if not any(room):
-        return _NONE
-    behind = sum(_behind(row) for row, count in zip(rows, room, strict=True) if row is not None and count)
+    behind = _behind(rows, room)
     most = None if governor is None else governor.most(live, behind, max(room))
     if most == 0:
         return _DECLINED
     for row, count in zip(rows, room, strict=True):
         if row is not None and count:
             _ask(row, count if most is None else min(count, most))
-    return replace(_chosen(rows, live, governor, plan), read=behind)
+    return _chosen(rows, live, governor, plan, behind)
 
 
-def _behind(row: Row) -> int:
-    """Tokens that who guesses in a row would have to read before."""
-    guesser = row.request.guesser
-    return guesser.behind(row.history[: row.known]) if isinstance(guesser, Reader) else 0
+def _room(rows: Sequence[Row | None], filled: Sequence[int]) -> tuple[int, int, list[int]]:
+    """Rows that go on, which are not those that still read, for these take no part in a step of the others; rows that
+    have not finished; and how many guesses each could have confirmed. Made once per step, in one pass.
+    """
+    live, unfinished, room = 0, 0, [0] * len(rows)
+    for index, row in enumerate(rows):
+        if row is not None and row.finish is None:
+            unfinished += 1
+            live += filled[index] >= row.read_until
+            room[index] = row.room_to_guess(filled[index])
+    return live, unfinished, room
+
+
+def _behind(rows: Sequence[Row | None], room: Sequence[int]) -> int:
+    """Tokens that those who guess would have to read before."""
+    return sum(
+        row.reader.behind(row.history[: row.known])
+        for row, count in zip(rows, room, strict=True)
+        if count and row is not None and row.reader is not None
+    )
 
 
 def get_ready(rows: Sequence[Row | None], executor: Executor, plan: StepPlan) -> None:
@@ -132,18 +144,10 @@ def _reads(plan: StepPlan | None) -> bool:
     return plan is not None and plan.reads
 
 
-def _live(rows: Sequence[Row | None], filled: Sequence[int]) -> int:
-    """Rows that go on; not those that still read, which take no part in a step of these."""
-    return sum(
-        row is not None and row.finish is None and count >= row.read_until
-        for row, count in zip(rows, filled, strict=True)
-    )
-
-
 def _chosen(
-    rows: Sequence[Row | None], live: int, governor: Governor | None, plan: Callable[[], StepPlan | None]
+    rows: Sequence[Row | None], live: int, governor: Governor | None, plan: Callable[[], StepPlan | None], behind: int
 ) -> Guessing:
-    """The step that confirms as many of the rows' guesses as is worth it."""
+    """The step that confirms as many of the rows' guesses as is worth it. `behind`: tokens that were read for them."""
     guessing = [row for row in rows if row is not None and row.guessed]
     asked = sum(row.guessed for row in guessing)
     if not guessing:
@@ -153,13 +157,13 @@ def _chosen(
         for row in guessing:
             row.keep_guesses(count)
         if not count:
-            return Guessing(asked=asked, declined=True)
+            return Guessing(None, asked, behind, declined=True)
     made = plan()
     if made is None or not all(row is None or _confirmed_by(made, index, row) for index, row in enumerate(rows)):
         for row in guessing:
             row.keep_guesses(0)
-        return Guessing(asked=asked)
-    return Guessing(made, asked)
+        return Guessing(None, asked, behind)
+    return Guessing(made, asked, behind)
 
 
 def _confirmed_by(plan: StepPlan, index: int, row: Row) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.engine.guesses import Guesser
+from partita.runtime.engine.guesses import Guesser, Reader
 from partita.runtime.engine.planner import RowView
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.sampling import Sampler
@@ -76,6 +76,10 @@ class Row:
     """That of each guess."""
     gave_up: str | None = None
     """Why nobody guesses here any more; None while somebody may."""
+    reader: Reader | None = None
+    """Its guesser where that reads before it guesses. Looked up once: to ask an object for its methods takes longer
+    than a guess.
+    """
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -83,7 +87,9 @@ class Row:
         history = np.zeros(max_length, np.int64)
         count = len(request.prompt)
         history[:count] = request.prompt
-        return cls(request, history, count, count, count if request.continues_at is None else request.continues_at)
+        read_until = count if request.continues_at is None else request.continues_at
+        reader = request.guesser if isinstance(request.guesser, Reader) else None
+        return cls(request, history, count, count, read_until, reader=reader)
 
     @property
     def new_tokens(self) -> int:
@@ -115,9 +121,10 @@ class Row:
     def guess(self, most: int) -> None:
         """Ask for guesses, and write them behind the known tokens; none where `most` is 0, which is to get ready."""
         assert self.request.guesser is not None
-        guesses = list(self.request.guesser(self.history[: self.known], most))[:most]
-        self.history[self.known : self.known + len(guesses)] = [guess.token for guess in guesses]
-        self.guessed, self.evidence = len(guesses), tuple(guess.evidence for guess in guesses)
+        tokens, evidence = self.request.guesser(self.history[: self.known], most)
+        self.guessed, self.evidence = min(len(tokens), most), tuple(evidence[:most])
+        if self.guessed:
+            self.history[self.known : self.known + self.guessed] = tokens[:most]
 
     def keep_guesses(self, count: int) -> None:
         """Forget all but the first guesses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 FADES = 0.97
 """What is left of a class's counts after another guess of it: the last 30 or so speak for the next."""
@@ -20,11 +20,11 @@ class Acceptance:
         self._priors = tuple(priors)
         self._right = [0.0] * len(self._priors)
         self._judged = [0.0] * len(self._priors)
+        self._chances = [*self._priors]
 
     def of(self, evidence: int) -> float:
         """The chance, 0 .. 1, that a guess of this class is right where those before it are."""
-        right = self._right[evidence] + WEIGHT * self._priors[evidence]
-        return right / (self._judged[evidence] + WEIGHT)
+        return self._chances[evidence]
 
     @property
     def known(self) -> float:
@@ -42,20 +42,19 @@ class Acceptance:
     def judge(self, evidence: Sequence[int], confirmed: int) -> None:
         """The first `confirmed` of the guesses were right, and the next one, if there is one, was wrong."""
         for place, kind in enumerate(evidence[: confirmed + 1]):
-            self._fade(kind, FADES)
-            self._judged[kind] += 1
-            self._right[kind] += place < confirmed
+            self._count(kind, FADES, 1.0, place < confirmed)
 
-    def decline(self, evidence: Sequence[int]) -> None:
-        """Guesses of these classes were not fed."""
-        for kind in dict.fromkeys(evidence):
-            self._fade(kind, DECLINED)
+    def decline(self, kinds: Iterable[int]) -> None:
+        """Guesses that begin with one of these classes were not fed."""
+        for kind in kinds:
+            self._count(kind, DECLINED)
 
     def decline_all(self, steps: int = 1) -> None:
         """No guesses were asked for in so many steps."""
         for kind in range(len(self._priors)):
-            self._fade(kind, DECLINED**steps)
+            self._count(kind, DECLINED**steps)
 
-    def _fade(self, kind: int, factor: float) -> None:
-        self._right[kind] *= factor
-        self._judged[kind] *= factor
+    def _count(self, kind: int, fades: float, judged: float = 0.0, right: float = 0.0) -> None:
+        self._right[kind] = self._right[kind] * fades + right
+        self._judged[kind] = self._judged[kind] * fades + judged
+        self._chances[kind] = (self._right[kind] + WEIGHT * self._priors[kind]) / (self._judged[kind] + WEIGHT)

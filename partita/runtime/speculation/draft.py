@@ -7,14 +7,14 @@ its likeliest token, however the row draws: of all that do not depend on the dra
 
 from __future__ import annotations
 
+import bisect
 import time
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.runtime.engine.executor import FEW_TOKENS, Executor
-from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.planner import RowView, plan_step
 from partita.runtime.speculation.asking import Asking
 
@@ -44,23 +44,24 @@ class DraftGuesser:
         self._fed = np.zeros(executor.contract.max_length, np.int64)
         executor.cache.prepare()
 
-    def __call__(self, history: Ids, most: int, /) -> Sequence[Guess]:
+    def __call__(self, history: Ids, most: int, /) -> Guessed:
         """What the draft goes on with."""
         longest = self._executor.contract.max_length
         if len(history) > longest or not most:
-            return ()
+            return Guessed()
         self._go_back(history)
-        guesses, chance, text = list[Guess](), 1.0, history
-        while len(guesses) < most and chance >= UNLIKELY and len(text) <= longest:
+        tokens, evidence, chance, text = list[int](), list[int](), 1.0, history
+        while len(tokens) < most and chance >= UNLIKELY and len(text) <= longest:
             logits = self.read(text)
             token = int(logits.argmax())
             if token >= self._vocab_size or not np.isfinite(logits[token]):
                 break
             likely = 1 / float(np.exp(logits - logits[token]).sum())
             chance *= likely
-            guesses.append(Guess(token, int(np.searchsorted(CLASSES, likely, side="right")) - 1))
+            tokens.append(token)
+            evidence.append(bisect.bisect(CLASSES, likely) - 1)
             text = np.append(text, token)
-        return guesses
+        return Guessed(tokens, evidence)
 
     def behind(self, history: Ids, /) -> int:
         """Tokens that it has not read, beside the last one."""

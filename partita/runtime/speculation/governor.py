@@ -6,16 +6,16 @@ With chances a1, a2, ... of guesses that each hold where those before it do, a s
 
 where one without takes t(1) (Leviathan et al., arXiv 2211.17192, have the formula with one chance for all). The best k
 is that of the most tokens per second. Estimates are wrong at times, so there is an account beside them: what
-guesses have won and lost so far against steps without. It may go below zero by half a step and a small share of the
-time only, and a step that could lose more than what is left is not made. So speculation that does not pay ends by
-itself, and is tried again when the time has grown.
+guesses have won and lost so far against steps without. It may go below zero by a small share of the time and half a
+step only, or two steps where guesses of this package have won of late, and a step that could lose more than what is
+left is not made. So speculation that does not pay ends by itself, and is tried again when the time has grown.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate, zip_longest
+from operator import mul
 
 from partita.runtime.engine.guesses import Heard
 from partita.runtime.speculation.acceptance import Acceptance
@@ -26,6 +26,8 @@ MOST_GUESSES = 10
 """Per step."""
 STAKE = 0.5
 """Steps of one token that may be lost at the beginning."""
+PROVEN_STAKE = 2.0
+"""The same where the last guesses of this package have won more than they took."""
 DEAR_STAKE = 1.0
 """The same where guesses take their time to be made: less buys nothing there."""
 SHARE = 0.02
@@ -36,6 +38,12 @@ are known to be good.
 """
 OUTLIER = 3.0
 """A guess that took so many times what others did was kept waiting."""
+PROVEN = 0.02
+"""Steps of one token that a step with guesses has to win to be worth a larger stake."""
+RECENT = 0.03
+"""What the last step in which guesses were made counts for in what they win."""
+USUAL = 0.15
+"""What the last time to guess counts for in what is usual."""
 PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
 MARGIN = 1.03
@@ -75,8 +83,12 @@ class Governor:
         """Seconds of decode steps."""
         self._won = 0.0
         """Seconds that guesses have saved; below zero what they have cost."""
-        self._looking: deque[float] = deque(maxlen=15)
-        """Seconds of the last steps in which guesses were made, looked for, or decided about."""
+        self._worth = 0.0
+        """What a step in which guesses were made has won of late, whatever generation it was of, in steps of one token;
+        those in which they were not worth it have lost what it took to make them.
+        """
+        self._usual = 0.0
+        """Seconds in which guesses are made, looked for, or decided about, of the last such steps."""
 
     def begin(self) -> None:
         """A generation begins: what is known stays, and no other's time or gain may be lost in it."""
@@ -123,8 +135,7 @@ class Governor:
         costs = self.costs(live)
         best, _ = self._best(offers, self.acceptance.of, live, costs, self._left(costs))
         if not best:
-            for offer in offers:
-                self.acceptance.decline(offer)
+            self.acceptance.decline({offer[0] for offer in offers if offer})
             self._declined += 1
             if self._declined % REFRESH == 0:
                 costs.forget_worst()
@@ -148,7 +159,10 @@ class Governor:
             taken = max(taken, min(step.seconds, OUTLIER * taken))
         taken += asking
         self._spent += taken
-        self._won += step.tokens / live * costs.of(1) - taken
+        won = step.tokens / live * costs.of(1) - taken
+        self._won += won
+        if step.asked:
+            self._worth += (won / costs.of(1) - self._worth) * RECENT
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -181,19 +195,21 @@ class Governor:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
         if not step.asked:
             return step.guess_seconds
-        if self._asking is not None and self._asking.step is not None:
-            usual = step.asked * self._asking.step + self._asking.reading(step.read)
+        asking = self._asking
+        if asking is not None and asking.step is not None:
+            usual = step.asked * asking.step + asking.reading(step.read)
+            charged = min(step.guess_seconds, OUTLIER * usual)
         else:
-            self._looking.append(step.guess_seconds)
-            usual = statistics.median(self._looking)
-        if self._asking is not None:
-            self._asking.add(step.guess_seconds, step.asked, step.read)
-        return min(step.guess_seconds, OUTLIER * usual)
+            charged = min(step.guess_seconds, OUTLIER * self._usual) if self._usual else step.guess_seconds
+            self._usual += (charged - self._usual) * (USUAL if self._usual else 1.0)
+        if asking is not None:
+            asking.add(step.guess_seconds, step.asked, step.read)
+        return charged
 
     def _left(self, costs: StepCosts, reading: float = 0.0) -> float:
         """What the next step may lose, in steps of one token, beside a draft's `reading` before it."""
-        stake = self._lent + (STAKE if self._asking is None else DEAR_STAKE)
-        return min(stake + (SHARE * self._spent + self._won) / costs.of(1) - reading, PURSE + self._lent)
+        stake = DEAR_STAKE if self._asking is not None else PROVEN_STAKE if self._worth > PROVEN else STAKE
+        return min(stake + self._lent + (SHARE * self._spent + self._won) / costs.of(1) - reading, PURSE + self._lent)
 
     def _best(
         self,
@@ -208,14 +224,11 @@ class Governor:
         none. `chance`: that a guess of an offer is right where those before it are; `left`: what may be lost, and
         `asking`: what each still costs to be made, in steps of one token.
         """
-        one = costs.of(1)
-        best, rate = 0, MARGIN
-        running = [1.0] * len(offers)
-        tokens, longest = float(live), max(map(len, offers), default=0)
-        for count in range(1, longest + 1):
-            for row, offer in enumerate(offers):
-                running[row] = running[row] * chance(offer[count - 1]) if count <= len(offer) else 0.0
-            more = sum(running)
+        one, best, rate = costs.of(1), 0, MARGIN
+        holds = [accumulate(map(chance, offer), mul) for offer in offers]
+        gains = [*holds[0]] if len(holds) == 1 else [*map(sum, zip_longest(*holds, fillvalue=0.0))]
+        tokens, longest = float(live), len(gains)
+        for count, more in enumerate(gains, 1):
             tokens += more
             cost = costs.of(count + 1) / one + asking * count
             if cost - 1 <= left and tokens / live / cost > rate:

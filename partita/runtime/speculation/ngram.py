@@ -9,12 +9,13 @@ on with what was guessed, as decompressors do:
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.guesses import Guessed
 
 PLACES = 24
 """Latest places of the last two tokens that are compared."""
@@ -26,7 +27,10 @@ CLASSES = (1, 2, 3, 4, 6, 10, 17)
 """Guesses are told apart by how many tokens before them agree: at least so many."""
 PRIORS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9)
 """What share of them is thought to be right before any was judged."""
-_EVIDENCE = [max(index for index, least in enumerate(CLASSES) if least <= max(count, 1)) for count in range(18)]
+MOST = 256
+"""Tokens that are guessed at once at most."""
+_CLASS_AFTER = [bisect.bisect(CLASSES, agree) - 1 for agree in range(1, LONGEST + MOST)]
+"""The class of a guess by the tokens before it that agree, from 1 on."""
 Ids = npt.NDArray[np.int64]
 
 
@@ -40,27 +44,31 @@ class NgramGuesser:
         self._last: dict[int, int] = {}
         """By a token, the last place after it; but not the end of the text."""
 
-    def __call__(self, history: Ids, most: int, /) -> Sequence[Guess]:
+    def __call__(self, history: Ids, most: int, /) -> Guessed:
         """What followed the longest earlier occurrence of the end of the text."""
         self._follow(history)
-        place, agree = self._find()
+        most = min(most, MOST)
+        place, agree = self._find() if most else (0, 0)
         if not agree:
-            return ()
-        text, guesses = self._text, list[int]()
-        end = len(text)
-        for at in range(place, place + most):
-            guesses.append(text[at] if at < end else guesses[at - end])
-        return [Guess(token, _class_of(agree + index)) for index, token in enumerate(guesses)]
+            return Guessed()
+        guesses = self._text[place : place + most]
+        period = len(guesses)
+        while len(guesses) < most:
+            guesses.append(guesses[-period])
+        return Guessed(guesses, _CLASS_AFTER[agree - 1 : agree - 1 + most])
 
     def _follow(self, history: Ids) -> None:
         """Take in what is new; all of it after the row has gone back, which shows in the last tokens that are known:
         the same ones at the same place are taken for the same text, for a guess may be wrong.
         """
-        count = len(self._text)
-        if count > len(history) or self._text[-SAME:] != history[max(count - SAME, 0) : count].tolist():
-            self._text, self._pairs, self._last, count = [], {}, {}, 0
-        fresh = history[count:].tolist()
-        text = self._text
+        text, count = self._text, len(self._text)
+        same = text[-SAME:]
+        fresh: list[int] = history[count - len(same) :].tolist()
+        if fresh[: len(same)] == same:
+            del fresh[: len(same)]
+        else:
+            text, fresh = [], history.tolist()
+            self._text, self._pairs, self._last = text, {}, {}
         for token in fresh:
             end = len(text)
             if end:
@@ -91,7 +99,3 @@ def _agreement(text: Sequence[int], place: int) -> int:
     while count < min(LONGEST, place) and text[place - 1 - count] == text[end - 1 - count]:
         count += 1
     return count
-
-
-def _class_of(agree: int) -> int:
-    return _EVIDENCE[min(agree, len(_EVIDENCE) - 1)]

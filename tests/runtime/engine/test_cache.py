@@ -14,7 +14,7 @@ from partita.errors import PackageError
 from partita.package import MANIFEST
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
@@ -185,8 +185,9 @@ def test_guesses_are_taken_back_from_a_cache_that_grows(folder: Path) -> None:
     with open_runner(folder, CONTRACT, CPU) as runner:
         executor = Executor(CONTRACT, runner.graphs, lambda states, session: (Growing(states, session),))
 
-        def guesser(history: object, most: int) -> list[Guess]:
-            return [Guess(token) for token in next(guesses, [])] if most else []
+        def guesser(history: object, most: int) -> Guessed:
+            tokens = next(guesses, []) if most else []
+            return Guessed(tokens, [0] * len(tokens))
 
         request = Request([2, 3], greedy, 8, guesser=guesser)
         steps = list(serve(executor, [request]))

@@ -7,7 +7,7 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
@@ -279,10 +279,10 @@ class Guesses:
     def __init__(self, text: list[int], wrong: frozenset[int] = frozenset(), most: int = 4) -> None:
         self.text, self.wrong, self.most, self.asked = text, wrong, most, 0
 
-    def __call__(self, history: np.ndarray, most: int) -> list[Guess]:
+    def __call__(self, history: np.ndarray, most: int) -> Guessed:
         self.asked += bool(most)
         places = range(len(history), min(len(history) + min(self.most, most), len(self.text)))
-        return [Guess((self.text[place] + (place in self.wrong)) % VOCAB) for place in places]
+        return Guessed([(self.text[place] + (place in self.wrong)) % VOCAB for place in places], [0] * len(places))
 
 
 @pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
@@ -346,7 +346,7 @@ def test_a_row_that_goes_on_alone_has_guesses_and_nobody_is_asked_while_several_
 
     def guesser(row: int, known: list[int]) -> Guesses:
         class Counted(Guesses):
-            def __call__(self, history: np.ndarray, most: int) -> list[Guess]:
+            def __call__(self, history: np.ndarray, most: int) -> Guessed:
                 asked[row].append(most)
                 return super().__call__(history, most)
 
@@ -402,7 +402,7 @@ def test_guesses_leave_a_distribution_as_it_is(opened):
 
     plain = counts(None)
     likeliest = max(plain, key=plain.__getitem__)
-    guessed = counts(lambda history, most: [Guess(likeliest[1])] * min(most, 1))
+    guessed = counts(lambda history, most: Guessed([likeliest[1]], [0]) if most else Guessed())
     assert set(guessed) == set(plain)
     assert all(abs(guessed[pair] - plain[pair]) < 0.12 for pair in plain)
 
@@ -411,7 +411,7 @@ def test_a_guesser_that_fails_costs_no_answer(opened):
     """As a draft whose run fails: its guesses were never needed."""
 
     class Fails(Guesses):
-        def __call__(self, history: np.ndarray, most: int) -> list[Guess]:
+        def __call__(self, history: np.ndarray, most: int) -> Guessed:
             if most and len(history) > 25:
                 raise GenerationError("no memory for the draft")
             return super().__call__(history, most)

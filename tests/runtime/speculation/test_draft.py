@@ -40,7 +40,7 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
 
 def drafted(guesser: DraftGuesser, text: list[int], most: int = 4) -> list[int]:
-    return [guess.token for guess in guesser(np.array(text, np.int64), most)]
+    return [*guesser(np.array(text, np.int64), most).tokens]
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair", "one"])
@@ -67,12 +67,12 @@ def test_a_draft_reads_nothing_before_it_is_asked_and_then_what_it_missed_in_one
 
     monkeypatch.setattr(executor, "run", noted)
     text = np.array(PROMPT, np.int64)
-    assert not guesser(text, 0) and not runs, "also when it is told to get ready"
+    assert not guesser(text, 0).tokens and not runs, "also when it is told to get ready"
     assert guesser.behind(text) == len(PROMPT) - 1
-    assert guesser(text, 1) and runs == [len(PROMPT)] and guesser.behind(text) == 0
+    assert guesser(text, 1).tokens and runs == [len(PROMPT)] and guesser.behind(text) == 0
     longer = np.append(text, [3, 4, 5])
     assert guesser.behind(longer) == 2
-    assert guesser(longer, 1) and runs[1:] == [3]
+    assert guesser(longer, 1).tokens and runs[1:] == [3]
     longer[len(text)] = 9
     assert guesser.behind(longer) == 2, "another token stands there now"
 
@@ -89,11 +89,11 @@ def test_what_a_draft_takes_is_measured_before_it_is_asked(opened: Opened, shape
 def test_a_draft_says_how_sure_it_is_and_stops_where_it_is_not(opened: Opened) -> None:
     guesser = DraftGuesser(opened().executor, VOCAB)
     guesses = guesser(np.array(PROMPT, np.int64), 12)
-    logits = known_logits([*PROMPT, *(guess.token for guess in guesses)], KEYS)[len(PROMPT) - 1 :]
+    logits = known_logits([*PROMPT, *guesses.tokens], KEYS)[len(PROMPT) - 1 :]
     chances = np.exp(logits.max(1)) / np.exp(logits).sum(1)
-    assert [guess.evidence for guess in guesses] == [
+    assert guesses.evidence == [
         int(np.searchsorted((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97), chance, side="right")) - 1
-        for chance in chances[: len(guesses)]
+        for chance in chances[: len(guesses.tokens)]
     ]
 
 

@@ -10,7 +10,7 @@ from partita.runtime.speculation.ngram import CLASSES, LONGEST, NgramGuesser
 
 
 def guesses(text: Sequence[int], most: int = 4, guesser: NgramGuesser | None = None) -> list[int]:
-    return [guess.token for guess in (guesser or NgramGuesser())(np.array(text, np.int64), most)]
+    return [*(guesser or NgramGuesser())(np.array(text, np.int64), most).tokens]
 
 
 def test_the_longest_earlier_occurrence_is_followed_and_not_the_latest() -> None:
@@ -37,8 +37,8 @@ def test_a_text_that_repeats_itself_goes_on_repeating_beyond_its_end() -> None:
 def test_guesses_after_a_longer_agreement_are_of_a_higher_class() -> None:
     text = [*range(30), 99, *range(25)]
     short, long = (NgramGuesser()(np.array(text[:count], np.int64), 3) for count in (32, len(text)))
-    assert [guess.evidence for guess in short] == [0, 1, 2]
-    assert {guess.evidence for guess in long} == {len(CLASSES) - 1}
+    assert [*short.evidence] == [0, 1, 2]
+    assert {*long.evidence} == {len(CLASSES) - 1}
 
 
 def test_a_row_that_grows_and_goes_back_is_guessed_like_a_new_one() -> None:
