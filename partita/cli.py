@@ -24,7 +24,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita import extras
+from partita import extras, streams
 from partita.commands.arguments import HELP, Started, help_alone
 from partita.commands.verbs import (
     bench,
@@ -130,6 +130,7 @@ def main() -> None:
     # Released builds of ONNX Runtime send usage data and keep a session id in the temporary folder (docs/Privacy.md).
     # Nobody who runs this command has agreed to that; whoever has sets the variable to 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    streams.stand_in()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             _take_all_text(stream)
@@ -148,6 +149,9 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
+        _drop_stdout()
+    except OSError as error:  # a full disk; what a verb could not write itself has been said
+        code = code or _Ending("--debug" in options, as_json=False).refused(error)
         _drop_stdout()
     supervise = sys.modules.get("partita.commands.supervise")
     in_child: bool = supervise is not None and supervise.in_child
@@ -225,11 +229,13 @@ def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
     except TyperException as error:
         return ending.fail("UsageError", _usage_error(error), error.exit_code)
     except OSError as error:
-        return ending.fail("SystemError", _system_error(error), 1)
+        return ending.refused(error)
 
 
 def _system_error(error: OSError) -> str:
     """What the operating system refused, and what to do about it."""
+    if streams.is_closed(error):
+        return streams.CLOSED
     said = f"{error.strerror or error}"
     if isinstance(error, PermissionError):
         if not isinstance(error.filename, str):
@@ -295,6 +301,10 @@ class _Ending:
             return self.explained(lacking)
         hint = "" if self.debug else "; this is a bug in Partita, --debug shows where"
         return self.fail("InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1)
+
+    def refused(self, error: OSError) -> int:
+        """What the operating system refused."""
+        return self.fail("SystemError", _system_error(error), 1)
 
     def explained(self, error: PartitaError) -> int:
         """An error of ours."""

@@ -238,9 +238,11 @@ def test_a_report_must_not_overwrite_the_package(own_package: Path, capsys: pyte
 
 def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = ",".join(["5"] * 64)
-    out, err = succeeds(capsys, "generate", package, ids, "--token-ids", "--json")
-    assert json.loads(out)["rows"][0]["finish_reason"] == "cache_full"
-    assert "finish: cache_full" in err
+    err = fails(capsys, 1, "which leaves no room for an answer", "generate", package, ids, "--token-ids")
+    assert "has 64 tokens and the cache holds 64, " in err and "--max-length 128" in err
+    out, err = succeeds(capsys, "generate", package, ids[2:], "--token-ids", "--json")
+    assert json.loads(out)["rows"][0]["finish_reason"] in ("cache_full", "stop")
+    assert len(json.loads(out)["rows"][0]["tokens"]) == 1
 
 
 def test_padding_and_finished_rows_are_no_tokens(

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": set(),
     "signals": set(),
     "orphans": set(),
+    "streams": set(),
     "files": {"errors", "signals"},
     "extras": {"remedies", "errors"},
     "contract": set(),
@@ -185,6 +186,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         "spelling",
+        "streams",
         "commands",
         "library",
         "export",

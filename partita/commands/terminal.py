@@ -91,7 +91,7 @@ def write_stdout_bytes(data: bytes) -> bool:
 def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
     """Write at once to a standard stream; False when nobody reads it any more."""
     global stdout_used
-    if stream is None:  # the shell closed it
+    if stream is None:  # a program without standard streams calls `run`
         return False
     stdout_used = stdout_used or (descriptor == 1 and bool(text))
     try:

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
+from partita.library.plain import plain
 from partita.spelling import read_by
 
 P = ParamSpec("P")
@@ -93,16 +94,10 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
                 from pydantic import ConfigDict, validate_call
 
                 checked.append(validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(function))
-            plain = {key: _python_number(value) for key, value in kwargs.items()}
-            return run(name, signature, checked[0], tuple(_python_number(value) for value in args), plain)
+            own = {key: plain(value) for key, value in kwargs.items()}
+            return run(name, signature, checked[0], tuple(plain(value) for value in args), own)
 
     return call
-
-
-def _python_number(value: Any) -> Any:
-    """A number of numpy as Python's own: programs draw seeds and count tokens with numpy. Anything else as it is."""
-    kind = type(value)
-    return value.item() if kind.__module__ == "numpy" and hasattr(kind, "item") and value.ndim == 0 else value
 
 
 def run(

@@ -45,7 +45,7 @@ class Row:
         """
         if self.finish is not None:
             return ()
-        self.finish = finish  # also without a token: a prompt that fills the cache ends with none
+        self.finish = finish  # also without a token: logits that are not finite end it with none
         taken = []
         for token in tokens:
             taken.append(token)

@@ -104,7 +104,7 @@ class LocalEngine:
         shared = request.rows[0].sampling.sampler() if request.one_sampler and request.rows else None
         requests = [loop_request(row, request.stop_ids, shared) for row in request.rows]
         with self._lock:
-            check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk))
+            check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk), answered=True)
             check_adapters(self.folder, self.manifest, request.adapters)
             prefix = self._prefix(request.prefix, request.adapters)
             guessers = self._speculators.guessers(self.runner.executor, request.speculation)

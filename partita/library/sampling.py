@@ -6,6 +6,7 @@ import secrets
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from partita.library.plain import plain
 from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.suggested import Suggestion
 
@@ -35,6 +36,11 @@ class Sampling:
     max_new_tokens: int | None = None
     source: str | None = None
     """`checkpoint`: what was not asked is as the checkpoint suggests."""
+
+    def __post_init__(self) -> None:
+        """Numbers of other libraries are taken for what they are, as in arguments of functions."""
+        for name in self.__slots__:
+            object.__setattr__(self, name, plain(getattr(self, name)))
 
     def sampler(self) -> Sampler:
         """The function that chooses; what was not asked is off. Raises UsageError for a value out of range."""

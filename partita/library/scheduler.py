@@ -98,7 +98,7 @@ class Scheduler:
         for an option.
         """
         limits = self._limits
-        check_prompt(work.prompt, limits.max_length, limits.vocab_size, "the prompt")
+        check_prompt(work.prompt, limits.max_length, limits.vocab_size, "the prompt", answered=True)
         check_budget(work.sampling.max_new_tokens or 0)
         work.sampling.sampler()
         if work.logprobs is not None and not 0 <= work.logprobs <= limits.vocab_size:
@@ -164,7 +164,11 @@ class Scheduler:
         check_prompt(given, self._limits.max_length, self._limits.vocab_size, "what follows")
         whole = (*history, *given)
         check_prompt(
-            whole, self._limits.max_length, self._limits.vocab_size, "what was said and what follows, together,"
+            whole,
+            self._limits.max_length,
+            self._limits.vocab_size,
+            "what was said and what follows, together,",
+            answered=True,
         )
         said = self._begin_saying(given, whole, ticket.work.stop)
         if ticket.row is not None and self._begun is not None:

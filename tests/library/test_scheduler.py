@@ -257,15 +257,20 @@ def test_a_lost_child_ends_every_request_with_what_became_of_it(tmp_path, opened
 def test_a_full_cache_is_a_finish_reason(tmp_path, opened):
     scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
     full = scheduler.submit(work(PROMPTS[5], LENGTH))
-    whole = scheduler.submit(work(tuple(range(LENGTH)), 4))
+    last = scheduler.submit(work(tuple(range(LENGTH - 1)), 4))
     run(scheduler)
     assert len(full.answer.tokens) == LENGTH - len(PROMPTS[5])
-    assert full.answer.finish_reason == whole.answer.finish_reason == "cache_full" and not whole.answer.tokens
+    assert full.answer.finish_reason == last.answer.finish_reason == "cache_full" and len(last.answer.tokens) == 1
 
 
 def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opened):
     scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
-    for prompt, match in (((), "empty"), ((1,) * (LENGTH + 1), "the cache holds 48"), ((VOCAB,), "vocabulary")):
+    for prompt, match in (
+        ((), "empty"),
+        ((1,) * (LENGTH + 1), "the cache holds 48; "),
+        ((1,) * LENGTH, "48 tokens and the cache holds 48, which leaves no room for an answer; "),
+        ((VOCAB,), "vocabulary"),
+    ):
         with pytest.raises(GenerationError, match=match):
             scheduler.submit(work(prompt))
     for options, match in (({"stop": ("x",)}, "no tokenizer"), ({"logprobs": -1}, "logprobs")):

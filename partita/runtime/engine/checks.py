@@ -31,9 +31,14 @@ BEGIN = Remedy("give at least one token to begin with")
 OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
 
 
-def check_requests(executor: Executor, requests: Sequence[Request], prefill_chunk: int) -> None:
-    """Raise GenerationError for prompts that this package cannot take, UsageError for an option that makes no sense."""
-    check_prompts(executor, [request.prompt for request in requests])
+def check_requests(
+    executor: Executor, requests: Sequence[Request], prefill_chunk: int, *, answered: bool = False
+) -> None:
+    """Raise GenerationError for prompts that this package cannot take, UsageError for an option that makes no sense.
+
+    `answered`: also for prompts that leave no room for an answer.
+    """
+    check_prompts(executor, [request.prompt for request in requests], answered=answered)
     check_budget(min(request.max_new_tokens for request in requests))
     check_chunk(prefill_chunk)
 
@@ -50,8 +55,8 @@ def check_chunk(prefill_chunk: int) -> None:
         raise UsageError(f"{spelled('prefill_chunk')} is {prefill_chunk}; it must be at least 1")
 
 
-def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise GenerationError for prompts that this package cannot take."""
+def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]], *, answered: bool = False) -> None:
+    """Raise GenerationError for prompts that this package cannot take; `answered` as for `check_prompt`."""
     batch, limit = executor.contract.batch_size, executor.contract.max_length
     if not prompts:
         raise GenerationError("no prompt was given", remedy=AS_MANY.filled(count=batch))
@@ -61,7 +66,8 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
             remedy=AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS),
         )
     for row, prompt in enumerate(prompts):
-        check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
+        where = f"prompt {row + 1}" if batch > 1 else "the prompt"
+        check_prompt(prompt, limit, executor.contract.vocab_size, where, answered=answered)
     if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
         raise not_apart("prompts of different lengths", executor.cache)
 
@@ -83,13 +89,18 @@ def not_apart(what: str, cache: Cache) -> GenerationError:
     )
 
 
-def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
-    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it."""
+def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str, *, answered: bool = False) -> None:
+    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it.
+
+    `answered`: an answer is wanted, of which a token at least must have room beside them. The loop itself takes a
+    prompt that fills the cache, and adds nothing to it.
+    """
     if not len(prompt):
         raise GenerationError(f"{where} is empty", remedy=BEGIN)
-    if len(prompt) > limit:
+    if len(prompt) + answered > limit:
+        full = ", which leaves no room for an answer" if len(prompt) == limit else ""
         raise GenerationError(
-            f"{where} has {len(prompt)} tokens and the cache holds {limit}",
+            f"{where} has {len(prompt)} tokens and the cache holds {limit}{full}",
             remedy=SHORTEN.filled(max_length=1 << len(prompt).bit_length(), **PLACEHOLDERS),
         )
     for position, token in enumerate(prompt):

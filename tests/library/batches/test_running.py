@@ -95,10 +95,13 @@ def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
         InputRow(3, {"tokens": [1] * 49}),
         InputRow(4, {"tokens": [1] * 40, "max_new_tokens": 30}),
         InputRow(5, {"tokens": [9], "colour": "red"}),
+        InputRow(6, {"tokens": [1] * 48}),
     ]
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         found = answers(engine, rows, tmp_path / "out")
-    assert [row["finish_reason"] for row in found] == ["length", "error", "error", "error", "cache_full", "length"]
+    ends = ["length", "error", "error", "error", "cache_full", "length", "error"]
+    assert [row["finish_reason"] for row in found] == ends
+    assert "48 tokens and the cache holds 48, which leaves no room for an answer" in found[6]["error"]
     assert found[0]["tokens"] == known_tokens([3, 4], 9, ALL) and found[5]["tokens"] == known_tokens([9], 9, ALL)
     assert [row["id"] for row in found[:2]] == [None, "empty"]
     assert "empty" in found[1]["error"] and found[2]["error"] == "line 3 is not JSON"

@@ -1,0 +1,39 @@
+"""Numbers and arrays of other libraries as Python's own, wherever a program gives them.
+
+Programs draw seeds, count tokens and choose token ids with numpy, torch and the like.
+"""
+
+from __future__ import annotations
+
+import operator
+from numbers import Real
+from typing import Any
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def plain(value: Any) -> Any:
+    """The value with Python's own numbers and lists: integers by `__index__`, other real numbers as floats, arrays as
+    lists, also within lists, tuples, sets and dicts. What is neither is as it is, and so is a list without them.
+
+    A truth value stays one, and is no integer.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        entries = {key: plain(entry) for key, entry in value.items()}
+        return entries if any(entries[key] is not entry for key, entry in value.items()) else value
+    if kind in (list, tuple, set, frozenset):
+        found = [plain(entry) for entry in value]
+        return kind(found) if any(new is not old for new, old in zip(found, value, strict=True)) else value
+    return value if isinstance(value, type) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    rank = getattr(value, "ndim", None)
+    if isinstance(rank, int):
+        return value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    return float(value) if isinstance(value, Real) else value

@@ -1,0 +1,79 @@
+"""Numbers of other libraries, in arguments and in records that programs make."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import partita
+from partita.library.asking import check_values
+from partita.library.edge import public
+from partita.library.plain import plain
+
+
+class Counted:
+    """An integer of nobody knows whom."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        (np.int64(3), 3),
+        (np.uint8(3), 3),
+        (np.float32(0.5), 0.5),
+        (np.array(3), 3),
+        (Counted(), 7),
+        (Fraction(1, 4), 0.25),
+        (np.bool_(True), True),
+        (np.array([1, 2]), [1, 2]),
+        ([np.int64(1), 2], [1, 2]),
+        ((Counted(),), (7,)),
+        ({np.int32(4)}, {4}),
+        ({"a": [np.int64(1)]}, {"a": [1]}),
+        (Decimal(1), Decimal(1)),
+        ("3", "3"),
+        (int, int),
+    ],
+)
+def test_a_number_is_pythons_own(given, own):
+    found = plain(given)
+    assert found == own and type(found) is type(own)
+    assert repr(found) == repr(own), "also within"
+
+
+def test_what_holds_no_foreign_number_is_the_same_object():
+    for given in ([1, [2.5, "a"]], {"a": None}, (), object()):
+        assert plain(given) is given
+
+
+@public
+def counted(count: int, ids: list[int] | None = None) -> tuple[int, list[int] | None]:
+    """What it was given."""
+    return count, ids
+
+
+def test_arguments_take_integers_of_any_library_and_no_truth_values():
+    assert counted(Counted(), ids=[np.int64(5)]) == (7, [5])
+    assert counted(np.int8(1), ids=np.array([5, 6])) == (1, [5, 6])
+    for wrong in (True, np.bool_(True), np.float64(1.5), "7", np.array([True])):
+        with pytest.raises(partita.ArgumentError):
+            counted(wrong)
+
+
+def test_a_sampling_takes_numbers_of_any_library_and_no_truth_values():
+    given = partita.Sampling(np.float32(0.5), np.int64(4), seed=np.int64(1), max_new_tokens=Counted())
+    assert given == partita.Sampling(0.5, 4, seed=1, max_new_tokens=7)
+    assert all(type(value).__module__ == "builtins" for value in given.figures().values())
+    check_values(given)
+    for name in ("seed", "top_k", "max_new_tokens", "temperature"):
+        for wrong in (True, np.bool_(True), "1"):
+            with pytest.raises(partita.UsageError, match=f"{name} is "):
+                check_values(partita.Sampling(**{name: wrong}))
+    with pytest.raises(partita.UsageError, match="seed is 1.5; it must be an integer"):
+        check_values(partita.Sampling(seed=np.float64(1.5)))

@@ -1,0 +1,88 @@
+"""Standard streams that were closed before the command started, or that cannot be written to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+
+CLOSED = "partita: standard output is closed, and nothing can be written to it; send it to a file or to /dev/null\n"
+
+
+def shell(words: list[str], redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line as a shell does with the redirection; output is buffered, as it is by default."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = f"exec {shlex.join([sys.executable, '-m', 'partita', *words])} {redirection}"
+    return subprocess.run(
+        ["bash", "-c", command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--version"], ["inspect", "--help"], ["inspect", "{model}"], ["inspect", "{model}", "--json"]],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("redirection", "said"),
+    [(">&-", CLOSED), (">/dev/full", "partita: No space left on device; check the disk\n")],
+    ids=["closed", "full"],
+)
+def test_what_cannot_be_written_is_an_error(words: list[str], redirection: str, said: str, model: Path) -> None:
+    done = shell([word.format(model=model) for word in words], redirection)
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_generation_that_nobody_can_read_is_an_error(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    package = exported(tiny_checkpoint("llama"))
+    done = shell(["generate", str(package), "def", "-n", "4", "--provider", "cpu"], ">&-")
+    assert done.returncode == 1 and done.stderr.endswith(CLOSED), done.stderr
+
+
+def test_an_error_does_not_come_on_stdout_when_stderr_is_closed() -> None:
+    done = shell(["inspect", "/nowhere"], "2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    done = shell(["inspect", "/nowhere", "--json"], "2>&-")
+    assert done.returncode == 1 and json.loads(done.stdout)["error"]["kind"] == "PackageError"
+
+
+def test_no_file_gets_the_number_of_a_closed_stream() -> None:
+    """What native code prints would be written into it."""
+    program = """
+import os
+from partita import streams
+streams.stand_in()
+assert os.open(os.devnull, os.O_RDONLY) > 2
+for descriptor, use in ((0, lambda: os.read(0, 1)), (1, lambda: os.write(1, b"x"))):
+    assert os.get_inheritable(descriptor)
+    try:
+        use()
+    except OSError:
+        continue
+    raise AssertionError(descriptor)
+assert os.get_inheritable(2)
+os.write(2, b"x")
+os._exit(7)
+"""
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command], cwd=REPOSITORY, check=False).returncode == 7
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest ONNX model that can be inspected."""
+    import onnx
+
+    node = onnx.helper.make_node("Abs", ["x"], ["y"])
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = onnx.helper.make_graph([node], "g", [x], [y])
+    path = tmp_path_factory.mktemp("model") / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph), str(path))
+    return path
