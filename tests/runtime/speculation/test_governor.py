@@ -169,7 +169,7 @@ def test_what_was_won_in_one_generation_is_not_lost_in_the_next(slope: float, lo
 
 
 def test_where_guesses_have_won_it_takes_more_to_stop_asking_for_them() -> None:
-    """A fifth of a step to find guesses that are then not worth it: that may be lost so often, and is won back later."""
+    """Finding guesses that are then not worth it takes a fifth of a step here."""
     asked = []
     for tokens in (1, 4):
         governor = Governor(ngram.PRIORS)
