@@ -23,7 +23,7 @@ from partita.package import check_files, read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.executor import BoundGraph
 from partita.runtime.engine.executor import Outcome as RunOutcome
-from partita.runtime.engine.guesses import Guess
+from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
@@ -127,8 +127,8 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
         def greedy(logits: object, history: object) -> int:
             return int(logits.argmax())  # type: ignore[attr-defined]
 
-        def guess(history: object, most: int, /) -> list[Guess]:
-            return [Guess(1), Guess(2), Guess(3)][:most]
+        def guess(history: object, most: int, /) -> Guessed:
+            return Guessed([1, 2, 3][:most], [0, 0, 0][:most])
 
         row = engine.join(Request(list(range(1, 9)), greedy, 6, guesser=guess))
         steps = []
