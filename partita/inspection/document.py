@@ -198,10 +198,22 @@ def _weights(found: Inspection) -> Section | None:
         "Weights",
         (
             table("By type", heads, rows, obvious=True),
+            *_gaps(found),
             Fold("the largest tensors", (table("Largest", titles, largest, obvious=True),)),
         ),
         human_bytes(weights.size_bytes),
     )
+
+
+def _gaps(found: Inspection) -> Iterator[Line]:
+    """What the files of weights have beside the tensors, where that shows: each begins on a page of its own."""
+    names = tuple(dict.fromkeys(name for graph in found.graphs for name in graph.data_files))
+    sizes = {file.name: file.size_bytes for file in found.files if file.size_bytes is not None}
+    if not names or not all(name in sizes for name in names):
+        return
+    stored, tensors = sum(sizes[name] for name in names), found.weights.size_bytes
+    if stored > tensors and human_bytes(stored) != human_bytes(tensors):
+        yield Line(f"on disk {human_bytes(stored)}, with what lies between the tensors")
 
 
 def _modules(modules: Sequence[ModulePrecision]) -> Section | None:

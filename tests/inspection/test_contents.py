@@ -22,6 +22,7 @@ from partita.inspection.records import Inspection
 from partita.inspection.texts import how_kept
 from partita.library.inspecting import read
 from partita.package import MANIFEST, read_manifest
+from partita.partition_reports.render.view import load_view
 from partita.runtime.contents.licence import licence_of
 from partita.runtime.contents.light import read_light
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
@@ -328,6 +329,21 @@ def test_a_folder_of_onnx_files_needs_no_manifest(tmp_path):
     assert {file.name for file in found.files} == {"config.json", "onnx/model_q4.onnx", "onnx/model_q4.onnx.data"}
     (finding,) = found.findings  # it is no decoder; what it holds is shown all the same
     assert "no input" in finding.what and found.contract is None and found.modules
+
+
+def test_a_file_of_weights_that_is_larger_than_its_tensors_is_told_beside_them(tmp_path):
+    nodes, weights = matmul_nbits(4)
+    path = save(model(nodes, weights, ("", MS)), tmp_path / "onnx" / "model.onnx", external=True)
+    assert "with what lies between" not in text_of(partita.inspect(tmp_path)), "onnx writes one after the other"
+    data = path.with_name("model.onnx.data")
+    data.write_bytes(data.read_bytes() + bytes(3 << 20))
+    found = partita.inspect(tmp_path)
+    assert found.weights.size_bytes < 1 << 20
+    assert "\n  on disk 3." in text_of(found) and " MiB, with what lies between the tensors" in text_of(found)
+
+
+def text_of(found: Inspection) -> str:
+    return load_view("text", "partita.inspection.views").to_text(found)
 
 
 @pytest.mark.parametrize(
