@@ -176,7 +176,8 @@ class Server:
     def end(self, number: int) -> None:
         """Drain as after this signal, from any thread; asked a second time, end at once."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._end, number)
+            with suppress(RuntimeError):  # a loop that is closed: it has ended since
+                self._loop.call_soon_threadsafe(self._end, number)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -207,6 +207,12 @@ def test_the_end_waits_for_open_requests(package, stream):
             assert all(answer.json()["usage"]["completion_tokens"] == 120 for answer in answers)
 
 
+def test_a_signal_after_the_end_is_nothing(package):
+    with running({"tiny": package}) as ended:
+        ended.server.end(signal.SIGTERM)
+    ended.server.end(signal.SIGTERM)
+
+
 def test_an_end_that_does_not_wait_says_so(package):
     limits = ServerLimits(drain_seconds=0)
     with running({"tiny": package}, limits) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
