@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import suppress
 
 STDIN, STDOUT, STDERR = range(3)
 CLOSED = "standard output is closed, and nothing can be written to it; send it to a file or to /dev/null"
@@ -19,8 +20,7 @@ def stand_in() -> None:
     written to it is lost without a word, and `print(file=sys.stderr)` goes to stdout.
     """
     for descriptor, way in ((STDIN, os.O_WRONLY), (STDOUT, os.O_RDONLY), (STDERR, os.O_WRONLY)):
-        if not _is_open(descriptor):
-            _occupy(descriptor, way)
+        fill(descriptor, way)
     if sys.stdout is None:
         sys.stdout = os.fdopen(STDOUT, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:
@@ -32,15 +32,11 @@ def is_closed(error: OSError) -> bool:
     return error.errno == errno.EBADF and error.filename is None
 
 
-def _is_open(descriptor: int) -> bool:
-    try:
+def fill(descriptor: int, way: int) -> None:
+    """Open a descriptor to the null device where the process lacks it."""
+    with suppress(OSError):
         os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _occupy(descriptor: int, way: int) -> None:
+        return
     null = os.open(os.devnull, way)
     if null != descriptor:
         os.dup2(null, descriptor)

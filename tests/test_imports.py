@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "process",
         "signals",
         "orphans",
+        "streams",
         "files",
         "extras",
         "strangers",

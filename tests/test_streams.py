@@ -44,6 +44,7 @@ def test_a_generation_that_nobody_can_read_is_an_error(tiny_checkpoint: TinyChec
     package = exported(tiny_checkpoint("llama"))
     done = shell(["generate", str(package), "def", "-n", "4", "--provider", "cpu"], ">&-")
     assert done.returncode == 1 and done.stderr.endswith(CLOSED), done.stderr
+    assert "onnxruntime" not in done.stderr
 
 
 def test_an_error_does_not_come_on_stdout_when_stderr_is_closed() -> None:

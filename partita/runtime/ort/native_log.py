@@ -14,6 +14,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from partita import streams
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
@@ -43,16 +46,17 @@ def captured_output() -> Iterator[Captured]:
 
 def _captured() -> Iterator[Captured]:
     captured = Captured()
-    _fill_missing()
+    for descriptor in (streams.STDOUT, streams.STDERR):  # else the file below would get the number
+        streams.fill(descriptor, os.O_WRONLY)
     saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with tempfile.TemporaryFile() as sink:
+        python = _flushed(sys.stdout, sys.stderr)
         try:
-            _flush_python_output()
             for descriptor in saved:
                 os.dup2(sink.fileno(), descriptor)
             yield captured
         finally:
-            _flush_python_output()
+            _flushed(*python)
             for descriptor, copy in saved.items():
                 os.dup2(copy, descriptor)
                 os.close(copy)
@@ -60,24 +64,18 @@ def _captured() -> Iterator[Captured]:
             captured.lines = clean_lines(sink.read().decode("utf-8", errors="replace"))
 
 
-def _fill_missing() -> None:
-    """Open the descriptors 1 and 2 to nowhere where the process lacks them: the next file would get their numbers."""
-    for descriptor in (1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            null = os.open(os.devnull, os.O_WRONLY)
-            if null != descriptor:
-                os.dup2(null, descriptor)
-                os.close(null)
+def _flushed(*python: TextIO | None) -> tuple[TextIO, ...]:
+    """Those of Python's streams that have nothing left to write: a line belongs on the side of the redirection on which
+    it was written. What cannot be written stays in its stream, whose next line, or the end of the process, tells of it.
+    """
+    return tuple(stream for stream in python if stream is not None and _flush(stream))
 
 
-def _flush_python_output() -> None:
-    """Python's own lines belong on the side of the redirection on which they were written."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with suppress(BrokenPipeError):
-                stream.flush()
+def _flush(stream: TextIO) -> bool:
+    with suppress(OSError):
+        stream.flush()
+        return True
+    return False
 
 
 def clean_lines(text: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -293,6 +294,25 @@ def test_a_process_without_stderr_can_still_open_sessions():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "()", "what was written to the missing descriptor came out elsewhere"
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_text_that_nobody_can_take_does_not_send_what_follows_elsewhere(redirection):
+    """It is pending when the descriptors change, and cannot be written then."""
+    script = (
+        "import os\n"
+        "from partita import streams\n"
+        "from partita.runtime.ort.native_log import captured_output\n"
+        "streams.stand_in()\n"
+        "print('pending')\n"
+        "with captured_output() as c: os.write(2, b'within\\n')\n"
+        "os.write(2, b'after\\n')\n"
+        "os._exit(c.lines == ('within',))"
+    )
+    command = f"exec {shlex.join([sys.executable, '-c', script])} {redirection}"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(["bash", "-c", command], env=buffered, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "after\n")
 
 
 def test_threads_are_set(tiny_package):
