@@ -9,6 +9,8 @@ import operator
 from numbers import Real
 from typing import Any
 
+from partita.errors import UsageError
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -16,16 +18,25 @@ def plain(value: Any) -> Any:
     """The value with Python's own numbers and lists: integers by `__index__`, other real numbers as floats, arrays as
     lists, also within lists, tuples, sets and dicts. What is neither is as it is, and so is a list without them.
 
-    A truth value stays one, and is no integer.
+    A truth value stays one, and is no integer. Raises UsageError for lists that hold themselves.
     """
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise UsageError(
+            "a list holds itself, or lists within lists without end; give numbers and flat lists"
+        ) from None
+
+
+def _plain(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind is dict:
-        entries = {key: plain(entry) for key, entry in value.items()}
+        entries = {key: _plain(entry) for key, entry in value.items()}
         return entries if any(entries[key] is not entry for key, entry in value.items()) else value
     if kind in (list, tuple, set, frozenset):
-        found = [plain(entry) for entry in value]
+        found = [_plain(entry) for entry in value]
         return kind(found) if any(new is not old for new, old in zip(found, value, strict=True)) else value
     return value if isinstance(value, type) else _number(value)
 
@@ -33,7 +44,8 @@ def plain(value: Any) -> Any:
 def _number(value: Any) -> Any:
     rank = getattr(value, "ndim", None)
     if isinstance(rank, int):
-        return value.tolist() if hasattr(value, "tolist") else value
+        own = value.tolist() if hasattr(value, "tolist") else value
+        return value if own is None else own  # a masked number is none, which is not what was left out
     if hasattr(value, "__index__"):
         return operator.index(value)
     return float(value) if isinstance(value, Real) else value

@@ -53,6 +53,22 @@ def test_what_holds_no_foreign_number_is_the_same_object():
         assert plain(given) is given
 
 
+def test_a_list_that_holds_itself_is_one_line():
+    endless: list[Any] = []
+    endless.append(endless)
+    call: Any = counted
+    with pytest.raises(partita.ArgumentError, match="a list holds itself"):
+        call(1, ids=endless)
+    with pytest.raises(partita.ArgumentError, match="a list holds itself"):
+        call({"a": [endless]})
+
+
+def test_a_masked_number_is_not_taken_for_one_that_was_left_out():
+    call: Any = counted
+    with pytest.raises(partita.ArgumentError, match="ids must be"):
+        call(1, ids=np.ma.masked)
+
+
 @public
 def counted(count: int, ids: list[int] | None = None) -> tuple[int, list[int] | None]:
     """What it was given."""
