@@ -195,13 +195,11 @@ class Governor:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
         if not step.asked:
             return step.guess_seconds
-        asking = self._asking
+        asking, usual = self._asking, self._usual or step.guess_seconds
         if asking is not None and asking.step is not None:
             usual = step.asked * asking.step + asking.reading(step.read)
-            charged = min(step.guess_seconds, OUTLIER * usual)
-        else:
-            charged = min(step.guess_seconds, OUTLIER * self._usual) if self._usual else step.guess_seconds
-            self._usual += (charged - self._usual) * (USUAL if self._usual else 1.0)
+        charged = min(step.guess_seconds, OUTLIER * usual)
+        self._usual = usual + (charged - usual) * USUAL
         if asking is not None:
             asking.add(step.guess_seconds, step.asked, step.read)
         return charged
