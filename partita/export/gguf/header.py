@@ -29,6 +29,9 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 """Types of settings, as struct has them."""
 LEAST_SETTING, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 """Bytes that one takes at least."""
+TOKENS = "tokenizer.ggml.tokens"
+BESIDE_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
+"""Arrays with a value for each token."""
 MOST_AXES, DEEPEST, MOST_ALIGNMENT = 4, 4, 1 << 20
 
 
@@ -88,6 +91,7 @@ class _Reader:
 
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size, self.at = path, data, size, 0
+        self.counts: dict[str, int] = {}
 
     def header(self) -> Header:
         """All of it."""
@@ -105,7 +109,12 @@ class _Reader:
         for what, count, least in (("tensors", tensors, LEAST_TENSOR), ("settings", settings, LEAST_SETTING)):
             if count * least > self.size - self.at:
                 raise self.wrong(f"it counts {count:,} {what}, more than its {self.size:,} bytes can hold")
-        found = dict(self.setting() for _ in range(settings))
+        found: dict[str, Any] = {}
+        for _ in range(settings):
+            name, value = self.setting()
+            if name in found:  # one reader takes the first, another the last
+                raise self.wrong(f"it has two settings named {name[:SHOWN_CHARACTERS]}")
+            found[name] = value
         self._check_settings(found)
         infos = [self.tensor() for _ in range(tensors)]
         start = -(-self.at // self._alignment(found)) * self._alignment(found)
@@ -150,15 +159,30 @@ class _Reader:
         inner, count = self.number("I"), self.number("Q")
         if inner in SCALARS:
             self.skip(count * struct.calcsize(f"<{SCALARS[inner]}"))
+            self.counts[name] = count
             return None
         if count * 8 > self.size - self.at:
             raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} counts {count:,} values")
+        self.counts[name] = count
+        if inner == STRING and name == TOKENS:
+            self._tokens(count)
+            return None
         for _ in range(count):
             if inner == STRING:
                 self.skip(self.number("Q"))
             else:
                 self.value(inner, name, depth + 1)
         return None
+
+    def _tokens(self, count: int) -> None:
+        """Go over the vocabulary, in which a token has one id: with two, a tokenizer has the last of them."""
+        seen: dict[bytes, int] = {}
+        for place in range(count):
+            token = self.take(self.number("Q"))
+            first = seen.setdefault(token, place)
+            if token and first != place:
+                shown = token[:SHOWN_CHARACTERS].decode("utf-8", "replace")
+                raise self.wrong(f"its vocabulary has {shown!r} twice, as {first:,} and as {place:,}")
 
     def skip(self, count: int) -> None:
         """Go over bytes that nobody reads."""
@@ -180,6 +204,11 @@ class _Reader:
     def _check_settings(self, found: Mapping[str, Any]) -> None:
         if not isinstance(found.get("general.architecture"), str):
             raise self.wrong("it does not say its general.architecture")
+        for name in BESIDE_TOKENS:
+            if self.counts.get(name, self.counts.get(TOKENS)) != self.counts.get(TOKENS):
+                raise self.wrong(
+                    f"it has {plural(self.counts.get(TOKENS, 0), 'token')}, and {name} counts {self.counts[name]:,}"
+                )
         split = found.get("split.count")
         if isinstance(split, int) and split > 1:
             raise UnsupportedModelError(
@@ -195,6 +224,7 @@ class _Reader:
     def _placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], start: int, alignment: int) -> dict[str, Any]:
         """The tensors where they lie, all of them inside the file."""
         tensors: dict[str, GgufTensor] = {}
+        end = 0
         for name, shape, kind, offset in infos:
             known = block_type(kind)
             if known is None:
@@ -214,5 +244,10 @@ class _Reader:
                     f"tensor {name} {list(shape)} of {known.name} ends at byte {tensor.start + tensor.size_bytes:,}, "
                     f"and the file has {self.size:,}"
                 )
+            if offset != end:  # ggml takes no file with gaps, and one that is moved would be read as other numbers
+                raise self.wrong(
+                    f"tensor {name} lies at byte {offset:,} of the data, and those before it end at {end:,}"
+                )
+            end += -(-tensor.size_bytes // alignment) * alignment
             tensors[name] = tensor
         return tensors

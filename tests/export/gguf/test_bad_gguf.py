@@ -41,6 +41,11 @@ def file_of(
     return head + b"\0" * (-len(head) % 32) + data
 
 
+def tokens(*names: bytes) -> tuple[bytes, int, bytes]:
+    """The setting that a vocabulary is."""
+    return b"tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, len(names)) + b"".join(map(text, names))
+
+
 HUGE = 1 << 60
 CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "empty": (b"", CheckpointError, "which is no GGUF file"),
@@ -96,6 +101,27 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     ),
     "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
     "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
+    "moved": (
+        file_of(tensors=[tensor(offset=32)]),
+        CheckpointError,
+        "lies at byte 32 of the data, and those before it",
+    ),
+    "over each other": (
+        file_of(tensors=[tensor(), tensor(b"b.weight", offset=64)]),
+        CheckpointError,
+        "tensor b.weight lies at byte 64 of the data, and those before it end at 128",
+    ),
+    "a setting twice": (file_of([ARCHITECTURE, ARCHITECTURE]), CheckpointError, "two settings named general.archit"),
+    "a token twice": (
+        file_of([ARCHITECTURE, tokens(b"a", b"", b"", b"b", b"a")]),
+        CheckpointError,
+        "its vocabulary has 'a' twice, as 0 and as 4",
+    ),
+    "tokens of no type": (
+        file_of([ARCHITECTURE, tokens(b"a", b"b"), (b"tokenizer.ggml.token_type", 9, struct.pack("<IQi", 5, 1, 1))]),
+        CheckpointError,
+        "it has 2 tokens, and tokenizer.ggml.token_type counts 1",
+    ),
     "other architecture": (
         file_of([(b"general.architecture", 8, text(b"mystery"))]),
         UnsupportedModelError,
