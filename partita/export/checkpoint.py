@@ -281,13 +281,15 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         raise _remote_code(folder, auto_map, own)
     if not re.search(HEADS, architecture):
         raise UnsupportedModelError(
-            f"{folder}: the checkpoint holds {architecture[:80]}, which has no language-model head; Partita needs one "
-            f"saved as {' or '.join(accepted)}"
+            f"{folder}: the checkpoint holds {architecture[:80] or 'a model without a name'}, which has no "
+            f"language-model head; Partita needs one saved as {' or '.join(accepted)}"
         )
 
 
 def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
-    """Refuse a config that asks for more layers or experts than its weights can hold: building them takes forever."""
+    """Refuse a config that asks for more layers or experts than its weights can hold, or for longer axes: building them
+    takes forever, or more memory than there is.
+    """
     longest = max((size for info in tensors.values() for size in info.shape), default=0)
     # A config may have a number of experts and the model none, as a dense doge has.
     experts = EXPERTS if any("expert" in name for name in tensors) else ()
@@ -299,6 +301,13 @@ def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, T
                     f"{folder}: weights and config.json disagree: {key} is {count:,}, but the number of tensors in the "
                     f"weight files is {len(tensors):,}, their longest axis {longest:,}"
                 )
+    stored = sum(info.size_bytes for info in tensors.values())
+    for key, size in config_values.sizes(config):
+        if size > 8 * stored:  # no number of a weight takes less than a bit
+            raise CheckpointError(
+                f"{folder}: weights and config.json disagree: {key} is {size:,}, and all tensors in the weight files "
+                f"have {stored:,} bytes"
+            )
 
 
 def source_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:

@@ -47,8 +47,8 @@ DTYPES = ("dtype", "torch_dtype")
 """In what to load the weights; left out when torch has no such type."""
 POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
 """What a root is taken of or a power of, and has to be a number above 0."""
-SIZES = re.compile(r"(^|_)(hidden_size|vocab_size|num_attention_heads|head_dim)$")
-NOT_NEGATIVE = re.compile(r"^(intermediate_size|num_key_value_heads|ffn_dim|n_layer|n_head|n_embd|d_model)$")
+SIZES = re.compile(r"(^|_)(hidden_size|vocab_size|num_attention_heads|num_key_value_heads|head_dim)$")
+NOT_NEGATIVE = re.compile(r"^(intermediate_size|ffn_dim|n_layer|n_head|n_embd|d_model)$")
 
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
@@ -88,6 +88,9 @@ def _is_dtype(value: Any) -> bool:
 
 def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
     """Raise CheckpointError naming the first setting whose value no model can be computed with."""
+    text = raw.get("text_config")
+    if text is not None and not isinstance(text, Mapping):
+        raise _bad(folder, "text_config", text, "an object")
     for name, key, value in _entries(raw):
         if isinstance(value, float) and math.isnan(value):
             raise _bad(folder, name, value, "a number")
@@ -99,6 +102,13 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
             raise _bad(folder, name, value, "a number above 0")
         if (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0):
             raise _bad(folder, name, value, "a size")
+
+
+def sizes(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
+    """Settings of the text part that are the length of an axis of a weight, or a part of it."""
+    for key, value in config.get_text_config(decoder=True).to_dict().items():
+        if type(value) is int and (SIZES.search(key) or NOT_NEGATIVE.search(key)):
+            yield key, value
 
 
 def _bad(folder: Path, name: str, value: Any, wanted: str) -> CheckpointError:
@@ -130,6 +140,14 @@ def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) 
                 "transformers does "
                 "not support; correct it, or use a transformers that does"
             )
+    rope = getattr(text, "rope_parameters", None)
+    missing = [key for key, value in rope.items() if value is None] if isinstance(rope, Mapping) else []
+    if (
+        missing and isinstance(cause, TypeError) and "NoneType" in str(cause)
+    ):  # models without such embeddings have null
+        return CheckpointError(
+            f"{folder}: {' and '.join(missing)} of rope_parameters in config.json is null, not a number; correct it"
+        )
     pad, size = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
     if "padding_idx" in str(cause).lower() and isinstance(pad, int) and isinstance(size, int):
         return CheckpointError(

@@ -7,6 +7,7 @@ sessions.
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,8 @@ from partita.runtime.cpu.attention import Attention, find_attention
 
 if TYPE_CHECKING:
     import onnx
+    from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]
+    from google.protobuf.message import Message  # type: ignore[import-untyped]
 
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
@@ -55,7 +58,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     Raises PackageError when the file is damaged, or names weights that lie outside the package `folder`.
     """
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     refuse_absent(path)
     try:
@@ -133,6 +136,32 @@ def data_files(model: onnx.ModelProto) -> frozenset[str]:
     """Files that hold tensors outside of the model, by the name it uses."""
     entries = (entry for tensor in all_tensors(model) for entry in tensor.external_data)
     return frozenset(entry.value for entry in entries if entry.key == "location")
+
+
+def bytes_for_text(message: Message, path: str = "") -> str | None:
+    """Where the first text is that is not UTF-8, as graph.node[3].name; None where there is none.
+
+    Such a text is bytes in Python. ONNX Runtime takes the file, and its Python package fails on what it says about it.
+    """
+    for name, is_text, several in _fields(message.DESCRIPTOR):
+        if not several and not message.HasField(name):
+            continue
+        found = getattr(message, name)
+        for place, value in enumerate(found if several else (found,)):
+            if not is_text:
+                inner = bytes_for_text(value, f"{path}{name}{f'[{place}]' if several else ''}.")
+                if inner is not None:
+                    return inner
+            elif isinstance(value, bytes):
+                return f"{path}{name}{f'[{place}]' if several else ''}"
+    return None
+
+
+@functools.cache
+def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
+    """Fields of a message that hold texts or messages: their names, whether text, whether several."""
+    wanted = [field for field in kind.fields if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)]
+    return tuple((field.name, field.type == field.TYPE_STRING, field.is_repeated) for field in wanted)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

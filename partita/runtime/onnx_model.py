@@ -17,7 +17,15 @@ from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package import inside, refuse_absent, unreadable
-from partita.runtime.model_file import all_nodes, all_tensors, check_places, defines, graph_node, inner_nodes
+from partita.runtime.model_file import (
+    all_nodes,
+    all_tensors,
+    bytes_for_text,
+    check_places,
+    defines,
+    graph_node,
+    inner_nodes,
+)
 from partita.strangers import recognise
 
 if TYPE_CHECKING:
@@ -124,6 +132,9 @@ def read_onnx(path: Path) -> OnnxModel:
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
     proto = _parse(path)
+    bad = bytes_for_text(proto)
+    if bad:
+        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8; {AGAIN}")
     try:
         return _describe(path, proto)
     except (TypeError, ValueError, KeyError) as error:  # e.g. a name that is not UTF-8, a type that ONNX does not have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,16 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyC
     with path.open("ab") as stream:
         stream.truncate(capped.LARGEST_BYTES + 1)
     with pytest.raises(CheckpointError, match=rf"{name}: damaged, 134,217,729 bytes, and a text file of a model has"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "num_key_value_heads", "intermediate_size"])
+def test_a_size_for_which_there_are_no_bytes(key: str, tiny_checkpoint: TinyCheckpoint, own_copy: Any) -> None:
+    """The model was built first, which took as much memory as the setting asked for, or failed for want of it."""
+    folder = own_copy(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: 1 << 31}))
+    with pytest.raises(CheckpointError, match=rf"disagree: {key} is 2,147,483,648, and all tensors in the weight fil"):
         open_checkpoint(str(folder))
 
 

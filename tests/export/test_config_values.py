@@ -81,6 +81,9 @@ def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
         ("hidden_act", "bogus"),
         ("hidden_act", 3),
         ("pad_token_id", 99999),
+        ("num_key_value_heads", 0),
+        ("text_config", [[1]]),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": None}),
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_field(checkpoint: Path, name: str, value: Any) -> None:

@@ -168,20 +168,17 @@ class _Reader:
             self._tokens(count)
             return None
         for _ in range(count):
-            if inner == STRING:
-                self.skip(self.number("Q"))
-            else:
-                self.value(inner, name, depth + 1)
+            self.value(inner, name, depth + 1)  # texts too: one that is not UTF-8 keeps the tokenizer from being read
         return None
 
     def _tokens(self, count: int) -> None:
         """Go over the vocabulary, in which a token has one id: with two, a tokenizer has the last of them."""
-        seen: dict[bytes, int] = {}
+        seen: dict[str, int] = {}
         for place in range(count):
-            token = self.take(self.number("Q"))
+            token = self.text()
             first = seen.setdefault(token, place)
             if token and first != place:
-                shown = token[:SHOWN_CHARACTERS].decode("utf-8", "replace")
+                shown = token[:SHOWN_CHARACTERS]
                 raise self.wrong(f"its vocabulary has {shown!r} twice, as {first:,} and as {place:,}")
 
     def skip(self, count: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from partita.export.gguf.header import GgufTensor, Header
 from partita.export.gguf.weights import Rows, WholeWeight, row_weight
 from partita.export.original import auto_class
 from partita.export.stored_formats import StoredWeight
-from partita.export.weight_files import TensorInfo, few
+from partita.export.weight_files import TensorInfo, few, first_line
 
 COMPUTED = ("rope_freqs.weight",)
 """Tensors that become settings."""
@@ -52,7 +53,9 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
     mapping: dict[str, str] = TRANSFORMERS.get_gguf_hf_weights_map(model, kind(config=settings))
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in COMPUTED}
     firsts = dict(zip(tensors, np.cumsum([1, *map(_lines, tensors.values())]).tolist(), strict=False))
-    one, other = (_run(kind(config=settings), tensors, firsts, mapping, turn) for turn in (_plain, _changed))
+    one, other = (
+        _run(header.path, kind(config=settings), tensors, firsts, mapping, turn) for turn in (_plain, _changed)
+    )
     placed = {tensor.name for sources in one.sources.values() for tensor in sources}
     if left := sorted(set(tensors) - placed):
         raise UnsupportedModelError(
@@ -94,15 +97,29 @@ def _changed(numbers: Array) -> Array:
 
 
 def _run(
-    processor: Any, tensors: Mapping[str, GgufTensor], firsts: Mapping[str, int], mapping: Mapping[str, str], turn: Any
+    path: Path,
+    processor: Any,
+    tensors: Mapping[str, GgufTensor],
+    firsts: Mapping[str, int],
+    mapping: Mapping[str, str],
+    turn: Any,
 ) -> _Made:
-    """What a processor makes of the numbers of rows [..., 1], or of the places in a vector."""
+    """What a processor makes of the numbers of rows [..., 1], or of the places in a vector.
+
+    Raises CheckpointError for a tensor that it cannot be made of.
+    """
     made, parsed = _Made(), _Noting()
     for name, tensor in tensors.items():
         shape = (*tensor.shape[:-1], 1) if len(tensor.shape) > 1 else tensor.shape
         numbers = turn(np.arange(_lines(tensor), dtype=np.float64) + firsts[name]).reshape(shape)
         parsed.noted.clear()
-        _processed(processor, numbers, name, mapping, parsed)
+        try:
+            _processed(processor, numbers, name, mapping, parsed)
+        except (ValueError, ArithmeticError, IndexError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path}: settings and tensors disagree: {name} is {list(tensor.shape)}, of which transformers' reader "
+                f"makes no weight ({first_line(error)}); download the file again"
+            ) from error
         for key in parsed.noted:
             made.sources.setdefault(key, []).append(tensor)
     made.values = {key: value.numpy() for key, value in parsed.items()}

@@ -117,6 +117,7 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
         CheckpointError,
         "its vocabulary has 'a' twice, as 0 and as 4",
     ),
+    "a token that is no text": (file_of([ARCHITECTURE, tokens(b"\xff")]), CheckpointError, "a text in its header at"),
     "tokens of no type": (
         file_of([ARCHITECTURE, tokens(b"a", b"b"), (b"tokenizer.ggml.token_type", 9, struct.pack("<IQi", 5, 1, 1))]),
         CheckpointError,
@@ -160,6 +161,9 @@ def test_settings_and_tensors_that_contradict_each_other(tiny_checkpoint: TinyCh
     file = save_gguf(tmp_path / "model.gguf", checkpoint, llama__feed_forward_length=48)
     error = refuse(file, tmp_path / "out")
     assert "settings and tensors disagree" in str(error) and "its settings ask for [48, 64]" in str(error)
+    file = save_gguf(tmp_path / "headless.gguf", checkpoint, llama__attention__head_count_kv=3)
+    error = refuse(file, tmp_path / "out")
+    assert "disagree: blk.0.attn_k.weight is [32, 64], of which transformers' reader makes no weight" in str(error)
     file = save_gguf(tmp_path / "deep.gguf", checkpoint, llama__block_count=1 << 30)
     assert "num_hidden_layers is 1,073,741,824" in str(refuse(file, tmp_path / "out"))
 
