@@ -169,6 +169,38 @@ def quanto(bits: int = 4, group: int = 32) -> Packer:
     return pack
 
 
+def quanto_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """optimum-quanto of 8 bits: int8, a scale for each row."""
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    return {
+        ".weight._data": (weight / scales).round().to(torch.int8),
+        ".weight._scale": scales,
+        ".input_scale": torch.ones(()),
+        ".output_scale": torch.ones(()),
+    }
+
+
+def torchao_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """torchao: int8, a scale for each row."""
+    scales = weight.abs().amax(1, keepdim=True) / 127
+    return {"._weight_qdata": (weight / scales).round().to(torch.int8), "._weight_scale": scales}
+
+
+def torchao_plain(weight: torch.Tensor, group: int = 32) -> dict[str, torch.Tensor]:
+    """torchao, plain int4: two integers with a sign in a byte, and zeros that are added to them."""
+    blocks = weight.reshape(len(weight), -1, group)
+    low, high = blocks.amin(-1), blocks.amax(-1)
+    scales = ((high - low) / 15).clamp(min=1e-6)
+    zeros = low + 8 * scales
+    integers = ((blocks - zeros[..., None]) / scales[..., None]).round().clamp(-8, 7).to(torch.int8)
+    nibbles = integers.reshape(weight.shape) & 15
+    return {
+        "._weight_qdata": (nibbles[:, ::2] | nibbles[:, 1::2] << 4).to(torch.int8),
+        "._weight_scale": scales.T,
+        "._weight_zero_point": zeros.T,
+    }
+
+
 def hqq(axis: int = 1, group: int = 32) -> Packer:
     """HQQ of 4 bits: a group is a row of a table (axis 1) or a column of it, whose halves lie in one another's bits."""
 
