@@ -47,6 +47,27 @@ def test_a_generation_that_nobody_can_read_is_an_error(tiny_checkpoint: TinyChec
     assert "onnxruntime" not in done.stderr
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.parametrize(
+    ("redirection", "detail"),
+    [(">&-", "stdout was closed"), (">/dev/full", "stdout: No space left on device")],
+    ids=["closed", "full"],
+)
+def test_its_report_is_written_all_the_same(
+    tiny_checkpoint: TinyCheckpoint,
+    exported: Exported,
+    tmp_path: Path,
+    form: list[str],
+    redirection: str,
+    detail: str,
+) -> None:
+    package, path = exported(tiny_checkpoint("llama")), tmp_path / "run.json"
+    words = ["generate", str(package), "def", "-n", "4", "--provider", "cpu", "--report", str(path), *form]
+    done = shell(words, redirection)
+    assert done.returncode == 1 and f"report: {path}" in done.stderr, done.stderr
+    assert json.loads(path.read_text(encoding="utf-8"))["totals"]["finish_detail"] == detail
+
+
 def test_an_error_does_not_come_on_stdout_when_stderr_is_closed() -> None:
     done = shell(["inspect", "/nowhere"], "2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

@@ -6,9 +6,10 @@ run can end still writes its report.
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 
@@ -53,6 +54,8 @@ class Outcome:
     interrupted: bool = False
     closed: bool = False
     """Nobody reads stdout any more."""
+    refused: OSError | None = None
+    """Why stdout took no more, where its reader did not just go away."""
     error: PartitaError | None = None
 
 
@@ -92,7 +95,8 @@ def run_generation(
         say_notes(options, engine, ids, notes)
         outcome = _drive(options, generation)
         if options.as_json and not outcome.closed:
-            print_record(_as_record(options, outcome, engine, generation, tokenizer_seconds, notes))
+            record = _as_record(options, outcome, engine, generation, tokenizer_seconds, notes)
+            _told(outcome, lambda: print_record(record))
         else:
             _finish_output(options, outcome, generation)
         _say_timings(engine, generation)
@@ -103,6 +107,8 @@ def run_generation(
             cut_short = write_report(sink, engine, asked)
     if outcome.error is not None:
         raise outcome.error
+    if outcome.refused is not None:  # not before the report is written: it is of a run that was made
+        raise outcome.refused
     return INTERRUPTED if outcome.interrupted or cut_short else 0
 
 
@@ -164,7 +170,7 @@ def _drive(options: GenerateOptions, generation: Generation) -> Outcome:
         for step in generation:
             if live and (piece := _piece(options, step)):
                 shown += len(step.text)
-                outcome.closed = not _say(options, piece)
+                _say(options, outcome, piece)
             if outcome.closed:
                 break
     except KeyboardInterrupt:
@@ -174,7 +180,7 @@ def _drive(options: GenerateOptions, generation: Generation) -> Outcome:
     generation.close()
     held = generation.text[shown:]  # a row that was cut off may have held text back
     if live and held and not outcome.closed:
-        outcome.closed = not _say(options, held)
+        _say(options, outcome, held)
     return outcome
 
 
@@ -187,9 +193,18 @@ def _ids(tokens: Sequence[int]) -> str:
     return "".join(f"{token} " for token in tokens)
 
 
-def _say(options: GenerateOptions, text: str) -> bool:
-    """Text of the answer to stdout, or to stderr when stdout is for the report; False when nobody reads it any more."""
-    return write_stderr(text) if options.report == STDOUT else write_stdout(text)
+def _say(options: GenerateOptions, outcome: Outcome, text: str) -> None:
+    """Text of the answer to stdout, or to stderr when stdout is for the report."""
+    write = write_stderr if options.report == STDOUT else write_stdout
+    _told(outcome, lambda: write(text))
+
+
+def _told(outcome: Outcome, write: Callable[[], bool | None]) -> None:
+    """Write to stdout; what keeps the text from being read ends the answer, and not the report of the run."""
+    try:
+        outcome.closed = write() is False
+    except OSError as error:
+        outcome.closed, outcome.refused = True, error
 
 
 def _finish_output(options: GenerateOptions, outcome: Outcome, generation: Generation) -> None:
@@ -198,10 +213,10 @@ def _finish_output(options: GenerateOptions, outcome: Outcome, generation: Gener
         return
     answers = generation.answers
     if len(answers) == 1:
-        _say(options, "\n")
+        _say(options, outcome, "\n")
         return
     texts = [_ids(answer.tokens) if options.token_ids else answer.text for answer in answers]
-    _say(options, "".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
+    _say(options, outcome, "".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
 
 
 def _as_record(
@@ -271,7 +286,7 @@ def _report_request(
     """What the report says of the generation beside the facts of the run."""
     return ReportRequest(
         finish_reason="interrupted" if outcome.interrupted else generation.finish_reason,
-        finish_detail=str(outcome.error) if outcome.error else "stdout was closed" if outcome.closed else "",
+        finish_detail=str(outcome.error) if outcome.error else _unread(outcome),
         complete=outcome.error is None and not outcome.interrupted,
         tokenizer_load_seconds=tokenizer_seconds,
         notes=notes,
@@ -279,6 +294,13 @@ def _report_request(
         limits=options.limits,
         probe_seconds=options.probe_seconds,
     )
+
+
+def _unread(outcome: Outcome) -> str:
+    """Why the answer was not read to its end; empty where it was."""
+    if outcome.refused is not None and outcome.refused.errno != errno.EBADF:  # which a closed one gives
+        return f"stdout: {outcome.refused.strerror or outcome.refused}"
+    return "stdout was closed" if outcome.closed else ""
 
 
 def _prefix_option(options: GenerateOptions) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Callable
 
@@ -19,6 +20,9 @@ UNCOUNTED = ("/metrics",)
 """What is wanted most when too much is going on; a key is asked for all the same."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", "/report")
 """What figures are told by; other paths are `other`: a stranger could think of any number."""
+
+AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
+"""What a target in absolute form has before its path: a client that takes this server for its proxy sends such."""
 
 
 class Gate:
@@ -41,6 +45,7 @@ class Gate:
         """Answer one request."""
         if scope["type"] != "http":
             return
+        scope["path"] = _own_path(scope["path"])
         status, whole = 0, False
         request_id = f"req_{secrets.token_hex(12)}".encode()
 
@@ -91,6 +96,11 @@ class Gate:
         kind, _, key = given.partition(b" ")
         matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
         return kind.lower() == b"bearer" and any(matches)
+
+
+def _own_path(path: str) -> str:
+    """The path of a target in either form: HTTP has every server take both."""
+    return path if path.startswith("/") else AUTHORITY.sub("", path, count=1) or "/"
 
 
 def _endpoint(path: str) -> str:

@@ -181,6 +181,20 @@ def test_without_a_limit_a_chat_ends_where_the_cache_is_full(client, model):
     assert answer.choices[0].finish_reason == "length" and answer.usage.total_tokens == model.max_length
 
 
+@pytest.mark.parametrize(("room", "tokens"), [(2, 2), (1, 1), (0, None), (-1, None)])
+def test_a_prompt_of_about_the_size_of_the_cache(client, model, room, tokens):
+    """The answer has what is left of the cache; a prompt that leaves nothing is refused, and one longer as well."""
+    prompt = [5] * (model.max_length - room)
+    if tokens is None:
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="tiny", prompt=prompt, **GREEDY)
+        assert caught.value.code == "context_length_exceeded" and str(len(prompt)) in str(caught.value)
+        return
+    answer = client.completions.create(model="tiny", prompt=prompt, **GREEDY)
+    assert answer.usage.completion_tokens == tokens and answer.usage.total_tokens == model.max_length
+    assert answer.choices[0].finish_reason == "length"
+
+
 def test_settings_that_change_nothing_are_taken(client):
     answer = client.chat.completions.create(
         model="tiny",

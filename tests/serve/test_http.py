@@ -64,6 +64,10 @@ def test_a_bug_is_an_error_in_the_format_of_all_and_told_to_the_operator_alone(s
     [
         (b"POST /v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY, 200),
         (b"POST /v1/completions HTTP/1.0\r\n" + SIZED + b"\r\n" + BODY, 200),
+        (b"POST http://x:1/v1/completions HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY, 200),
+        (b"POST HTTPS://x/v1/completions?a=b HTTP/1.1\r\n" + SIZED + b"\r\n" + BODY, 200),
+        (b"GET http://x HTTP/1.1\r\nhost: x\r\n\r\n", 404),
+        (b"GET ftp://x/v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 404),
         (b"POST /v1/completions HTTP/1.1\r\nexpect: 100-continue\r\n" + SIZED + b"\r\n" + BODY, 200),
         (b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"\r\n%x;a=b\r\n%s\r\n0\r\nx: y\r\n\r\n", 200),
         (b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"\r\n-5\r\n{}\r\n0\r\n\r\n", 400),

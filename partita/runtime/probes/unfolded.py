@@ -15,6 +15,7 @@ from partita.runtime.model_file import all_nodes
 from partita.runtime.probes.cases import Case, node_case, part_model
 from partita.runtime.probes.constants import constant_of
 from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto, plain_domain, read_type
+from partita.runtime.probes.schemas import find_schema
 from partita.runtime.tensor_types import sizes_of, tensor_type
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
     if node is None or not _has_function(node, opsets):
         return None
     try:
-        body = _inline(part_model(graph, [owner], fixed=False), plain_domain(node.domain), node.op_type, deep=deep)
+        part = part_model(graph, [owner], fixed=False)
+        _write_defaults(part.graph.node[0], opsets)
+        body = _inline(part, plain_domain(node.domain), node.op_type, deep=deep)
     except Exception:  # noqa: BLE001 - native code that raises anything; such a node cannot be tried, others can
         return None
     fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
@@ -75,6 +78,19 @@ def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
     except onnx.defs.SchemaError:
         return False
     return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
+
+
+def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
+    """Give a node the attributes that it leaves to their defaults, as ONNX Runtime does before it unfolds one.
+
+    The onnx package does not: a constant of such an attribute would be one without a value.
+    """
+    domain = plain_domain(node.domain)
+    schema = find_schema(domain, node.op_type, opsets.get(domain, 1))
+    given = {entry.name for entry in node.attribute}
+    for name, raw in schema.defaults.items() if schema is not None else ():
+        if name not in given:
+            node.attribute.add().ParseFromString(raw)
 
 
 def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:

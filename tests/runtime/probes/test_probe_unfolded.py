@@ -50,6 +50,19 @@ def test_the_types_of_the_run_tell_one_instance_from_another(graph: Graph, made:
     assert case.feeds[0].kind.tensor_type.elem_type == onnx.TensorProto.DataType.Value(element)
 
 
+@pytest.mark.parametrize(("op_type", "made"), [("CastLike", "float32[]"), ("Mul", "float32[4]"), ("Cast", "float32[]")])
+def test_an_attribute_that_is_left_out_is_its_default(op_type: str, made: str) -> None:
+    """Swish makes a constant of its alpha, in a function whose CastLike is one as well."""
+    ports = [helper.make_tensor_value_info(name, 1, [4]) for name in "xy"]
+    body = helper.make_graph([helper.make_node("Swish", ["x"], ["y"], name="swish")], "g", ports[:1], ports[1:])
+    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 24)], ir_version=10)
+    case = Functions(cut_proto(model, Path(), {"x": (4,)})).case(("swish",), op_type, (made,))
+    assert case.node.op_type == op_type
+    if op_type != "Mul":
+        assert case.feeds[0].constant is not None
+        assert onnx.numpy_helper.to_array(case.feeds[0].constant) == 1
+
+
 def test_sizes_that_the_file_leaves_open_stay_open(graph: Graph) -> None:
     case = Functions(graph).case(("norm",), "Cast", ("float32[1,4,16,16]",))
     assert case.feeds[0].kind.tensor_type.shape.dim[0].dim_value == 0
