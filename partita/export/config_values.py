@@ -142,9 +142,8 @@ def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) 
             )
     rope = getattr(text, "rope_parameters", None)
     missing = [key for key, value in rope.items() if value is None] if isinstance(rope, Mapping) else []
-    if (
-        missing and isinstance(cause, TypeError) and "NoneType" in str(cause)
-    ):  # models without such embeddings have null
+    # Models without such embeddings have null there, and do without.
+    if missing and isinstance(cause, TypeError) and "NoneType" in str(cause):
         return CheckpointError(
             f"{folder}: {' and '.join(missing)} of rope_parameters in config.json is null, not a number; correct it"
         )

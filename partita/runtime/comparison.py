@@ -67,8 +67,9 @@ class Comparison:
         return float(np.abs(self.reference[self.reference >= RULED_OUT]).max(initial=0.0)) or 1.0
 
     def result(self) -> StepError:
-        """The step as a record."""
-        largest = max((error for position, error in self.errors.items() if position not in self.set_aside), default=0.0)
+        """The step as a record; one that was not run agrees with nothing."""
+        counted = [error for position, error in self.errors.items() if position not in self.set_aside]
+        largest = max(counted, default=0.0) if self.errors else float("inf")
         return StepError(
             step=self.step,
             output=self.output,

@@ -119,6 +119,23 @@ def test_one_decode_step_that_differs_is_named(package_copy):
     assert [step.max_rel_error <= 1e-4 for step in found.steps].count(False) == 1
 
 
+def test_a_step_that_does_not_fit_in_the_cache_is_not_among_those_that_agree(tiny_package):
+    """Nothing is read after the token that fills it."""
+    folder = tiny_package(max_length=32)
+    prompt, decoded, _ = answer_sizes(folder)
+    assert prompt + decoded == 32
+    found = replay(folder, parse_chain("cpu"), threads=1)
+    assert found.status == "verified"
+    steps = [step.step for step in found.steps]
+    assert f"decode {decoded - 1}" in steps and f"decode {decoded}" not in steps
+    assert all(step.max_rel_error > 0 for step in found.steps)
+
+
+def test_a_step_that_was_not_run_agrees_with_nothing():
+    unheard = Comparison("decode 8", "logits", np.ones((1, 10), np.float32), tolerance=0.02)
+    assert unheard.result().max_rel_error == float("inf")
+
+
 def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
     reference = np.zeros((1, 10), np.float32)
     reference[0, 3], reference[0, 4] = 1.0, 0.9
