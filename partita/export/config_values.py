@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.fake_model import quiet
@@ -100,8 +100,23 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
             continue
         if POSITIVE.search(key) and not (math.isfinite(value) and value > 0):
             raise _bad(folder, name, value, "a number above 0")
-        if (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0):
+        too_small = (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0)
+        if too_small and not _is_default(raw.get("model_type"), name, value):
             raise _bad(folder, name, value, "a size")
+
+
+def _is_default(model_type: Any, name: str, value: float) -> bool:
+    """Whether models of a type have this value where a config says nothing: glm5_next turns 0 numbers of a head."""
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        return False
+    try:
+        with quiet():
+            found: Any = CONFIG_MAPPING[model_type]().to_dict()
+    except Exception:  # noqa: BLE001 - a few have no defaults to be made of, and raise anything
+        return False
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return bool(found == value)
 
 
 def sizes(config: PreTrainedConfig) -> Iterator[tuple[str, int]]:
