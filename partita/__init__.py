@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from partita.library.model import Model, VerificationError
     from partita.library.placing import PlacementError, place
     from partita.library.report import CheckFailedError, Report
+    from partita.library.requesting import request
+    from partita.library.requests import Piece, Ticket, Work
     from partita.library.sampling import Sampling
     from partita.library.supporting import support
 
@@ -66,6 +68,8 @@ _HOMES = {
     "library.model": "Model VerificationError",
     "library.placing": "PlacementError place",
     "library.report": "CheckFailedError Report",
+    "library.requesting": "request",
+    "library.requests": "Piece Ticket Work",
     "library.sampling": "Sampling",
     "library.supporting": "support",
 }
@@ -87,6 +91,7 @@ __all__ = [
     "PackageError",
     "ParityError",
     "PartitaError",
+    "Piece",
     "PlacementError",
     "ProviderError",
     "Report",
@@ -94,9 +99,11 @@ __all__ = [
     "ReportError",
     "ResourceError",
     "Sampling",
+    "Ticket",
     "UnsupportedModelError",
     "UsageError",
     "VerificationError",
+    "Work",
     "__version__",
     "bench",
     "errors",
@@ -106,6 +113,7 @@ __all__ = [
     "load",
     "place",
     "providers",
+    "request",
     "support",
 ]
 

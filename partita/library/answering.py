@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from partita.errors import UsageError
 from partita.files import claim
-from partita.library.asking import TokenIds, options, stops_in
+from partita.library.asking import TokenIds, options
 from partita.library.audience import LOGGER
 from partita.library.batches.filing import FileAnswers, answer_file, check_files
 from partita.library.batches.rows import RowDefaults
 from partita.library.edge import public
 from partita.library.model import Model
+from partita.library.requesting import stops_for
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import listing
-from partita.runtime.text import stop_token_ids as stops_of
 
 
 @public
@@ -53,10 +52,7 @@ def generate_file(
     check_files(source, target)
     asked = Sampling(max_new_tokens=max_new_tokens, seed=seed)
     full = options(asked, sampling, 1, model.folder)[0]
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if stops and model.tokenizer is None:
-        raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
-    ids = stops_of(model.folder) if stop_token_ids is None else stops_in(stop_token_ids, model.vocab_size)
+    stops, ids = stops_for(model, stop, stop_token_ids)
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed
     defaults = RowDefaults(
         full,

@@ -97,6 +97,11 @@ class Scheduler:
         Raises GenerationError for a prompt that the package cannot take, and once the scheduler is closed; UsageError
         for an option.
         """
+        given: object = work
+        if not isinstance(given, Work):
+            raise UsageError(
+                f"submit() got a {type(given).__name__}; make a request of a prompt with partita.request(model, prompt)"
+            )
         limits = self._limits
         check_prompt(work.prompt, limits.max_length, limits.vocab_size, "the prompt", answered=True)
         check_budget(work.sampling.max_new_tokens or 0)
