@@ -48,6 +48,8 @@ def recognise(path: Path) -> Stranger:
         return _recognise_folder(path)
     if path.exists():
         return _recognise_file(path)
+    if path.is_symlink():
+        return Stranger(f"a symbolic link to {path.readlink()}, where nothing is", CHOOSE)
     if HUB_ID.fullmatch(str(path)) and not path.parent.exists():
         return Stranger("no such folder", EXPORT_HUB.filled(checkpoint=path, out=f"{path.name}-package"))
     return Stranger("no such folder", EXPORT_ANY.filled(out=path))

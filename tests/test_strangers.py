@@ -80,6 +80,17 @@ def test_a_folder_of_packages_names_the_package(package: Path, capsys: pytest.Ca
     assert f"name {Path().resolve() / 'pkg'} instead" in told(capsys, "generate", Path().resolve(), "hi")
 
 
+@pytest.mark.parametrize("target", ["gone", "link"])
+def test_a_link_that_leads_nowhere_is_called_one(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to(target)
+    for verb in (("generate", "hi"), ("verify",), ("inspect",)):
+        line = told(capsys, verb[0], "link", *verb[1:])
+        assert f"link: a symbolic link to {target}, where nothing is; name the package's folder" in line
+
+
 def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert remedy_of("generate", "owner/name", "hi").command == ("partita", "export", "owner/name", "name-package")
     assert remedy_of("generate", "nothing", "hi").command == ("partita", "export", "CHECKPOINT", "nothing")
