@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from partita.files import claim
-from partita.library.asking import TokenIds, options
+from partita.library.asking import TokenIds, options, stops
 from partita.library.audience import LOGGER
 from partita.library.batches.filing import FileAnswers, answer_file, check_files
 from partita.library.batches.rows import RowDefaults
 from partita.library.edge import public
 from partita.library.model import Model
-from partita.library.requesting import stops_for
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import listing
 
@@ -52,12 +51,13 @@ def generate_file(
     check_files(source, target)
     asked = Sampling(max_new_tokens=max_new_tokens, seed=seed)
     full = options(asked, sampling, 1, model.folder)[0]
-    stops, ids = stops_for(model, stop, stop_token_ids)
+    has_text = model.tokenizer is not None
+    texts, ids = stops(model.folder, stop, stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed
     defaults = RowDefaults(
         full,
         secrets.randbits(SEED_BITS) if given is None else given,
-        stops,
+        texts,
         tuple(sorted(ids)),
         chat,
         system,
@@ -70,7 +70,7 @@ def generate_file(
         model.manifest,
         model.tokenizer,
         defaults,
-        options={**figures, "stop": stops, "chat": chat, "system": system, "adapter": adapter, "stop_ids": sorted(ids)},
+        options={**figures, "stop": texts, "chat": chat, "system": system, "adapter": adapter, "stop_ids": sorted(ids)},
         heard=lambda run, looked: None if progress is None else progress(len(run.journal), looked.rows),
     )
     if done.unread:

@@ -14,6 +14,7 @@ from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.observations.text_format import plural
 from partita.runtime.suggested import Suggestion, suggestion
+from partita.runtime.text import stop_token_ids
 from partita.spelling import called
 
 Prompts: TypeAlias = Annotated[str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], SkipValidation()]
@@ -141,6 +142,16 @@ def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
     if wrong is not None:
         raise UsageError(f"stop_token_ids has {wrong}; the vocabulary has ids 0 to {vocab_size - 1}")
     return ids
+
+
+def stops(
+    folder: Path, stop: str | Sequence[str], ids: TokenIds | None, *, vocab_size: int, has_text: bool
+) -> tuple[tuple[str, ...], TokenIds]:
+    """Texts and tokens to stop at; None: those of the package in `folder`. Raises UsageError."""
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if texts and not has_text:
+        raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
+    return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)
 
 
 def in_range(name: str, value: int | None) -> None:

@@ -22,7 +22,7 @@ from partita.library.asking import (
     in_range,
     options,
     prompt_rows,
-    stops_in,
+    stops,
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, one_tree, public
@@ -41,7 +41,7 @@ from partita.runtime.adapter_names import check_adapter, check_adapters
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
-from partita.runtime.text import Text, load_text, stop_token_ids
+from partita.runtime.text import Text, load_text
 
 
 class VerificationError(ParityError):
@@ -390,17 +390,16 @@ class Model:
         in_range("prefill_chunk", prefill_chunk)
         adapters = adapters_of(adapter, len(ids))
         check_adapters(self.folder, self.manifest, adapters)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if stops and tokenizer is None:
-            raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
+        has_text = tokenizer is not None
+        texts, tokens = stops(self.folder, stop, stop_ids, vocab_size=self.vocab_size, has_text=has_text)
         samplings = options(asked, sampling, len(ids), self.folder)
         generation = begin(
             engine,
             ids,
             samplings,
             text=tokenizer,
-            stop=stops,
-            stop_ids=stop_token_ids(self.folder) if stop_ids is None else stops_in(stop_ids, self.vocab_size),
+            stop=texts,
+            stop_ids=tokens,
             prefill_chunk=prefill_chunk,
             adapters=adapters,
             prefix=None if prefix is None else str(Path(prefix).absolute()),

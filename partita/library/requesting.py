@@ -8,12 +8,11 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import SkipValidation
 
 from partita.errors import GenerationError, UsageError
-from partita.library.asking import TokenIds, options, prompt_rows, stops_in
+from partita.library.asking import TokenIds, options, prompt_rows, stops
 from partita.library.edge import public
 from partita.library.model import Model
 from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.runtime.text import stop_token_ids as stops_of
 
 Prompt: TypeAlias = Annotated[str | Sequence[int], SkipValidation()]
 """A text, or token ids, also as an array."""
@@ -45,18 +44,9 @@ def request(
     """
     asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
     full = options(asked, sampling, 1, model.folder)[0]
-    stops, ids = stops_for(model, stop, stop_token_ids)
-    return Work(_encoded(model, prompt), full, stops, tuple(sorted(ids)), logprobs, adapter)
-
-
-def stops_for(
-    model: Model, stop: str | Sequence[str], stop_token_ids: TokenIds | None
-) -> tuple[tuple[str, ...], TokenIds]:
-    """Texts and tokens to stop at; None: those of the package. Raises UsageError for what the model cannot stop at."""
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if stops and model.tokenizer is None:
-        raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
-    return stops, stops_of(model.folder) if stop_token_ids is None else stops_in(stop_token_ids, model.vocab_size)
+    has_text = model.tokenizer is not None
+    texts, ids = stops(model.folder, stop, stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
+    return Work(_encoded(model, prompt), full, texts, tuple(sorted(ids)), logprobs, adapter)
 
 
 def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from partita.errors import PartitaError
+from partita.errors import PartitaError, UsageError
+from partita.library.engine import Begun
 from partita.library.generation import Answer, FinishReason, Row
 from partita.library.sampling import Sampling
+from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.logprobs import TokenLogprobs
+from partita.spelling import spelled
 
 State = Literal["waiting", "running", "over"]
 _NUMBERS = itertools.count(1)
@@ -104,3 +107,22 @@ class Ticket:
 
 
 Listener = Callable[[Ticket, Piece], object]
+
+
+def check_work(work: object, limits: Begun) -> None:
+    """Raise GenerationError for a prompt that a batch cannot take, UsageError for an option or what is no work."""
+    if not isinstance(work, Work):
+        raise UsageError(
+            f"submit() got a {type(work).__name__}; make a request of a prompt with partita.request(model, prompt)"
+        )
+    check_prompt(work.prompt, limits.max_length, limits.vocab_size, "the prompt", answered=True)
+    check_budget(work.sampling.max_new_tokens or 0)
+    work.sampling.sampler()
+    if work.logprobs is not None and not 0 <= work.logprobs <= limits.vocab_size:
+        raise UsageError(
+            f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {limits.vocab_size}, the size of "
+            "the vocabulary"
+        )
+    if work.adapter is not None and work.adapter not in limits.adapters:
+        there = f"choose one of {', '.join(limits.adapters)}, or leave it out" if limits.adapters else "it has none"
+        raise UsageError(f"{spelled('adapter', work.adapter)}: the package has no adapter of this name; {there}")

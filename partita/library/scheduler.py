@@ -20,7 +20,7 @@ from os.path import commonprefix
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
-from partita.library.requests import Listener, Piece, Ticket, Work
+from partita.library.requests import Listener, Piece, Ticket, Work, check_work
 from partita.library.sampling import Sampling
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import plural
@@ -28,7 +28,7 @@ from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.engine.prefix import most_shared
 from partita.runtime.engine.recorder import Step
 from partita.runtime.text import Text
-from partita.spelling import spelled
+from partita.spelling import read_by, reader, spelled
 
 __all__ = ["Piece", "Scheduler", "Ticket", "Work"]
 LOOKED_AT = 8
@@ -58,7 +58,7 @@ class Scheduler:
         self._how = prefill_chunk, adapter, speculation, prefix
         self._begun: Begun | None = engine.open(*self._how)
         """None: the batch is lost, and another one is to be opened."""
-        self._limits = self._begun
+        self._limits, self._reader = self._begun, reader()
         self._rows: list[Ticket | None] = [None] * self._begun.rows
         """Those at work, and those that stay."""
         self._queue: deque[Ticket] = deque()
@@ -97,24 +97,9 @@ class Scheduler:
         Raises GenerationError for a prompt that the package cannot take, and once the scheduler is closed; UsageError
         for an option.
         """
-        given: object = work
-        if not isinstance(given, Work):
-            raise UsageError(
-                f"submit() got a {type(given).__name__}; make a request of a prompt with partita.request(model, prompt)"
-            )
-        limits = self._limits
-        check_prompt(work.prompt, limits.max_length, limits.vocab_size, "the prompt", answered=True)
-        check_budget(work.sampling.max_new_tokens or 0)
-        work.sampling.sampler()
-        if work.logprobs is not None and not 0 <= work.logprobs <= limits.vocab_size:
-            raise UsageError(
-                f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {limits.vocab_size}, the size of "
-                "the vocabulary"
-            )
-        if work.adapter is not None and work.adapter not in limits.adapters:
-            there = f"choose one of {', '.join(limits.adapters)}, or leave it out" if limits.adapters else "it has none"
-            raise UsageError(f"{spelled('adapter', work.adapter)}: the package has no adapter of this name; {there}")
-        said = self._begin_saying(work.prompt, work.prompt, work.stop)
+        with read_by(self._reader):
+            check_work(work, self._limits)
+            said = self._begin_saying(work.prompt, work.prompt, work.stop)
         with self._changed:
             if self._closed:
                 raise GenerationError("no request is taken any more: the scheduler is closed")
@@ -437,7 +422,7 @@ def _tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
         try:
             ticket.listener(ticket, piece)
         except Exception as error:  # noqa: BLE001 - raised below
-            wrong = wrong or error
+            wrong, ticket.listener = wrong or error, None
             ticket.cancel()
     if wrong is not None:
         raise wrong

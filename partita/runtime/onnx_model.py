@@ -137,7 +137,7 @@ def read_onnx(path: Path) -> OnnxModel:
         raise PackageError(f"{path}: damaged: its {bad} is not UTF-8; {AGAIN}")
     try:
         return _describe(path, proto)
-    except (TypeError, ValueError, KeyError) as error:  # e.g. a name that is not UTF-8, a type that ONNX does not have
+    except (TypeError, ValueError, KeyError) as error:  # e.g. a type that ONNX does not have
         raise PackageError(f"{path}: damaged: it can be parsed, but not read ({error}); {AGAIN}") from error
 
 
@@ -241,14 +241,9 @@ def _read_port(port: onnx.ValueInfoProto) -> ModelPort:
 
 
 def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    """A size of a shape. Negative ones are how some exporters write that they do not know.
-
-    Raises ValueError for a name that is not UTF-8, which protobuf hands over as bytes.
-    """
+    """A size of a shape. Negative ones are how some exporters write that they do not know."""
     if size.HasField("dim_value"):
         return size.dim_value if size.dim_value >= 0 else None
-    if not isinstance(size.dim_param, str):
-        raise ValueError(f"the name of a dimension is not UTF-8: {size.dim_param!r}")
     return size.dim_param or None
 
 

@@ -469,6 +469,21 @@ def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
     assert failing.answer.finish_reason == "interrupted" and scheduler.running == 0
 
 
+def test_a_listener_that_fails_always_is_told_of_once(tmp_path, opened):
+    """Its last piece comes in a later step, which is of the others."""
+    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+
+    def fails(ticket: Ticket, piece: Piece) -> None:
+        raise ValueError("no room")
+
+    scheduler.submit(work(PROMPTS[1], 30), fails)
+    with pytest.raises(ValueError, match="no room"):
+        run(scheduler)
+    other = scheduler.submit(work(PROMPTS[2]))
+    run(scheduler)
+    assert list(other.answer.tokens) == known_tokens(PROMPTS[2], 6, KEYS)
+
+
 def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
     logits = np.array([1.0, -np.inf, 0.5, -np.inf], np.float32)
     told = token_logprobs(logits, 1, 4)
