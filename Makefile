@@ -32,6 +32,9 @@ WANTED      := $(filter $(NAMES:%=env-%),$(ENVIRONMENTS:%=env-%))
 
 # Peers of `make bench-peers`, an environment each: name = constraints/name.txt, which is all that fixes its versions.
 PEER_ENVS    := peer-genai peer-llama peer-optimum
+# The one that `python -m benchmarks.peers --provider cuda` has beside the main environment; it takes an NVIDIA GPU to run.
+GPU_PEER_ENV := peer-genai-cuda
+peer-genai-cuda := onnxruntime-genai-cuda onnxruntime-gpu onnx onnx-ir torch transformers
 peer-genai   := onnxruntime-genai onnxruntime onnx onnx-ir torch transformers
 peer-llama   := llama-cpp-python gguf
 peer-optimum := optimum-onnx onnxruntime onnx torch transformers accelerate
@@ -50,7 +53,7 @@ TEST_THREADS ?= OMP_NUM_THREADS=1
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) bench-peers demo test test-heavy test-optimum test-ray test-cuda truth breadth check bench clean
+.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda truth breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -92,10 +95,10 @@ env-optimum: $(VENVS)/optimum/.installed ## create the environment of `partita e
 
 peer-envs: $(PEER_ENVS) ## create the environments of the peers, in .venvs/; llama.cpp is compiled for this processor
 
-$(PEER_ENVS): %: $(VENVS)/%/.installed
+$(PEER_ENVS) $(GPU_PEER_ENV): %: $(VENVS)/%/.installed
 
 # Partita is in none of them: its benchmarks are run there from this folder, its exporter starts a script there. No cache: wheels in it do not tell their flags.
-$(PEER_ENVS:%=$(VENVS)/%/.installed) $(VENVS)/$(OPTIMUM_ENV)/.installed: $(VENVS)/%/.installed: constraints/%.txt
+$(PEER_ENVS:%=$(VENVS)/%/.installed) $(GPU_PEER_ENV:%=$(VENVS)/%/.installed) $(VENVS)/$(OPTIMUM_ENV)/.installed: $(VENVS)/%/.installed: constraints/%.txt
 	@rm -rf $(VENVS)/$* && mkdir -p $(VENVS)
 	@echo "installing $($*) into $(VENVS)/$*"
 	@$(PYTHON) -m venv $(VENVS)/$*

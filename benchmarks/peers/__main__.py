@@ -18,7 +18,7 @@ from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measured
 from benchmarks.peers.others import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
-from benchmarks.peers.plan import PEERS, Entry, Places, chosen
+from benchmarks.peers.plan import PEERS, PLANS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
 from benchmarks.peers.records import Contender, PeersResult, ShapeResult, Written
@@ -57,9 +57,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=list(DEFAULT_SHAPES))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--precisions", nargs="+", default=[], help="forms as int4-b64, or widths as 4; default: all")
+    parser.add_argument("--provider", choices=sorted(PLANS), default="cpu", help="where all of them run")
     parser.add_argument("--prompts", nargs="+", type=int, default=[16, 128, 1024], metavar="TOKENS")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, help="times that each is started anew; default: as many as rounds")
     parser.add_argument("--start-prompt", type=int, default=128, help="prompt of the time to first token")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1, help="default: the cores")
     parser.add_argument("--work", type=Path, default=Path("build/peers"), help="checkpoints and files, which are kept")
@@ -76,7 +78,7 @@ def _options() -> argparse.Namespace:
 
 def _asked(given: argparse.Namespace) -> tuple[list[Entry], Places]:
     """Who takes part, and where. Raises ValueError."""
-    entries = chosen(given.peers, given.precisions)
+    entries = chosen(given.peers, given.precisions, given.provider)
     places = Places(given.work, given.environments.absolute())
     if missing := environments_missing(entries, places):
         raise ValueError(f"not there: {', '.join(missing)}; run `make peer-envs`, or leave the peer out with --peers")
@@ -98,7 +100,7 @@ def _measure(given: argparse.Namespace) -> PeersResult:
     """All shapes. Raises ValueError."""
     entries, places = _asked(given)
     _wait_for_rest(given.threads, given.wait)
-    machine = measured(given.threads)
+    machine = measured(given.threads, given.provider)
     busy = machine.load_average is not None and machine.load_average > given.threads
     disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
     for reason in disturbed:
@@ -166,6 +168,7 @@ def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
         threads=given.threads,
         start_prompt=given.start_prompt,
         vocabulary=shape.settings["vocab_size"],
+        starts=given.starts,
     )
 
 

@@ -1,6 +1,7 @@
 """What the machine gives: bytes per second read, and float32 and int8 products, with the threads that everybody has.
 
-`python -m benchmarks.peers.machine_rates THREADS` prints it as JSON: a process of its own takes its memory along.
+`python -m benchmarks.peers.machine_rates THREADS PROVIDER` prints it as JSON: a process of its own takes its
+memory along.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ ROUNDS = 5
 ROWS, WIDTH = 128, 2048
 
 
-def measured(threads: int) -> Machine:
+def measured(threads: int, provider: str = "cpu") -> Machine:
     """The rates, from a child process; raises CalledProcessError when it fails."""
-    command = [sys.executable, "-m", "benchmarks.peers.machine_rates", str(threads)]
+    command = [sys.executable, "-m", "benchmarks.peers.machine_rates", str(threads), provider]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return Machine.model_validate_json(done.stdout)
 
 
-def measure(threads: int) -> Machine:
+def measure(threads: int, provider: str) -> Machine:
     """All of it, here and now."""
+    gpu, gpu_copy = gpu_rate() if provider == "cuda" else (None, None)
     flags = _proc("/proc/cpuinfo")
     name = next((line.partition(":")[2].strip() for line in flags.splitlines() if line.startswith("model name")), "")
     try:
@@ -60,7 +62,23 @@ def measure(threads: int) -> Machine:
         gemm_gflops=gemm_work / _best(gemm) / 1e9,
         int8_gops=gemm_work / _best(integer) / 1e9,
         matrix_unit="amx_int8" in flags,
+        gpu=gpu,
+        gpu_copy_gbps=gpu_copy,
     )
+
+
+def gpu_rate() -> tuple[str, float]:
+    """Name of the GPU, and 1e9 bytes per second of a copy within its memory, read and written ones counted."""
+    import torch
+
+    one = torch.ones(BUFFER_BYTES // 4, device="cuda")
+    other = torch.empty_like(one)
+
+    def copy() -> None:
+        other.copy_(one)
+        torch.cuda.synchronize()
+
+    return torch.cuda.get_device_name(), 2 * BUFFER_BYTES / _best(copy) / 1e9
 
 
 def _proc(path: str) -> str:
@@ -135,4 +153,4 @@ def _type(array: Any) -> int:
 
 
 if __name__ == "__main__":
-    print(measure(int(sys.argv[1])).model_dump_json())
+    print(measure(int(sys.argv[1]), sys.argv[2]).model_dump_json())

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Work, Written
-from benchmarks.peers.targets import decode, decode_rate, first_token, prefill, verdicts
+from benchmarks.peers.targets import beside, decode, decode_rate, first_token, prefill, verdicts
 from partita.observations.text_format import decimals, human_bytes, plural
 
 DASH = "-"
@@ -60,7 +60,7 @@ def sections(result: PeersResult) -> Iterator[str]:
         yield f"{settings} {rounds}\n"
         yield _speeds(shape)
         yield _files(shape, result.start_prompt)
-        yield _targets(shape, result.machine)
+        yield _targets(shape, result.machine) if result.machine.gpu is None else _beside(shape)
         yield _notes(shape)
 
 
@@ -99,6 +99,8 @@ def _machine(result: PeersResult) -> str:
         ("Partita", f"{result.partita_version}{f', commit {result.commit}' if result.commit else ''}"),
         ("command", f"`{result.command}`"),
     ]
+    if machine.gpu is not None:
+        rows.insert(1, ("GPU", f"{machine.gpu}, a copy in its memory {decimals(machine.gpu_copy_gbps)} GB/s"))
     return table(("machine", ""), rows)
 
 
@@ -167,6 +169,19 @@ def _targets(shape: ShapeResult, machine: Machine) -> str:
         for each in verdicts(shape, machine)
     ]
     return table(("target", "measured", "aimed at", ""), rows) if rows else ""
+
+
+def _beside(shape: ShapeResult) -> str:
+    """Ours by each other one of the same width; a row per pair."""
+    rows: dict[tuple[str, str], list[tuple[int, float, float]]] = {}
+    for ours, theirs, prompt, read, made in beside(shape):
+        rows.setdefault((ours, theirs), []).append((prompt, read, made))
+    cells = [
+        (f"{ours} / {theirs}", *(" / ".join(f"{one[place]:.2f}" for one in sorted(found)) for place in (1, 2)))
+        for (ours, theirs), found in rows.items()
+    ]
+    prompts = " / ".join(str(one[0]) for one in sorted(next(iter(rows.values()), [])))
+    return table(("times as fast", f"prefill {prompts}", f"decode after {prompts}"), cells) if cells else ""
 
 
 def _notes(shape: ShapeResult) -> str:

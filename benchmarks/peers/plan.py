@@ -27,6 +27,8 @@ class Entry:
     """Options of the exporter."""
     environ: dict[str, str] = field(default_factory=dict)
     """Variables of its child."""
+    provider: str = "cpu"
+    """Where it runs."""
 
     @property
     def name(self) -> str:
@@ -63,21 +65,43 @@ ENTRIES = (
     Entry("llama", "q4_k_m", 4),
 )
 """In the order of the tables. Ours first: ratios are ours against each."""
+GPU_ENTRIES = (
+    Entry("partita", "fp32", 32, ("--precision", "fp32"), provider="cuda"),
+    Entry("transformers", "fp32", 32, provider="cuda"),
+    Entry("partita", "fp16", 16, ("--precision", "fp16"), provider="cuda"),
+    Entry("partita", "fp16-replayed", 16, ("--precision", "fp16"), {"PARTITA_BENCH_CAPTURE": "1"}, provider="cuda"),
+    Entry("genai", "fp16", 16, ("-p", "fp16"), provider="cuda"),
+    Entry("genai", "fp16-replayed", 16, ("-p", "fp16"), {"PARTITA_BENCH_CAPTURE": "1"}, provider="cuda"),
+    Entry("transformers", "fp16", 16, environ={"PARTITA_BENCH_DTYPE": "float16"}, provider="cuda"),
+    Entry("partita", "int8", 8, ("--precision", "int8"), provider="cuda"),
+    Entry("partita", "int4", 4, ("--precision", "int4"), provider="cuda"),
+    Entry("partita", "int4-replayed", 4, ("--precision", "int4"), {"PARTITA_BENCH_CAPTURE": "1"}, provider="cuda"),
+    Entry("genai", "int4", 4, ("-p", "int4"), provider="cuda"),
+    Entry("genai", "int4-replayed", 4, ("-p", "int4"), {"PARTITA_BENCH_CAPTURE": "1"}, provider="cuda"),
+)
+"""On a GPU. `replayed`: decode steps are recorded once (CUDA graphs), ours by `--graph-capture`, onnxruntime-genai's
+by `enable_cuda_graph`.
+"""
+PLANS = {"cpu": ENTRIES, "cuda": GPU_ENTRIES}
 PEERS: tuple[PeerName, ...] = ("partita", "genai", "llama", "optimum", "transformers")
 ENVIRONMENTS = {"genai": "peer-genai", "llama": "peer-llama", "optimum": "peer-optimum"}
 """Those that have one of their own; the others live in the main one."""
+GPU_ENVIRONMENTS = {"genai": "peer-genai-cuda"}
+REPLAYED = "-replayed"
+"""The same files, run otherwise."""
 CHILDREN = {"partita": "ours", "transformers": "original"}
 
 
-def chosen(peers: list[str], forms: list[str]) -> list[Entry]:
+def chosen(peers: list[str], forms: list[str], provider: str = "cpu") -> list[Entry]:
     """The entries of these peers; of these forms or widths (`4`), where any are named. Raises ValueError for none."""
-    known = {entry.form for entry in ENTRIES} | {str(entry.bits) for entry in ENTRIES}
+    entries = PLANS[provider]
+    known = {entry.form for entry in entries} | {str(entry.bits) for entry in entries}
     for word in forms:
         if word not in known:
             raise ValueError(f"{word} is no precision here; there are {', '.join(sorted(known))}")
     found = [
         entry
-        for entry in ENTRIES
+        for entry in entries
         if entry.peer in peers and (not forms or entry.form in forms or str(entry.bits) in forms)
     ]
     if not found:
@@ -94,7 +118,7 @@ class Places:
 
     def python(self, entry: Entry) -> str:
         """The interpreter of a peer."""
-        name = ENVIRONMENTS.get(entry.peer)
+        name = (ENVIRONMENTS if entry.provider == "cpu" else GPU_ENVIRONMENTS).get(entry.peer)
         return sys.executable if name is None else str(self.environments / name / "bin" / "python")
 
     def checkpoint(self, shape: str) -> Path:
@@ -105,7 +129,12 @@ class Places:
         """What an exporter writes: a folder or a file."""
         if entry.peer == "transformers":
             return self.checkpoint(shape)
-        return self.work / shape / f"{entry.peer}-{entry.form}"
+        return self.work / shape / f"{entry.peer}-{entry.form.removesuffix(REPLAYED)}{of_provider(entry)}"
+
+
+def of_provider(entry: Entry) -> str:
+    """What its files are told apart by."""
+    return "" if entry.provider == "cpu" else f"-{entry.provider}"
 
 
 def child_command(entry: Entry, places: Places) -> list[str]:
@@ -117,11 +146,11 @@ def export_command(entry: Entry, shape: str, places: Places, length: int, thread
     """What writes its files; None where there is nothing to write."""
     python, source, out = places.python(entry), str(places.checkpoint(shape)), str(places.model(shape, entry))
     if entry.peer == "partita":
-        words = ["--target", "cpu", "--max-length", str(length), "--force", "--json"]
+        words = ["--target", entry.provider, "--max-length", str(length), "--force", "--json"]
         return [python, "-m", "partita", "export", source, out, *entry.words, *words]
     if entry.peer == "genai":
         builder = [python, "-m", "onnxruntime_genai.models.builder", "-m", source, "-i", source]
-        return [*builder, "-o", out, *entry.words, "-e", "cpu", "-c", str(places.work / "cache")]
+        return [*builder, "-o", out, *entry.words, "-e", entry.provider, "-c", str(places.work / "cache")]
     if entry.peer == "llama":
         return [python, "-m", "benchmarks.peers.gguf_write", source, out, entry.form, "--threads", str(threads)]
     if entry.peer == "optimum":

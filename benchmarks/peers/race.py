@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.peers.children.serving import PROVIDER
 from benchmarks.peers.others import busy_seconds, others_cores
 from benchmarks.peers.plan import Entry, Places, child_command
 from benchmarks.peers.prepare import environ
@@ -51,6 +52,8 @@ class Settings:
     start_prompt: int
     """Length of the prompt that time to first token is measured with."""
     vocabulary: int
+    starts: int | None = None
+    """Times that each is started anew; None: as many as rounds."""
 
     @property
     def length(self) -> int:
@@ -77,7 +80,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environ(settings.threads, entry.environ),
+                env=environ(settings.threads, {PROVIDER: entry.provider, **entry.environ}),
             )
         model = str(places.model(shape, entry).resolve())
         try:
@@ -178,7 +181,7 @@ class Race:
 
     def run(self) -> None:
         """Starts, then turns; what fails is left out of what follows."""
-        for number in range(self.settings.rounds):
+        for number in range(self.settings.rounds if self.settings.starts is None else self.settings.starts):
             for racer in self._order(number):
                 self._guarded(racer, self._start)
         together = self.fits_together()

@@ -161,6 +161,9 @@ class Machine(Record):
     """MatMulInteger, the same shape."""
     matrix_unit: bool
     """The processor has one for int8 (amx_int8)."""
+    gpu: str | None = None
+    gpu_copy_gbps: float | None = None
+    """1e9 bytes per second read and written by a copy within the memory of the GPU, where that is what runs."""
 
 
 class PeersResult(Record):

@@ -21,6 +21,16 @@ WIDE_PEERS = ("genai fp32", "optimum fp32")
 """ONNX Runtime's peers have no 16-bit form that its CPU provider runs whole."""
 
 
+def beside(shape: ShapeResult) -> Iterator[tuple[str, str, int, float, float]]:
+    """Each of ours, each other one of its width, a prompt, and how many times as fast ours is in prefill and decode."""
+    for ours in shape.contenders:
+        for theirs in shape.contenders:
+            if ours.peer == "partita" != theirs.peer and ours.bits == theirs.bits:
+                for mine, other in _pairs(ours, theirs):
+                    speeds = (ratios(mine, other, rates).median for rates in (prefill, decode))
+                    yield (ours.name, theirs.name, mine.prompt_tokens, *speeds)  # type: ignore[misc]
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One figure beside its target."""

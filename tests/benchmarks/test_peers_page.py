@@ -174,6 +174,35 @@ def test_contenders_are_chosen_by_peer_and_by_form_or_width():
         chosen(["llama"], ["q5_0"])
     with pytest.raises(ValueError, match="no contender is left"):
         chosen(["optimum"], ["4"])
+    on_a_gpu = [each.name for each in chosen(["partita", "genai"], ["4"], "cuda")]
+    assert on_a_gpu == ["partita int4", "partita int4-replayed", "genai int4", "genai int4-replayed"]
+    with pytest.raises(ValueError, match="q4_0 is no precision here"):
+        chosen(["partita"], ["q4_0"], "cuda")
+
+
+def test_on_a_gpu_the_files_are_that_provider_s_and_a_replay_has_the_same(tmp_path):
+    places = Places(tmp_path / "work", tmp_path / "venvs")
+    plain, replayed, genai, other = chosen(["partita", "genai"], ["4"], "cuda")
+    assert places.model("tiny", plain) == places.model("tiny", replayed) == tmp_path / "work/tiny/partita-int4-cuda"
+    assert places.model("tiny", genai) == places.model("tiny", other) == tmp_path / "work/tiny/genai-int4-cuda"
+    assert places.python(genai) == str(tmp_path / "venvs/peer-genai-cuda/bin/python")
+    ours, theirs = (export_command(entry, "tiny", places, 192, 2) for entry in (plain, genai))
+    assert ours and ours[ours.index("--target") + 1] == "cuda"
+    assert theirs and theirs[theirs.index("-e") + 1] == "cuda"
+
+
+def test_a_page_of_a_gpu_has_ours_beside_each_other_one_and_no_targets_of_a_processor():
+    shown = shape(
+        contender("partita fp16", 16, work(0.5), work(1.0, prompt=1024)),
+        contender("transformers fp16", 16, work(1.0, prefill=1.0), work(1.0, prompt=1024)),
+        contender("genai int4", 4, work(2.0)),
+    )
+    machine = MACHINE.model_copy(update={"gpu": "NVIDIA H200", "gpu_copy_gbps": 4300.0})
+    text = page([result(shown).model_copy(update={"machine": machine})])
+    assert "| GPU | NVIDIA H200, a copy in its memory 4,300 GB/s |" in text
+    assert "| times as fast | prefill 128 / 1024 | decode after 128 / 1024 |" in text
+    assert "| partita fp16 / transformers fp16 | 2.00 / 1.00 | 2.00 / 1.00 |" in text
+    assert "partita fp16 / genai int4" not in text and "aimed at" not in text
 
 
 def test_exporters_run_in_the_environment_of_their_peer(tmp_path):

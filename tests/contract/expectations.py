@@ -57,8 +57,8 @@ class Target:
     """Module of the wheel that carries it as a library; empty when it is part of ONNX Runtime."""
     captured: tuple[str, ...] = ()
     """Packages whose decode steps it records and replays, with the tokens of the CPU."""
-    off_capture: tuple[str, ...] = ()
-    """Packages with nodes that it does not take, which no session that records may have."""
+    off_capture: dict[str, str] = field(default_factory=dict)
+    """Packages with nodes that it does not take, which no session that records may have, and the operator of one."""
     miscaptured: tuple[str, ...] = ()
     """Packages that it runs whole, and of which it leaves something out when it records."""
     needs: str = ""
@@ -116,7 +116,7 @@ WEBGPU = Target(
     foreign_ends=("optimum",),
     foreign_lacks=("genai-int4-webgpu", "genai-fp16-cuda"),
     captured=("llama-gqa-fp32", "llama-gqa-fp32-static", "qwen3-primitives-fp32"),
-    off_capture=("llama-onnx24-fp32",),
+    off_capture={"llama-onnx24-fp32": "TensorScatter"},
     miscaptured=("demo-gqa-fp32",),
     needs="a WebGPU adapter: a GPU with a Vulkan driver, or SwiftShader from Debian's chromium package",
 )
@@ -164,6 +164,11 @@ CUDA = Target(
     alone=("llama-gqa-fp16", "llama-onnx24-fp32", "llama-onnx24-fp16"),
     refused_alone=("llama-gqa-fp32",),
     option=("device_id", "0"),
+    foreign=("optimum", "merged", "genai-fp32-cpu", "genai-int4-cpu", "genai-int4-webgpu"),
+    rows=(*ROWS, "llama-gqa-fp16-rows"),
+    adapters=("any", "pair"),
+    captured=("llama-gqa-fp16", "llama-onnx24-fp32", "llama-onnx24-fp16", "qwen3-primitives-fp32"),
+    off_capture={"llama-gqa-fp32": "GroupQueryAttention"},
     needs="an NVIDIA GPU with CUDA 13 and cuDNN 9",
 )
 

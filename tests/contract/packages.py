@@ -33,6 +33,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "qwen3-primitives-fp32": {**LLAMA, "attention": "primitives"},
     "gemma3_text-primitives-fp32": {**LLAMA, "attention": "primitives"},
     "llama-gqa-fp32-rows": {**LLAMA, "attention": "gqa", "batch_size": 3},
+    "llama-gqa-fp16-rows": {**LLAMA, "attention": "gqa", "precision": "fp16", "batch_size": 3},
     "llama-primitives-fp32-rows": {**LLAMA, "attention": "primitives", "batch_size": 3},
     "llama-primitives-fp16-static-rows": {
         **STATIC,

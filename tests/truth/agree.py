@@ -29,7 +29,15 @@ LATE = "no end after"
 EXPORT_SECONDS = 300
 Work = tuple[str, Callable[[], Path | None], tuple[str, ...]]
 """A name, what gives the package or model, and options of `place`."""
-COMBINATIONS = (("gqa", "fp16"), ("onnx24", "fp32"), ("gqa", "fp32"), ("primitives", "fp16"), ("onnx24", "fp16"))
+COMBINATIONS = (
+    ("gqa", "fp16"),
+    ("gqa", "int4"),
+    ("onnx24", "fp32"),
+    ("gqa", "bf16"),
+    ("onnx24", "int4"),
+    ("primitives", "fp16"),
+    ("gqa", "int8"),
+)
 """Lowering and precision: each type is exported in the next one of these."""
 
 
@@ -105,12 +113,14 @@ def exported(model_type: str, number: int, folder: Path) -> Path | None:
         "import sys, pathlib, torch; torch.set_num_threads(1); from tests.export.breadth import recipes; "
         "folder = pathlib.Path(sys.argv[1]); folder.mkdir(); recipes.save(folder, sys.argv[2]); "
         "from partita.cli import main; sys.argv = ['partita', 'export', str(folder), sys.argv[3], "
-        "'--no-verify', '--attention', sys.argv[4], '--precision', sys.argv[5], '--max-length', '64']; main()"
+        "'--attention', sys.argv[4], '--precision', sys.argv[5], '--max-length', '64', *sys.argv[6:]]; main()"
     )
     checkpoint = folder / f"checkpoint-{model_type}"
+    # Packed weights are written with their quality, which takes the original model.
+    fast = () if precision.startswith("int") else ("--no-verify",)
     try:
         subprocess.run(
-            [sys.executable, "-c", script, str(checkpoint), model_type, str(package), lowering, precision],
+            [sys.executable, "-c", script, str(checkpoint), model_type, str(package), lowering, precision, *fast],
             env={**variables(), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

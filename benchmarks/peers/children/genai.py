@@ -1,4 +1,4 @@
-"""onnxruntime-genai on the CPU, with a model that its own builder wrote."""
+"""onnxruntime-genai, with a model that its own builder wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.children.serving import Open, Opened, serve
+from benchmarks.peers.children.serving import Open, Opened, captures, provider, serve
 
 
 def opener() -> Open:
@@ -38,7 +38,12 @@ def opener() -> Open:
     def open_engine(model: Path, threads: int, length: int) -> Opened:
         config = og.Config(str(model))
         config.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": threads}}}}))
-        return Opened(Genai(og.Model(config)), ("onnxruntime-genai", "onnxruntime"), {"cache": "shared buffer"})
+        if provider() != "cpu":
+            config.clear_providers()
+            config.append_provider(provider())
+            config.set_provider_option(provider(), "enable_cuda_graph", "1" if captures() else "0")
+        versions = ("onnxruntime-genai", "onnxruntime-genai-cuda", "onnxruntime", "onnxruntime-gpu")
+        return Opened(Genai(og.Model(config)), versions, {"cache": "shared buffer"})
 
     return open_engine
 

@@ -1,4 +1,4 @@
-"""Partita: the loop behind `partita generate`, on the CPU provider."""
+"""Partita: the loop behind `partita generate`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.peers.children.serving import Open, Opened, serve
+from benchmarks.peers.children.serving import Open, Opened, captures, provider, serve
 
 if TYPE_CHECKING:
     from partita.package_records import PackedKind
@@ -42,7 +42,10 @@ def opener() -> Open:
 
     def open_engine(model: Path, threads: int, length: int) -> Opened:
         manifest = read_manifest(model)
-        runner = load_runner(model, parse_chain("cpu"), threads=threads, manifest=manifest)
+        chain = parse_chain(provider() if captures() or provider() == "cpu" else f"{provider()},cpu")
+        recorded = chain[0].capture_option if captures() else ""
+        options = {chain[0].name: {recorded: "1"}} if recorded else {}
+        runner = load_runner(model, chain, threads=threads, manifest=manifest, options=options)
         settings = {"attention": manifest.graph.attention}
         if manifest.packed is not None:
             settings["weights"] = ", ".join(_kind(each) for each in manifest.packed.kinds)

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+PROVIDER, CAPTURE = "PARTITA_BENCH_PROVIDER", "PARTITA_BENCH_CAPTURE"
+"""Variables of a child: the execution provider, and whether decode steps are recorded and replayed."""
 Logits = npt.NDArray[np.float32]
 """[vocab]: of the token that follows the last one read."""
 
@@ -47,6 +49,16 @@ class Opened:
 
 Open = Callable[[Path, int, int], Opened]
 """Opens a model: its path, threads, and the most tokens that a prompt and its answer have together."""
+
+
+def provider() -> str:
+    """Where this child's model runs."""
+    return os.environ.get(PROVIDER, "cpu")
+
+
+def captures() -> bool:
+    """Whether its decode steps are recorded and replayed."""
+    return bool(os.environ.get(CAPTURE))
 
 
 def best(logits: Any) -> tuple[int, bool]:
