@@ -117,11 +117,40 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
             rope_by_length(module, None),
             experts.experts_form("standard", None),
         ):
+            real = _real_tensors(module)
             probed = probe(module, mode, batch, max_length)
+            _put_back(real)
     finally:
         handle.remove()
     vocabulary = int(text_config(module).vocab_size)
     return FakeModel(module, mode, dtype, probed, vocabulary, by_length, rereads)
+
+
+RealTensor = tuple[dict[str, Any], str, torch.Tensor]
+"""Where a tensor with values stands, its name there, and the tensor."""
+
+
+def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
+    """The buffers, and the attributes that are tensors, which have values."""
+    return [
+        (place, name, value)
+        for each in module.modules()
+        for place in (vars(each), each._buffers)
+        for name, value in place.items()
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+    ]
+
+
+def _put_back(real: list[RealTensor]) -> None:
+    """Give tensors their values again that the model replaced by others as it ran.
+
+    ctrl does, to have its table in the type of the hidden states. As it left them is how every later step finds them,
+    so the type is kept.
+    """
+    for place, name, value in real:
+        now = place.get(name)
+        if isinstance(now, FakeTensor):
+            place[name] = value.to(now.dtype) if now.shape == value.shape else value
 
 
 def parameter_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:

@@ -214,6 +214,19 @@ def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, mod
     assert ("float32 arithmetic" in result.detail) == (precision == "bf16")
 
 
+def test_a_table_that_the_model_casts_as_it_runs_keeps_its_values(tmp_path: Path) -> None:
+    """ctrl puts its positions, a buffer of float32, into the type of its hidden states, and keeps what it made."""
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay
+    from tests.export.breadth import recipes
+
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    recipes.save(checkpoint, "ctrl")
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, attention="gqa", precision="fp16")
+    assert export(options, replay=replay).verification.status == "verified"
+
+
 @pytest.mark.parametrize("model_type", ["gpt_neox", "helium", "apertus"])
 def test_checkpoints_that_need_care(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
     """A head stored under another name (gpt_neox), a norm with an epsilon of 1e-8 (helium), buffers (apertus)."""
