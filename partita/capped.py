@@ -6,7 +6,9 @@ them. The largest tokenizer.json that is known has 33 MB (Gemma 3).
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 LARGEST_BYTES = 128 << 20
 
@@ -15,6 +17,19 @@ def read_capped(path: Path) -> str:
     """The text in a file, UTF-8. Raises OSError, and ValueError for one that is too large or no text."""
     check_size(path)
     return path.read_text(encoding="utf-8")
+
+
+def read_json_value(path: Path) -> Any:
+    """The JSON value in a file. Raises OSError, and ValueError for one that is too large or no JSON."""
+    return parsed(read_capped(path))
+
+
+def parsed(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError for what is none, or is nested deeper than Python follows."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def check_size(path: Path) -> None:

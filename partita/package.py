@@ -16,7 +16,7 @@ from typing import Final, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from partita import strangers
-from partita.capped import read_capped
+from partita.capped import read_json_value
 from partita.contract import Contract, Record
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import PackageError
@@ -257,8 +257,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise unreadable(folder) from error
     refuse_absent(path)
     try:
-        raw = json.loads(read_capped(path))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raw = read_json_value(path)
+    except ValueError as error:
         raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=again(folder)) from error
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:

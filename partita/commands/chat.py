@@ -133,7 +133,7 @@ def read_conversation(file: Path) -> list[Message]:
             raise ValueError("no conversation")
     except OSError as error:
         raise UsageError(f"--resume {file}: {error.strerror or error}; name a file that /save has written") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"--resume {file}: not a conversation; name a file that /save has written") from error
     return messages
 

@@ -8,7 +8,6 @@ knows nothing of what is in a package.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from partita.capped import read_json_value
 from partita.errors import PackageError
 from partita.files import files_in
 from partita.package import MANIFEST, SCHEMA
@@ -119,7 +119,7 @@ def _not_ours(folder: Path) -> str | None:
     if not names:
         return None
     try:
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        listed = read_json_value(folder / MANIFEST)
         known = {MANIFEST, *(entry["name"] for entry in listed["files"])}
         ours = str(listed["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
     except (OSError, ValueError, KeyError, TypeError):

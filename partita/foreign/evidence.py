@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.capped import read_json_value
 from partita.errors import PackageError
 from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
@@ -67,8 +66,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises PackageError when it is damaged or too large to be a configuration."""
     refuse_absent(path)
     try:
-        raw = json.loads(read_capped(path))
-    except (ValueError, RecursionError, OSError) as error:
+        raw = read_json_value(path)
+    except (ValueError, OSError) as error:
         raise PackageError(f"{path}: damaged, it is no JSON ({error})", remedy=GET_AGAIN) from error
     if not isinstance(raw, dict):
         raise PackageError(f"{path}: damaged, it holds no JSON object", remedy=GET_AGAIN)

@@ -7,12 +7,11 @@ leaves out a string without a word.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.capped import read_json_value
 from partita.errors import GenerationError, PackageError
 from partita.remedies import FROM_CHECKPOINT
 
@@ -83,7 +82,7 @@ def template_of_processor(folder: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        template = json.loads(read_capped(path))["chat_template"]
+        template = read_json_value(path)["chat_template"]
         if not isinstance(template, str):
             raise TypeError("chat_template is not a text")
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.capped import read_json_value
 
 STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
 """Keys of config.json, by transformers' conventions."""
@@ -17,7 +16,7 @@ STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
 def _placeholders(folder: Path) -> dict[int, str]:
     """Token id -> what it stands for, by config.json; empty where that has no such token, or cannot be read."""
     try:
-        config: Any = json.loads(read_capped(folder / "config.json"))
+        config: Any = read_json_value(folder / "config.json")
     except (OSError, ValueError):
         return {}
     found: dict[int, str] = {}

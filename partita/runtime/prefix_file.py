@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from partita import __version__, dtypes
+from partita.capped import parsed
 from partita.errors import GenerationError
 from partita.files import write_bytes
 from partita.package import Manifest, inside, sha256_of
@@ -128,7 +129,7 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
                     remedy=SAVE_AGAIN.filled(file=path),
                 )
             tokens = file.get_tensor("tokens")
-            about = json.loads(metadata["said"])
+            about = parsed(metadata["said"])
             if tokens.ndim != 1 or tokens.dtype != np.int64 or not len(tokens) or "package" not in metadata:
                 raise ValueError("it has no tokens, or no package")
             return tokens, dict(about), metadata

@@ -6,13 +6,12 @@ The values are those with which transformers' `generate` would run, whose defaul
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.capped import read_json_value
 from partita.errors import PackageError
 from partita.remedies import FROM_CHECKPOINT
 from partita.spelling import spelled
@@ -75,7 +74,7 @@ def suggestion(folder: Path) -> Suggestion:
     """
     path = folder / FILE
     try:
-        given = json.loads(read_capped(path))
+        given = read_json_value(path)
     except FileNotFoundError:
         return Suggestion()
     except ValueError as error:

@@ -5,13 +5,12 @@ Knows the tokenizer files of a package; knows nothing of models or sessions.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.capped import check_size, read_capped
+from partita.capped import check_size, read_json_value
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
@@ -280,7 +279,7 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
         if not path.is_file():
             continue
         try:
-            said = json.loads(read_capped(path))
+            said = read_json_value(path)
             ids = said.get("eos_token_id", said.get("model", {}).get("eos_token_id"))
             if ids is not None:
                 listed = ids if isinstance(ids, list) else [ids]

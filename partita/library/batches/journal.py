@@ -148,7 +148,7 @@ class Journal:
         try:
             said = json.loads(line)
             index, finish, tokens = int(said["index"]), str(said["finish_reason"]), len(said["tokens"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return False
         if index not in self:
             self._note(index, self._end, finish, tokens)
@@ -205,7 +205,7 @@ def _refuse_foreign(path: Path, header: bytes) -> None:
     """Raise UsageError for a file that is no journal. One that is empty or cut off in its first line may be one."""
     try:
         known = json.loads(header).get("schema") == SCHEMA if header.endswith(b"\n") else _begins(header)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         known = False
     if not known:
         raise UsageError(

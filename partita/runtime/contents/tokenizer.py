@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.capped import read_json_value
 from partita.inspection.records import TokenizerFacts
 
 FILES = (
@@ -74,7 +73,7 @@ def _token(value: Any) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty when there is no such file, or it holds something else."""
     try:
-        found = json.loads(read_capped(path))
-    except (OSError, ValueError, RecursionError):
+        found = read_json_value(path)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

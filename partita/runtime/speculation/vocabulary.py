@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_capped
+from partita.capped import read_json_value
 
 FAST = "tokenizer.json"
 OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model")
@@ -47,7 +46,7 @@ def _by_file(one: tuple[Path, int], other: tuple[Path, int]) -> str | None:
 def _tokens(folder: Path) -> Mapping[int, str] | None:
     """Text of every token by id; None without a `tokenizer.json` that has them."""
     try:
-        content: Any = json.loads(read_capped(folder / FAST))
+        content: Any = read_json_value(folder / FAST)
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # Unigram: pairs of a token and its score
             found = {index: str(entry[0]) for index, entry in enumerate(vocabulary)}
