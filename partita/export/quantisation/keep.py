@@ -63,5 +63,5 @@ def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:
             continue
         tails = {".".join(parts[i:]) for m in modules if (parts := m.split(".")) for i in range(len(parts))}
         near = difflib.get_close_matches(each.pattern, sorted(tails), n=1, cutoff=0.5)
-        hint = f"; {near[0]} is one" if near else f"; one that it has is {min(modules, key=len, default='none')}"
+        hint = f"; {near[0]} is one" if near else f"; one that it has is {max(modules, key=len, default='none')}"
         raise UsageError(f"{spelled('keep', f'{each.pattern}={each.precision}')}: the model has no such module{hint}")
