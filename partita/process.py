@@ -52,6 +52,21 @@ def anonymous_bytes() -> int | None:
     return _status("RssAnon")
 
 
+def address_space_left() -> float:
+    """What RLIMIT_AS (`ulimit -v`) leaves this process; infinite without a limit, or where the system has none.
+
+    Much of an address space is never touched, so less can be had: it is a bound.
+    """
+    if sys.platform == "win32":
+        return float("inf")
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return float("inf")
+    return max(0, limit - int(psutil.Process().memory_info().vms))
+
+
 def _high_water_mark() -> int | None:
     """The peak of this program; None where the system does not say."""
     return _status("VmHWM")

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
-from partita.errors import PartitaError, UnsupportedModelError
+from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export import experts
 from partita.export.element_types import to_torch
 from partita.export.hooks import IMPLEMENTATION, register
@@ -203,9 +203,19 @@ def _refuse_by_modules(model: torch.nn.Module) -> None:
         raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
 
 
+LACKING = {
+    "DefaultCPUAllocator": "out of memory; free some, or use a smaller model",
+    "can't start new thread": "no thread can be started; raise the limit of memory (ulimit -v) or processes (-u)",
+}
+"""What torch's allocator and Python say in a RuntimeError when the system gives no more: part of it, and our words."""
+
+
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Turn any exception of the traced model code into UnsupportedModelError; our own pass through."""
+    """Turn any exception of the traced model code into UnsupportedModelError; our own pass through.
+
+    What a lack of memory or threads caused is a ResourceError.
+    """
     try:
         yield
     except PartitaError:
@@ -221,4 +231,6 @@ def translated(what: str) -> Iterator[None]:
             root = root.__cause__  # torch's exporter says at the top only that it failed
         first = next((line for line in str(root).splitlines() if line.strip()), "no message")
         first = re.sub(r" object at 0x[0-9a-f]+", "", first)  # says nothing, and is another one every time
+        if lack := next((words for said, words in LACKING.items() if said in str(root)), None):
+            raise ResourceError(f"{what} failed: {lack} ({first.strip()[:300]})") from error
         raise UnsupportedModelError(f"{what} failed: {type(root).__name__}: {first.strip()[:300]}") from error

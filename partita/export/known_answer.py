@@ -32,7 +32,7 @@ from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER, Manifest
-from partita.process import give_back
+from partita.process import address_space_left, give_back
 from partita.spelling import spelled
 
 SCHEMA = "partita.known_answer/1"
@@ -107,8 +107,8 @@ def check_run_memory(manifest: Manifest) -> None:
 
 
 def free_bytes() -> float:
-    """Memory that can be had, in this container where there is one."""
-    return min(psutil.virtual_memory().available, _cgroup_bytes_left())
+    """Memory that can be had, in this container where there is one, within the limit of this process (ulimit -v)."""
+    return min(psutil.virtual_memory().available, _cgroup_bytes_left(), address_space_left())
 
 
 def _cgroup_bytes_left() -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,11 @@ import pytest
 import torch
 from transformers import modeling_utils
 
+from partita.errors import ResourceError
 from partita.export import quality, quality_figures
 from partita.export.attention import lowering
 from partita.export.checkpoint import open_checkpoint
-from partita.export.fake_model import build_fake_model
+from partita.export.fake_model import build_fake_model, translated
 from partita.export.known_answer import load
 from partita.export.spec import TraceSpec
 from partita.export.tracing import trace
@@ -79,3 +82,32 @@ def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
     np.testing.assert_array_equal(found.agrees, mine.argmax(-1) == other.argmax(-1))
     expected = torch.nan_to_num(other.exp() * (other - mine)).sum(-1)
     np.testing.assert_allclose(found.divergence, expected, rtol=1e-4, atol=1e-6)
+
+
+LIMITED = """
+import resource, sys
+from partita.export.known_answer import free_bytes
+unlimited = free_bytes()
+import psutil
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (64 << 20), resource.RLIM_INFINITY))
+assert 0 < free_bytes() <= 64 << 20 < unlimited, (free_bytes(), unlimited)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_the_limit_of_the_process_counts_as_well() -> None:
+    """`ulimit -v`, as clusters set it, is told before anything is read."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried", "out of memory"),
+        ("can't start new thread", "no thread can be started; raise the limit"),
+    ],
+)
+def test_what_the_system_does_not_give_is_no_fault_of_the_model(said: str, words: str) -> None:
+    with pytest.raises(ResourceError, match=f"running the model failed: {words}"), translated("running the model"):
+        raise RuntimeError(said)
