@@ -202,12 +202,14 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
 
 
 def _read(body: Mapping[str, Any], readers: Mapping[str, Reader], required: tuple[str, ...]) -> dict[str, Any]:
-    """Values by field; null is a field that was left out. Raises ApiError."""
+    """Values by field; null is a field that was left out, and may be one of the other kind of body, as clients that
+    write all of their settings have it. Raises ApiError.
+    """
     for name in required:
         if body.get(name) is None:
             raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
-    for name in body:
-        if name not in readers:
+    for name, value in body.items():
+        if name not in readers and not (value is None and name in {**CHAT, **COMPLETION}):
             near = difflib.get_close_matches(name, readers, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             said = f"Unrecognized request argument supplied: {shown(name)[1:-1]}.{hint}"

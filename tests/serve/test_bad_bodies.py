@@ -9,6 +9,7 @@ import httpx2 as httpx
 import openai
 import pytest
 
+from partita.serve import bodies
 from partita.serve.limits import ServerLimits
 from tests.serve.serving import Running, raw, running
 
@@ -157,6 +158,13 @@ def test_the_code_of_a_prompt_that_is_too_long_is_the_one_that_clients_know(serv
 def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
     error = said(server.post(CHAT, body_of(CHAT, temprature=1)), 400)
     assert error["code"] == "unknown_parameter" and "temperature" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_null_is_not_said_also_for_a_field_of_the_other_body(server, path):
+    nothing = dict.fromkeys({**bodies.CHAT, **bodies.COMPLETION})
+    assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
+    assert said(server.post(path, body_of(path, nonsense=None)), 400)["code"] == "unknown_parameter"
 
 
 def test_an_unknown_model_is_404(server):
