@@ -12,22 +12,28 @@ from tests.contract.expectations import ENVIRONMENTS, Environment, Target
 Row = tuple[Any, ...]
 
 
-def cases(names: str, rows: Callable[[Environment], Iterable[Row]]) -> pytest.MarkDecorator:
+def cases(names: str, rows: Callable[[Environment], Iterable[Row]], *, sample: bool = False) -> pytest.MarkDecorator:
     """Parametrise with `environment` and `names` (comma-separated): a case for each of `rows(environment)`.
 
-    Ids begin with the name of the environment, by which the summary counts. An environment without rows has no case.
+    `sample`: of rows that begin with the same target `make test` has the first; the others are heavy. Ids begin with
+    the name of the environment, by which the summary counts. An environment without rows has no case.
     """
     parameters = [
         pytest.param(
             environment,
             *row,
-            marks=pytest.mark.environment(environment.name),
+            marks=[pytest.mark.environment(environment.name), *([pytest.mark.heavy] if sample and again else [])],
             id="-".join([environment.name, *(label(value) for value in row)]),
         )
         for environment in ENVIRONMENTS.values()
-        for row in rows(environment)
+        for row, again in _repeated(list(rows(environment)))
     ]
     return pytest.mark.parametrize(["environment", *names.replace(" ", "").split(",")], parameters)
+
+
+def _repeated(rows: list[Row]) -> list[tuple[Row, bool]]:
+    """Each row, and whether one before it begins with the same."""
+    return [(row, any(row[0] is other[0] for other in rows[:number])) for number, row in enumerate(rows)]
 
 
 def label(value: Any) -> str:

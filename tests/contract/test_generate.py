@@ -56,7 +56,7 @@ def test_alone_is_refused_with_the_nodes_that_would_not_go(environment, target, 
     assert "model." in done.err or "layers" in done.err, done
 
 
-@cases("target, package", packages_of("fails"))
+@cases("target, package", packages_of("fails"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_a_provider_that_breaks_on_a_graph_is_left_out_and_says_so(
     environment, target, package, packages, partita, cpu_tokens, tmp_path
