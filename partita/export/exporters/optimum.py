@@ -28,7 +28,7 @@ from partita.package_records import TargetRecord, Verification
 from partita.spelling import spelled
 
 NAME = "optimum"
-HOW = "not asked: optimum writes one graph for all"
+HOW = "for no lowering: optimum writes one graph for all"
 HERE = ("fp32", "fp16")
 """Precisions that optimum writes for ONNX Runtime."""
 
