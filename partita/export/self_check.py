@@ -2,7 +2,8 @@
 
 Two experiments on the model that transformers loads: do later tokens change the logits of earlier ones, and does its
 `generate`, with a cache, compute what its `forward` computes without one? Where it does not, no graph with a cache can
-agree with both.
+agree with both. A third, for a package that computes in 16 bits: how far is the model itself, run in that type, from
+what it computes in float32? Routers and other choices between two that are nearly alike fall otherwise there.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from partita.dtypes import Precision
 from partita.export.checkpoint import Checkpoint
+from partita.export.element_types import to_torch
 from partita.export.fake_model import quiet
 from partita.export.known_answer import KnownAnswer, load
 from partita.process import give_back
 
+HALVES = ("float16", "bfloat16")
 TOLERANCE = 1e-3
 """Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
 
@@ -32,6 +37,35 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
         return None
     finally:
         give_back()
+
+
+def rounding(
+    checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, scratch: Path | None = None
+) -> str | None:
+    """What the model itself makes of the 16 bits that a package was computed in, as a sentence.
+
+    None where that is little, or it cannot be asked, as of packed weights, which it has not. Little is half of what a
+    package may differ by: a graph rounds in other places than torch does.
+    """
+    if computing.dtype not in HALVES or computing.twin is not None or computing.bits is not None:
+        return None
+    try:
+        model = load(checkpoint, scratch).to(to_torch(computing.dtype))
+        sequence = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None]
+        with quiet(), torch.no_grad():
+            logits = model(input_ids=sequence, use_cache=False).logits[0].float()
+        exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
+        error = _relative(logits, exact)
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    finally:
+        give_back()
+    if not error > computing.tolerance / 2:
+        return None
+    return (
+        f"{type(model).__name__} itself, run by torch in {computing.dtype}, differs from what it computes in float32 "
+        f"by {error:.1e} of the largest logit, so that it is the rounding which this checkpoint does not take"
+    )
 
 
 def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:

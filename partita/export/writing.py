@@ -19,7 +19,7 @@ import onnx_ir as ir
 import partita
 from partita import dtypes
 from partita.contract import Contract
-from partita.errors import GenerationError, ParityError, ResourceError, UnsupportedModelError
+from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import (
     bf16_twin,
     cache_rounding,
@@ -34,6 +34,7 @@ from partita.export import (
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import GENERATION, chat_notes, write_generation
 from partita.export.exporters.base import Attempts, Exported
+from partita.export.known_answer import KnownAnswer
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
 from partita.export.quality import MissedRatioError
@@ -371,14 +372,22 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         manifest, result = _run(work, manifest, replayed, lambda result: result.status == "verified")
     if result.status != "verified":
         with stage(work.progress, "look for cause", work.seconds):
-            own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
-        if own is not None:
-            raise UnsupportedModelError(f"{work.options.checkpoint}: {own}; nothing was written")
-        raise ParityError(
-            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}"
-            f"{exported.caution}"
-        )
+            raise _other_results(exported, work, answer, result)
     work.notes += [
         f"the known answer did not exercise {file}, whose chunk is longer than the prompt" for file in result.not_run
     ]
     return manifest.model_copy(update={"verification": result})
+
+
+def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: Verification) -> PartitaError:
+    """What is to be said of a graph that computes something else: whose fault it is, as far as experiments tell."""
+    where = work.options.checkpoint
+    own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
+    if own is not None:
+        return UnsupportedModelError(f"{where}: {own}; nothing was written")
+    rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, work.scratch)
+    other = f"; {rounded}; nothing was written; name another {spelled('precision')}, as fp32"
+    return ParityError(
+        f"{where}: the exported graph does not compute what the model computes: {result.detail}"
+        f"{exported.caution if rounded is None else other}"
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from partita.dtypes import PRECISIONS
 from partita.errors import ParityError, UnsupportedModelError
 from partita.export import self_check
 from partita.export.checkpoint import open_checkpoint
@@ -15,6 +17,7 @@ from partita.library.exporting import replay
 from partita.package import Manifest
 from partita.package_records import Verification
 from tests.conftest import TinyCheckpoint
+from tests.export.breadth import recipes
 
 
 def options(folder: Path, out: Path) -> ExportOptions:
@@ -35,6 +38,25 @@ def test_a_model_that_agrees_with_itself_is_not_blamed(tiny_checkpoint: TinyChec
 
     with pytest.raises(ParityError, match="please report this model"):
         export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out"), replay=wrong)
+
+
+def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_path: Path) -> None:
+    """doge masks all keys but those that it holds for the best: which, float16 decides otherwise."""
+    folder = tmp_path / "doge"
+    folder.mkdir()
+    recipes.save(folder, "doge")
+    with pytest.raises(ParityError, match="DogeForCausalLM itself, run by torch in float16, differs") as caught:
+        export(replace(options(folder, tmp_path / "out"), precision="fp16"), replay=replay)
+    assert "report this model" not in str(caught.value) and "name another --precision" in str(caught.value)
+
+
+def test_rounding_is_not_blamed_for_what_it_does_not_do(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1)))
+    answer = compute(checkpoint, 288, 64)
+    assert self_check.rounding(checkpoint, answer, PRECISIONS["fp16"]) is None
+    other = replace(answer, prefill_logits=answer.prefill_logits[:, ::-1].copy())
+    assert self_check.rounding(checkpoint, other, PRECISIONS["fp16"]) is not None
+    assert all(self_check.rounding(checkpoint, other, PRECISIONS[name]) is None for name in ("fp32", "bf16", "int4"))
 
 
 def test_later_tokens_that_change_earlier_logits_are_found(
