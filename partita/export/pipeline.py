@@ -26,6 +26,7 @@ from partita.export.quality import MissedRatioError, OpenScorer
 from partita.export.running import (
     NotRunningError,
     Replay,
+    RoundingParityError,
     Runtime,
     TargetParityError,
     WriteAdapter,
@@ -135,7 +136,7 @@ def _first_that_runs(
     attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime, stops: frozenset[int]
 ) -> Summary:
     """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
-    failed: list[NotRunningError | TargetParityError] = []
+    failed: list[NotRunningError | TargetParityError | RoundingParityError] = []
     missed: list[MissedRatioError] = []
     while exported is not None:
         for note in beyond_vocabulary(stops, exported.contract.vocab_size):
@@ -147,13 +148,13 @@ def _first_that_runs(
             if exported.widen is None or not exported.widen(error.ratio):
                 raise _no_mix(work, missed) from error
             _empty(work)
-        except (NotRunningError, TargetParityError) as error:
+        except (NotRunningError, TargetParityError, RoundingParityError) as error:
             failed.append(error)
-            attempts.set_aside(exported, error.detail, ran=isinstance(error, TargetParityError))
+            attempts.set_aside(exported, error.detail, ran=isinstance(error, ParityError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             _empty(work)
         exported = attempts.best()
-    wrong = next((error for error in failed if isinstance(error, TargetParityError)), None)
+    wrong = next((error for error in failed if isinstance(error, ParityError)), None)
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]

@@ -74,6 +74,17 @@ class TargetParityError(ParityError):
         """What the replay said."""
 
 
+class RoundingParityError(ParityError):
+    """In 16 bits the graph differs from its model by more than it may, and the model itself, in that type, does not:
+    another lowering may round in other places.
+    """
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+        """What the replay said."""
+
+
 @contextmanager
 def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
     """Turn whatever opening and running a graph raises into NotRunningError.

@@ -39,6 +39,11 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
         give_back()
 
 
+def rounds(computing: Precision) -> bool:
+    """Whether a package is computed in 16 bits, of the weights that the model has, where it is verified."""
+    return computing.dtype in HALVES and computing.twin is None and computing.bits is None
+
+
 def rounding(
     checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, scratch: Path | None = None
 ) -> str | None:
@@ -47,7 +52,7 @@ def rounding(
     None where that is little, or it cannot be asked, as of packed weights, which it has not. Little is half of what a
     package may differ by: a graph rounds in other places than torch does.
     """
-    if computing.dtype not in HALVES or computing.twin is not None or computing.bits is not None:
+    if not rounds(computing):
         return None
     try:
         model = load(checkpoint, scratch).to(to_torch(computing.dtype))

@@ -39,7 +39,7 @@ from partita.export.options import ExportOptions
 from partita.export.progress import stage
 from partita.export.quality import MissedRatioError
 from partita.export.quantisation import exact_twin
-from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
+from partita.export.running import CPU, Replay, RoundingParityError, Runtime, opened_and_run, run_all
 from partita.export.texts import Text
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
@@ -84,7 +84,8 @@ class Summary:
 def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) -> Summary:
     """Write the package into the work folder, run it, and verify it.
 
-    Raises ParityError; TargetParityError when only the target disagrees; NotRunningError when it does not open or run.
+    Raises ParityError; TargetParityError when only the target disagrees, RoundingParityError when only 16 bits do;
+    NotRunningError when it does not open or run.
     """
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
     text = _quality_text(exported, work, runtime)
@@ -386,8 +387,9 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
     if own is not None:
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
     rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, work.scratch)
-    other = f"; {rounded}; nothing was written; name another {spelled('precision')}, as fp32"
-    return ParityError(
-        f"{where}: the exported graph does not compute what the model computes: {result.detail}"
-        f"{exported.caution if rounded is None else other}"
-    )
+    said = f"{where}: the exported graph does not compute what the model computes: {result.detail}"
+    if rounded is not None:
+        return ParityError(f"{said}; {rounded}; nothing was written; name another {spelled('precision')}, as fp32")
+    if self_check.rounds(work.options.computing):
+        return RoundingParityError(f"{said}{exported.caution}", result.detail)
+    return ParityError(f"{said}{exported.caution}")

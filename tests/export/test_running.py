@@ -67,6 +67,34 @@ class There:
         return Target("there", "--target", "gqa", "directly", self.ask, self.replay, self.smoke)
 
 
+def beyond(*lowerings: str) -> Callable[[Path, Manifest], Verification]:
+    """A replay that finds more difference than is allowed in these lowerings."""
+
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        if manifest.graph.attention in lowerings:
+            return Verification(status="unverified", detail="first difference in decode 5")
+        return replay_on_cpu(folder, manifest)
+
+    return replay
+
+
+def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """As of a gpt_neo in float16, whose scores are computed in float32 and not scaled."""
+    checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
+    options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision="fp16")
+    summary = export(options, replay=beyond("gqa"), target=target)
+    assert read_manifest(summary.out).graph.attention == "onnx24"
+    assert "--attention gqa was tried and rejected: first difference in decode 5" in summary.notes
+    assert "gqa disagrees: first difference in decode 5" in summary.attention_reason
+    for other in (replace(options, attention="gqa"), replace(options, precision="fp32")):
+        with pytest.raises(ParityError, match="first difference in decode 5"):
+            export(replace(other, out=tmp_path / "other"), replay=beyond("gqa"), target=target)
+    every = beyond("gqa", "onnx24", "primitives")
+    with pytest.raises(ParityError, match="first difference in decode 5"):
+        export(replace(options, out=tmp_path / "other"), replay=every, target=target)
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("asked", [True, False])
 def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
