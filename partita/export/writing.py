@@ -386,7 +386,8 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
     own = self_check.disagreement(exported.checkpoint, answer, work.scratch)
     if own is not None:
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
-    rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, work.scratch)
+    seen = max((step.max_rel_error for step in result.steps), default=0.0)
+    rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, seen, work.scratch)
     said = f"{where}: the exported graph does not compute what the model computes: {result.detail}"
     if rounded is not None:
         return ParityError(f"{said}; {rounded}; nothing was written; name another {spelled('precision')}, as fp32")
