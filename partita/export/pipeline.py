@@ -155,6 +155,8 @@ def _first_that_runs(
             _empty(work)
         exported = attempts.best()
     wrong = next((error for error in failed if isinstance(error, ParityError)), None)
+    if isinstance(wrong, RoundingParityError):
+        raise RoundingParityError(f"{wrong}{_instead(attempts, work, runtime)}", wrong.detail) from wrong
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
