@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -57,15 +57,8 @@ def make_sampler(
     if temperature == 0:
         return greedy if repetition_penalty == 1 else _penalised_greedy(repetition_penalty)
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    generator, scratch = np.random.Generator(np.random.PCG64(seed)), selection.Scratch()
-
-    def draw(logits: Logits, history: Ids) -> int:
-        places, weights = filters.chosen(logits, history, scratch)
-        if places is None:
-            return selection.draw(weights, generator.random())
-        return selection.draw_among(places, weights, generator.random())
-
-    return draw
+    generator = np.random.Generator(np.random.PCG64(seed))
+    return lambda logits, history: filters.draw(logits, history, generator.random)
 
 
 def check(name: str, value: float | None, good: bool, allowed: str) -> None:
@@ -98,47 +91,31 @@ class Filters:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    spare: list[Logits] = field(default_factory=list, compare=False, repr=False)
+    """What is used anew at every step: freed, it goes back to the system and comes again page by page."""
 
-    def weights(self, logits: Logits, history: Ids, scratch: selection.Scratch | None = None) -> npt.NDArray[Any]:
-        """How likely each token is beside the likeliest, which weighs 1: [vocab]. What cannot be drawn weighs 0.
+    def draw(self, logits: Logits, history: Ids, random: Callable[[], float]) -> int:
+        """A token; `random` gives numbers from 0 to below 1, as many as it takes."""
+        places, weights = self.weights(logits, history)
+        place = selection.draw(weights, random, self.top_p, self.min_p)  # the largest weight is 1
+        return place if places is None else int(places[place])
 
-        float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes. With
-        `scratch` the result is valid until its next use.
+    def weights(self, logits: Logits, history: Ids) -> tuple[selection.Places | None, npt.NDArray[Any]]:
+        """The tokens that top k leaves, ascending, and how likely each is beside the likeliest, which weighs 1; None
+        and all [vocab] without top k. Valid until the next call.
+
+        float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes.
         """
-        places, weight = self.chosen(logits, history, scratch or selection.Scratch())
-        if places is None:
-            return weight
-        whole = np.zeros(len(logits), weight.dtype)
-        whole[places] = weight
-        return whole
-
-    def chosen(
-        self, logits: Logits, history: Ids, scratch: selection.Scratch
-    ) -> tuple[selection.Places | None, npt.NDArray[Any]]:
-        """The tokens that can be drawn, ascending, and how likely each is beside the likeliest of all; None and
-        `weights` where those are many. Valid until the next use of `scratch`.
-        """
-        score, far = self._distances(logits, history, scratch)
+        score, far = self._distances(logits, history)
         kept = selection.largest(score, self.top_k) if 0 < self.top_k < len(score) else None
         with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
             weight: npt.NDArray[Any] = far(score if kept is None else score[kept])
             np.exp(weight, out=weight)
-        places: selection.Places | None = None
-        if self.top_p < 1:
-            places, weight = selection.in_nucleus(weight, self.top_p, scratch)
-        if self.min_p > 0:  # the largest weight is 1
-            likely = scratch.at_least("inside", weight, self.min_p)
-            if places is None:
-                weight = scratch.only("likely", weight, likely)
-            else:
-                places, weight = places[likely], weight[likely]
-        if kept is not None:
-            places = kept if places is None else kept[places]
-        return places, weight
+        return kept, weight
 
     def _distances(
-        self, logits: Logits, history: Ids, scratch: selection.Scratch
-    ) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
+        self, logits: Logits, history: Ids
+    ) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], npt.NDArray[Any]]]:
         """Penalised scores [vocab], and what makes exponents of some of them: 0 for the largest, else below."""
         quick = _quick_scores(logits, history, self.repetition_penalty, self.temperature)
         if quick is not None:
@@ -146,7 +123,9 @@ class Filters:
             factor = np.float32(1 / self.temperature)
 
             def far(some: Logits) -> Logits:
-                distance: Logits = np.subtract(some, top, out=scratch.array("distances", len(some), np.float32))
+                if not self.spare or len(self.spare[0]) != len(some):
+                    self.spare[:] = [np.empty_like(some)]
+                distance: Logits = np.subtract(some, top, out=self.spare[0])
                 return np.multiply(distance, factor, out=distance) if factor != 1 else distance
 
             return scores, far

@@ -7,6 +7,7 @@ import math
 import zlib
 from fractions import Fraction
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -42,8 +43,44 @@ def reference(logits, history, temperature, top_k, top_p, min_p, penalty):
 
 
 def ours(logits, history, temperature, top_k, top_p, min_p, penalty):
-    weights = Filters(temperature, top_k, top_p, min_p, penalty).weights(logits, history).astype(np.float64)
-    return weights / weights.sum()
+    """The distribution that is drawn from: [vocab]."""
+    places, weights = Filters(temperature, top_k, top_p, min_p, penalty).weights(logits, history)
+    found = np.zeros(len(logits), np.float64)
+    inside = drawable(weights, top_p, min_p)
+    found[inside if places is None else places[inside]] = weights[inside]
+    return found / found.sum()
+
+
+def drawable(weights: np.ndarray, share: float, least: float = 0.0) -> np.ndarray:
+    """Places that can be drawn, ascending. The last of them, from the likeliest on, is found by bisection."""
+    order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
+    low, high = 1, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if is_drawn(weights, order[middle], share, least) else (low, middle)
+    assert all(is_drawn(weights, place, share, least) for place in order[max(0, low - 3) : low])
+    assert not any(is_drawn(weights, place, share, least) for place in order[low : low + 3])
+    return np.sort(order[:low])
+
+
+def is_drawn(weights: np.ndarray, place: int, share: float, least: float) -> bool:
+    """Whether `place` is what is drawn when the first number falls on it."""
+    rank = int(np.count_nonzero(weights[:place] == weights[place]))
+    fallen: list[int] = []
+
+    def falls(left: np.ndarray, *_: object) -> int:
+        equal = np.flatnonzero(left == weights[place])
+        if fallen or not len(equal):  # it was put back, or is not among what is left
+            raise LookupError
+        fallen.append(int(equal[rank]))
+        return fallen[0]
+
+    with mock.patch.object(selection, "_drawn", falls):
+        try:
+            assert selection.draw(weights.copy(), lambda: 0.5, share, least) == place
+        except LookupError:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -60,7 +97,7 @@ def test_the_distribution_is_that_of_transformers(options):
 
 @pytest.mark.parametrize("temperature", [1.0, 30.0])
 def test_a_flat_nucleus_in_a_large_vocabulary_is_found_whole(temperature):
-    """Thousands of tokens are needed to reach top_p, far beyond what is sorted at first."""
+    """Thousands of tokens are needed to reach top_p."""
     logits = logits_of(1, 50_000)
     expected = reference(logits, HISTORY, temperature, 0, 0.95, 0.0, 1.0)
     found = ours(logits, HISTORY, temperature, 0, 0.95, 0.0, 1.0)
@@ -233,12 +270,9 @@ def test_what_is_selected_without_a_sort_is_what_a_sort_selects(seed):
     )
     for weights, share in itertools.product(shapes, (0.01, 0.5, 0.9, 0.999)):
         ordered = np.sort(weights)[::-1]
-        kept = selection.nucleus(weights, share)
-        chosen = kept > 0
-        np.testing.assert_array_equal(kept[chosen], weights[chosen])
+        chosen = drawable(weights, share)
         wanted = max(int(np.count_nonzero(np.cumsum(ordered) - ordered < share * ordered.sum())), 1)
-        assert abs(np.count_nonzero(chosen) - wanted) <= 1, "rounding of the sum may move the edge by one"
-        np.testing.assert_array_equal(np.sort(weights[chosen])[::-1], ordered[: np.count_nonzero(chosen)])
+        assert abs(len(chosen) - wanted) <= 1, "rounding of the sum may move the edge by one"
         count = int(draw.integers(1, size + 1))
         np.testing.assert_array_equal(selection.largest(weights, count), np.flatnonzero(weights >= ordered[count - 1]))
 
@@ -246,7 +280,6 @@ def test_what_is_selected_without_a_sort_is_what_a_sort_selects(seed):
 @pytest.mark.parametrize("size", [2049, 65_536, 150_001])
 @pytest.mark.parametrize("shape", ["peaked", "heavy", "flat", "steps", "equal", "falling", "one and dust"])
 def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
-    """Whatever the sample says: it is taken where it hits badly too, as in what falls with the place."""
     draw = np.random.default_rng(zlib.crc32(f"{shape} {size}".encode()))
     weights = {
         "peaked": np.exp(8 * (draw.standard_normal(size) - 5)),
@@ -257,18 +290,16 @@ def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
         "falling": 1 / np.arange(1, size + 1),
         "one and dust": np.where(np.arange(size) == size // 2, 1, 1e-7),
     }[shape].astype(np.float32)
-    scratch = selection.Scratch()
     for share in (0.001, 0.3, 0.9, 0.95, 0.999, 1 - 1e-7):
-        kept = selection.nucleus(weights, share, scratch)
-        chosen = np.flatnonzero(kept)
-        np.testing.assert_array_equal(kept[chosen], weights[chosen])
+        chosen = drawable(weights, share)
         ordered = np.argsort(-weights, kind="stable")
         sums = np.cumsum(weights[ordered], dtype=np.float64)
         wanted = int(np.searchsorted(sums, share * sums[-1])) + 1
         # The sum of so many in float32 is off by less than a millionth of it.
         slack = 1 + int(np.count_nonzero(abs(sums - share * sums[-1]) < 1e-6 * sums[-1]))
         assert abs(len(chosen) - wanted) <= slack
-        np.testing.assert_array_equal(np.sort(ordered[: len(chosen)]), chosen)  # of equals, the first
+        drawn = {selection.draw(weights.copy(), draw.random, share) for _ in range(20)}
+        assert drawn <= set(chosen.tolist()), "however often it is put back"
 
 
 def test_what_is_used_anew_leaves_no_trace_in_the_next_draw():
@@ -278,37 +309,39 @@ def test_what_is_used_anew_leaves_no_trace_in_the_next_draw():
     )
     one, other = (make_sampler(0.9, top_p=0.9, min_p=0.001, seed=5) for _ in range(2))
     mixed = [one(logits, HISTORY) for logits in (flat, peaked, small, flat, peaked)]
+    generator = np.random.Generator(np.random.PCG64(5))
     fresh = [
-        int(selection.draw(Filters(0.9, 0, 0.9, 0.001).weights(logits, HISTORY), uniform))
-        for logits, uniform in zip(
-            (flat, peaked, small, flat, peaked), np.random.Generator(np.random.PCG64(5)).random(5), strict=True
-        )
+        Filters(0.9, 0, 0.9, 0.001).draw(logits, HISTORY, generator.random)
+        for logits in (flat, peaked, small, flat, peaked)
     ]
     assert mixed == fresh and [other(flat, HISTORY)] == mixed[:1]
 
 
 def test_what_weighs_nothing_is_never_drawn_in_any_block():
-    weights = np.zeros(5 * selection.BLOCK, np.float32)
+    weights = np.zeros(5 * selection.BLOCK + 7, np.float32)
     weights[[selection.BLOCK - 1, 3 * selection.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
-    drawn = [selection.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
+    drawn = [selection.draw(weights.copy(), lambda: uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]  # noqa: B023
     counts = np.bincount(drawn, minlength=len(weights))
     assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
     np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
 
 
-def test_a_few_tokens_are_drawn_as_they_are_among_all():
-    """Where few are left only those are gone through, in the same order."""
-    draw, places = np.random.default_rng(3), np.array([0, 5, 127, 128, 4000, 29_999])
-    weights = np.array([0.0, 0.3, 0.0, 0.2, 0.5, 0.0], np.float32)
-    whole = np.zeros(30_000, np.float32)
-    whole[places] = weights
-    for uniform in (0.0, *draw.random(500), 1 - 2**-53):
-        found = selection.draw_among(places, weights, uniform)
-        assert found == selection.draw(whole, uniform) and whole[found] > 0
-    logits = 4 * logits_of(11, 30_000)
-    kept, some = Filters(0.8, 0, 0.9, 0.01).chosen(logits, HISTORY, selection.Scratch())
-    assert kept is not None and (np.diff(kept) > 0).all()
-    np.testing.assert_array_equal(Filters(0.8, 0, 0.9, 0.01).weights(logits, HISTORY)[kept], some)
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize("size", [100, 20_000])
+def test_what_is_drawn_from_a_nucleus_is_as_likely_as_it_weighs(size, share):
+    """By chi-squared, in 30 groups of equal weight: what is put back must not make any of the others likelier."""
+    draw = np.random.default_rng(int(size + 100 * share))
+    weights = np.exp(1.5 * draw.standard_normal(size)).astype(np.float32)
+    inside = drawable(weights, share)
+    bounds = np.cumsum(weights[inside], dtype=np.float64)
+    groups = np.minimum((30 * bounds / bounds[-1]).astype(int), 29)
+    wanted = 3000 * np.bincount(groups, weights[inside], minlength=30) / bounds[-1]
+    drawn = [selection.draw(weights.copy(), draw.random, share) for _ in range(3000)]
+    places = np.searchsorted(inside, drawn)
+    assert (inside[places] == drawn).all()
+    likely = wanted > 0
+    counts = np.bincount(groups[places], minlength=30)
+    assert float((((counts - wanted) ** 2)[likely] / wanted[likely]).sum()) < 58.3, "29 degrees of freedom, 0.1 percent"
 
 
 @pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])

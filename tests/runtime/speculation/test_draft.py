@@ -139,8 +139,9 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
     found = [drawn(sampler, True) for _ in range(3000)]
     first = max({tokens[0] for tokens in found}, key=[tokens[0] for tokens in found].count)
     seconds = [tokens[1] for tokens in found if tokens[0] == first]
-    weights = Filters(40.0, top_k=4).weights(known_logits([*PROMPT, first], KEYS)[-1], np.zeros(0, np.int64))
-    wanted = len(seconds) * weights / weights.sum()
+    places, weights = Filters(40.0, top_k=4).weights(known_logits([*PROMPT, first], KEYS)[-1], np.zeros(0, np.int64))
+    wanted = np.zeros(VOCAB)
+    wanted[places] = len(seconds) * weights / weights.sum()
     counts = np.bincount(seconds, minlength=VOCAB)
     assert not counts[wanted == 0].any()
     likely = wanted > 0
