@@ -24,7 +24,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita import extras, streams
+from partita import extras, files, streams
 from partita.commands.arguments import HELP, Started, help_alone
 from partita.commands.verbs import (
     bench,
@@ -242,7 +242,8 @@ def _system_error(error: OSError) -> str:
             return said
         path = Path(error.filename)
         return f"{path}: {said}; {permission(path, write=os.access(path, os.R_OK))}"
-    return f"{error.filename}: {said}; check the disk" if error.filename else f"{said}; check the disk"
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{said}; {files.what_to_do(error, 'check the disk')}"
 
 
 def _with_shell(arguments: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import pytest
 from partita.cli import VERBS, run
 from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError
-from partita.files import STDIN, claim, write_text
+from partita.files import STDIN, claim, temporary_directory, what_to_do, write_text
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 
@@ -474,3 +475,20 @@ def test_an_ascii_stdout_still_gets_pages_in_utf_8(files: Files) -> None:
     told = in_shell("PYTHONIOENCODING=ascii partita report html run.json --out - > page.html", files.folder)
     assert told.returncode == 0, told.stderr
     (files.folder / "page.html").read_bytes().decode("utf-8")
+
+
+def test_where_there_is_no_place_for_temporary_files_tmpdir_is_what_to_set(monkeypatch, tmp_path):
+    """As in a container whose disks are all read-only: the words are those of tempfile itself."""
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
+    with pytest.raises(FileNotFoundError) as caught:
+        temporary_directory()
+    assert "TMPDIR" in what_to_do(caught.value, "check the disk")
+    assert what_to_do(FileNotFoundError(2, "No such file", "model.onnx"), "check the disk") == "check the disk"
+
+
+def test_a_report_in_a_temporary_folder_of_ours_is_not_moved_with_an_option(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for folder, says in (("partita-1", "set TMPDIR"), ("mine", "choose another file")):
+        with pytest.raises(ReportError, match=says):
+            write_text("{}", tmp_path / folder / "missing" / "0.json", "report")

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
+from partita.files import what_to_do
 from partita.library.plain import plain
 from partita.spelling import read_by
 
@@ -71,7 +72,8 @@ def one_tree() -> Iterator[None]:
         raise ResourceError("out of memory; close other models, or use a smaller one") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise ResourceError(f"{where}{error.strerror or error}; check the disk and its permissions") from error
+        remedy = what_to_do(error, "check the disk and its permissions")
+        raise ResourceError(f"{where}{error.strerror or error}; {remedy}") from error
     except Exception as error:
         lacking = explain(error, foreign=True)
         if lacking is not None:
