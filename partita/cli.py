@@ -24,7 +24,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita import extras, files, streams
+from partita import extras, streams
 from partita.commands.arguments import HELP, Started, help_alone
 from partita.commands.verbs import (
     bench,
@@ -41,7 +41,7 @@ from partita.commands.verbs import (
     verify,
 )
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, public_type
-from partita.remedies import permission
+from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
 
@@ -243,7 +243,7 @@ def _system_error(error: OSError) -> str:
         path = Path(error.filename)
         return f"{path}: {said}; {permission(path, write=os.access(path, os.R_OK))}"
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{said}; {files.what_to_do(error, 'check the disk')}"
+    return f"{where}{said}; {what_to_do(error, 'check the disk')}"
 
 
 def _with_shell(arguments: list[str]) -> list[str]:

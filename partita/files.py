@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import ReportError, UsageError
+from partita.remedies import is_temporary
 from partita.signals import held
 
 STDIN = Path("/dev/stdin")
@@ -129,22 +130,6 @@ def _own_stream(path: Path) -> int | None:
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor
     return None
-
-
-def what_to_do(error: OSError, otherwise: str) -> str:
-    """What a user can do about `error`: TMPDIR where a temporary folder is missing or full, else `otherwise`."""
-    lacking = isinstance(error, FileNotFoundError) and error.filename is None and "temporary" in str(error.strerror)
-    full = isinstance(error.filename, str) and is_temporary(Path(error.filename))
-    return "set TMPDIR to a folder that can be written to" if lacking or full else otherwise
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a temporary folder of ours, and no user, chose the place of `path`."""
-    with suppress(OSError):  # there may be no place for temporary files at all
-        base = Path(tempfile.gettempdir())
-        parts = (base.name, *path.relative_to(base).parts) if path.is_relative_to(base) else ()
-        return any(part.startswith("partita-") for part in parts)
-    return False
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

@@ -193,8 +193,11 @@ class Manifest(Record):
 
     @property
     def rounds(self) -> bool:
-        """Whether the package itself, and not its twin, rounds what it computes with to integers."""
-        return self.rounded_cache is not None or PRECISIONS[self.graph.precision].bits is not None
+        """Whether the package itself, and not its twin, rounds what it computes with to integers, or to 16 bits where a
+        twin showed that its graph is right.
+        """
+        by_twin = self.verification.twin is not None or self.verification.proof is not None
+        return self.rounded_cache is not None or PRECISIONS[self.graph.precision].bits is not None or by_twin
 
     @property
     def tolerance(self) -> float:

@@ -36,6 +36,8 @@ class Verification(Record):
     """What was replayed in place of the package's own graphs, where the provider has no kernels for those; null when
     it was the package itself.
     """
+    proof: str | None = None
+    """What showed that the graph is right where 16 bits send tokens to other experts; null where nothing had to."""
     reference: str | None = None
     """What was run for the known answer."""
     tolerance: float | None = None

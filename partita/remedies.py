@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -133,6 +135,22 @@ def _permission_of(path: Path, remedy: Remedy) -> Remedy:
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return OWNERS
     return ELSEWHERE if status.st_mode & asked == asked else remedy.filled(path=path)
+
+
+def what_to_do(error: OSError, otherwise: str) -> str:
+    """What a user can do about `error`: TMPDIR where a temporary folder is missing or full, else `otherwise`."""
+    lacking = isinstance(error, FileNotFoundError) and error.filename is None and "temporary" in str(error.strerror)
+    full = isinstance(error.filename, str) and is_temporary(Path(error.filename))
+    return "set TMPDIR to a folder that can be written to" if lacking or full else otherwise
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a temporary folder of ours, and no user, chose the place of `path`."""
+    with suppress(OSError):  # there may be no place for temporary files at all
+        base = Path(tempfile.gettempdir())
+        parts = (base.name, *path.relative_to(base).parts) if path.is_relative_to(base) else ()
+        return any(part.startswith("partita-") for part in parts)
+    return False
 
 
 def is_lfs_pointer(path: Path) -> bool:

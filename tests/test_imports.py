@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signals": set(),
     "orphans": set(),
     "streams": set(),
-    "files": {"errors", "signals"},
+    "files": {"errors", "remedies", "signals"},
     "extras": {"remedies", "errors"},
     "contract": set(),
     "dtypes": set(),

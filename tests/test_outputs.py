@@ -20,7 +20,8 @@ import pytest
 from partita.cli import VERBS, run
 from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError
-from partita.files import STDIN, claim, temporary_directory, what_to_do, write_text
+from partita.files import STDIN, claim, temporary_directory, write_text
+from partita.remedies import what_to_do
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 

@@ -300,7 +300,8 @@ def _by_twin(manifest: Manifest) -> str:
     """What was verified in place of the package itself."""
     if manifest.verification.twin is None:
         return ""
-    half = manifest.packed is not None and manifest.packed.activations == "fp16"
+    proved = manifest.verification.proof is not None
+    half = manifest.packed is not None and manifest.packed.activations == "fp16" and not proved
     return f" through a {'float16' if half else 'float32'} twin"
 
 

@@ -263,6 +263,8 @@ class VerifyResult(Record):
     provider: str | None
     twin: str | None
     """What was replayed in place of the package's own graphs; null when it was the package itself."""
+    proof: str | None = None
+    """What showed at export that the graph is right where 16 bits choose other experts; null where nothing had to."""
     reference: str | None
     tolerance: float | None
     near_ties: int

@@ -16,7 +16,7 @@ from typing import Any
 import numpy.typing as npt
 
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
-from partita.export import bf16_twin, known_answer
+from partita.export import known_answer, wide_twin
 from partita.export.companions import Reader
 from partita.export.progress import stage
 from partita.export.quality import OpenScorer
@@ -147,7 +147,7 @@ def _on_twin(smoke: Smoke) -> Smoke:
     """A smoke run of the float32 twin of a bfloat16 package."""
 
     def run(folder: Path, manifest: Manifest) -> SmokeRecord:
-        record = bf16_twin.beside(folder, manifest, smoke)
+        record = wide_twin.beside(folder, manifest, smoke)
         return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
 
     return run

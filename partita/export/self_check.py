@@ -8,6 +8,7 @@ what it computes in float32? Routers and other choices between two that are near
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,33 @@ def rounding(
     return (
         f"{type(model).__name__} itself, run by torch in {computing.dtype}, differs from what it computes in float32 "
         f"by {error:.1e} of the largest logit, so that it is the rounding which this checkpoint does not take"
+    )
+
+
+def of_rounded_weights(
+    checkpoint: Checkpoint, answer: KnownAnswer, computing: Precision, scratch: Path | None = None
+) -> KnownAnswer | None:
+    """The known answer of the model with weights rounded to 16 bits, in float32; None where it cannot be asked."""
+    try:
+        model = load(checkpoint, scratch)
+        dtype = to_torch(computing.dtype)
+        for weight in model.state_dict().values():
+            if weight.is_floating_point():
+                weight.copy_(weight.to(dtype))
+        sequence = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None]
+        with quiet(), torch.no_grad():
+            logits = model(input_ids=sequence, use_cache=False).logits[0].float().numpy()
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    finally:
+        give_back()
+    count = len(answer.prompt)
+    reference = f"{answer.reference}, weights rounded to {computing.dtype}"
+    return replace(
+        answer,
+        prefill_logits=np.ascontiguousarray(logits[:count]),
+        decode_logits=np.ascontiguousarray(logits[count:]),
+        reference=reference,
     )
 
 

@@ -21,7 +21,6 @@ from partita import dtypes
 from partita.contract import Contract
 from partita.errors import GenerationError, ParityError, PartitaError, ResourceError, UnsupportedModelError
 from partita.export import (
-    bf16_twin,
     cache_rounding,
     coded_weights,
     known_answer,
@@ -30,6 +29,7 @@ from partita.export import (
     spilled,
     stored_precision,
     weights,
+    wide_twin,
 )
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import GENERATION, chat_notes, write_generation
@@ -193,7 +193,7 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
     held = spilled.resident_parameters(exported.checkpoint.tensors, work.scratch)
     _check_memory_of_quality(exported, held, text, needed=work.options.rounds)
     if work.options.computing.twin is not None:
-        scorer, twin = bf16_twin.scoring(scorer), bf16_twin.DETAIL
+        scorer, twin = wide_twin.scoring(scorer), wide_twin.DETAIL
     with stage(work.progress, "quality", work.seconds) as current:
         try:
             found = quality.measure(
@@ -357,16 +357,20 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
     """Replay the known answer, and return the manifest with the result. Raises ParityError when they differ."""
     if not work.options.verify:
         return manifest
+    computing = work.options.computing
     with stage(work.progress, "known answer", work.seconds):
         answer = exported.answer()
         known_answer.save(answer, work.folder)
         manifest = _with_answers(exported, work, manifest)
 
     def replayed(manifest: Manifest) -> Verification:
-        if work.options.computing.twin is not None:
-            return bf16_twin.replay(work.folder, manifest, replay)
-        if work.options.computing.bits is not None:
+        rounded = partial(self_check.of_rounded_weights, exported.checkpoint, answer, computing, work.scratch)
+        if computing.twin is not None:
+            return wide_twin.replay(work.folder, manifest, replay, rounded)
+        if computing.bits is not None:
             return exact_twin.replay(work.folder, manifest, replay)
+        if self_check.rounds(computing):
+            return wide_twin.settled(work.folder, manifest, replay, rounded)
         return replay(work.folder, manifest)
 
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):

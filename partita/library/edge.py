@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
-from partita.files import what_to_do
 from partita.library.plain import plain
+from partita.remedies import what_to_do
 from partita.spelling import read_by
 
 P = ParamSpec("P")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.export import twins
+from partita.export import twins, wide_twin
 from partita.export.quantisation.forms import form
 from partita.package import Manifest
 from partita.package_records import Verification
@@ -32,7 +32,8 @@ def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Ver
 
     def exactly(twin: Path, changed: Manifest) -> Verification:
         graph = changed.graph.model_copy(update={"precision": "fp16" if half else "fp32"})
-        return run(twin, changed.model_copy(update={"graph": graph}))
+        changed = changed.model_copy(update={"graph": graph})
+        return wide_twin.settled(twin, changed, run) if half else run(twin, changed)
 
     def change(model: ir.Model) -> ir.Model:
         for each in written:
