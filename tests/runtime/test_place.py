@@ -172,6 +172,27 @@ def test_nodes_without_a_name_and_with_one_name_are_told_apart(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_nodes_of_functions_without_a_name_are_called_after_their_function(tmp_path):
+    path = tmp_path / "m.onnx"
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+        "g (float[2] x) => (float[2] y) {\n  [one] h = own.Part(x)\n  [two] y = own.Part(h)\n}\n"
+        '<domain: "own", opset_import: ["" : 21]>\n'
+        "Part (a) => (c) {\n  [given] b = Selu(a)\n  m = ReduceMax<keepdims=0>(b)\n  g = Cast<to=9>(m)\n"
+        "  c = If(g)<then_branch = t () => (d) { d = Abs(b) }, else_branch = e () => (f) { f = Neg(b) }>\n}"
+    )
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = placed(path)
+    assert result.error is None
+    (session,) = result.facts.sessions
+    own = ["given", "ReduceMax_1", "Cast_2", "If_3"]
+    planned = [name for stream in session.plan or () for name in stream]
+    assert planned == [f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in own]
+    inner = {f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in ("Abs_4", "Neg_5")}
+    assert {event.name for event in session.events} <= {*planned, *inner}
+    assert "5 nodes of functions without a name in the file: <operator>_<position> here" in result.facts.notes
+
+
 def test_names_of_several_lines_are_on_one(tmp_path):
     result = placed(chain([("Relu", "a\nb"), ("Neg", "a_b"), ("Abs", 'say "c"\\d')], tmp_path / "m.onnx"))
     assert result.error is None
