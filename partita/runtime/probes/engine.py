@@ -204,7 +204,7 @@ def _refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
 def probe_missing_kernel(
     error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The same error with the remedy for what is missing: the operator, its version, or the type it is wanted in.
+    """The same error with what is missing, the operator, its version, or the type it is wanted in, and its remedy.
 
     ONNX Runtime does not tell these apart, so the node is tried alone on `asked`, then with one thing changed.
     """
@@ -216,11 +216,14 @@ def probe_missing_kernel(
         return error
     with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
         explore([subject], lab)
-    code = shown_by(subject.probe(error.node), asked.provider.ort_name)
-    if code is None:
+    shown = shown_by(subject.probe(error.node), asked.provider.ort_name)
+    if shown is None:
         return error
-    remedy = export_anew(error.path, (code,), asked.provider.ort_name, asking=False)
-    return NoKernelError(error.what, error.path, error.node, remedy=remedy)
+    code, evidence = shown
+    remedy, told = export_anew(error.path, (code,), asked.provider.ort_name, asking=False), error.what
+    if remedy is None:  # who changes the file has to know what; what was said of the node is in the error
+        told += f"; {asked.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
+    return NoKernelError(told, error.path, error.node, remedy=remedy)
 
 
 def _explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
