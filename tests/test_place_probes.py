@@ -266,6 +266,38 @@ def test_functions_are_probed(place, tmp_path):
     assert entry["trials"] or entry["unprobed"]
 
 
+@pytest.mark.parametrize(
+    ("node", "told"),
+    [
+        (
+            "Sigmoid",
+            "no_kernel_type: with float32, float16 or float64 in place of bfloat16 the provider accepts this node",
+        ),
+        ("com.microsoft.GroupNorm", "no_kernel_op: tested in isolation, the provider does not claim it"),
+    ],
+)
+def test_a_node_that_nobody_takes_is_refused_with_what_is_missing(tmp_path, node, told):
+    kind, attributes = ("float", "<groups=2, activation=0>") if "." in node else ("bfloat16", "")
+    more = (", float[4] s, float[4] b", ", s, b") if "." in node else ("", "")
+    text = f"g ({kind}[2,8,8,4] x{more[0]}) => ({kind}[2,8,8,4] y) {{\n  [n] y = {node}{attributes}(x{more[1]})\n}}"
+    model = parser.parse_model(HEAD.replace('"own"', '"com.microsoft"') + text)
+    onnx.save(model, tmp_path / "m.onnx")
+    done = execute("-m", "partita", "place", tmp_path / "m.onnx", "--provider", "cpu", folder=tmp_path)
+    one_line(done, f"CPUExecutionProvider: {told}", code=3)
+    assert done.err.count("Could not find an implementation") == 1
+
+
+def test_a_kernel_that_the_cpu_cannot_make_is_told_by_its_node(tmp_path):
+    text = "g (float[1,4,8,8] x) => (float[1,8,16,16] y) <float[4] s = {1.0,2.0,2.0,2.0}> {\n  [first] h = Neg(x)\n"
+    text += '  [odd] r = Resize<mode="cubic">(h, "", s)\n  [last] y = Neg(r)\n}'
+    path = write(tmp_path / "m.onnx", text)
+    done = execute("-m", "partita", "place", path, "--provider", "cpu", folder=tmp_path)
+    one_line(done, "'Cubic' mode only supports", "it fails over node 'odd' (Resize); the rest opens", code=3)
+    done = execute("-m", "partita", "place", path, "--provider", "cpu", "--probe-seconds", 0, folder=tmp_path)
+    one_line(done, "'Cubic' mode only supports", code=3)
+    assert "'odd'" not in done.err
+
+
 def test_sizes_that_are_not_fixed_are_asked_for_and_then_probed(place, tmp_path):
     text = "g (float[batch,4] x) => (float[batch,4] y) {\n  [a] h = Neg(x)\n  [b] y = Celu(h)\n}"
     path = write(tmp_path / "m.onnx", text)

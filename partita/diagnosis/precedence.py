@@ -143,8 +143,10 @@ def explain(context: Context) -> tuple[Reason, Finding]:
     return min(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
 
 
-def shown_by(probe: NodeProbe, provider: str) -> ReasonCode | None:
-    """The reason that experiments on a node with `provider` show, with nothing else to go by; None: they show none."""
+def shown_by(probe: NodeProbe, provider: str) -> tuple[ReasonCode, str] | None:
+    """The reason that experiments on a node with `provider` show, with nothing else to go by, and their evidence; None
+    where they show none.
+    """
     skipped = ChainEntry(provider=provider, status="active")
     reason, finding = explain(Context(probe.node, None, CPU, skipped, exported=True, replaces=(), log=(), probe=probe))
-    return None if finding.ground == "nothing" else reason.code
+    return None if finding.ground == "nothing" else (reason.code, finding.evidence)

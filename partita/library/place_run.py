@@ -26,7 +26,7 @@ from partita.runtime.capture import Attempt, try_capture
 from partita.runtime.chain import ChainError
 from partita.runtime.inputs import Shape, input_shapes, read_values
 from partita.runtime.onnx_model import OnnxModel, read_onnx
-from partita.runtime.ort.errors import NoKernelError
+from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.pins import parse_pins
 from partita.runtime.place import Placed, Where, package_models, place_model, place_package, with_shapes
 from partita.runtime.run_errors import RunInterruptedError
@@ -93,7 +93,7 @@ def place(
         )
         try:
             placed = place_model(opened, sizes, replace(where, values=values))
-        except (ChainError, NoKernelError) as error:
+        except (ChainError, NoKernelError, NotOpenedError) as error:
             raise why_refused(error, opened, sizes, options.probe_seconds, audience) from error
         model = _model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}

@@ -13,7 +13,7 @@ from partita.observations.names import CPU
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
-from partita.runtime.ort.errors import NoKernelError
+from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 
 REFUSAL_SECONDS = 20.0
 """Most time for experiments before a chain is refused: somebody waits for an answer."""
@@ -54,19 +54,22 @@ def probe_package(
 
 
 def why_refused(
-    error: ChainError | NoKernelError,
+    error: ChainError | NoKernelError | NotOpenedError,
     model: OnnxModel,
     sizes: Mapping[str, tuple[int, ...]],
     seconds: float,
     audience: Audience = QUIET,
 ) -> ProviderError:
     """A refusal with what experiments tell of it; as it was when there is no time for them, or they are interrupted."""
-    from partita.runtime.probes.engine import probe_missing_kernel, probe_refusal
+    from partita.runtime.probes.engine import probe_missing_kernel, probe_not_opened, probe_refusal
 
     def explained() -> ProviderError:
         if isinstance(error, ChainError):
             return probe_refusal(error, model, sizes, seconds)
-        return probe_missing_kernel(error, Resolution(known_providers()["cpu"], "active"), model, sizes, seconds)
+        cpu = Resolution(known_providers()["cpu"], "active")
+        if isinstance(error, NotOpenedError):
+            return probe_not_opened(error, cpu, model, sizes, seconds)
+        return probe_missing_kernel(error, cpu, model, sizes, seconds)
 
     if seconds <= 0:
         return error

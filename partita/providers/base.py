@@ -138,6 +138,8 @@ class Provider:
     """The option that has it record a run of a graph and replay it in the next; empty when it has none."""
     even_rows: frozenset[str] = frozenset()
     """Operators that it computes right only where all rows of a batch are equally long; only wrong answers tell."""
+    leaves_option: str = ""
+    """The option with names of nodes, one a line, that it is to leave to the CPU; empty when it has none."""
     budget_option: str = ""
     """The option that limits how much memory its nodes may need; empty when it has none."""
     rank: int = 0

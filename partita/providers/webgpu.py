@@ -29,6 +29,7 @@ PROVIDER = Provider(
     plugin=Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
     option_prefix="ep.webgpuexecutionprovider.",
     capture_option="enableGraphCapture",
+    leaves_option="forceCpuNodeNames",
     # Keys of a shorter row are looked for where those of the longest one are. Seen with 1.27.0.
     even_rows=frozenset({"GroupQueryAttention"}),
     software_devices=True,

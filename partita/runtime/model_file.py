@@ -195,8 +195,8 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a graph, then those of the bodies in it; the main graph comes first as a whole."""
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a graph or a function, then those of the bodies in it; the main graph comes first as a whole."""
     yield from graph.node
     for node in graph.node:
         for body in bodies(node):

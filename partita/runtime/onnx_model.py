@@ -147,10 +147,11 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
     named, notes = _name_nodes(proto.graph)
+    in_functions, more = _name_in_functions(proto)
     return OnnxModel(
         path=path,
         proto=proto,
-        renamed=named > 0,
+        renamed=named + in_functions > 0,
         nodes=tuple(graph_node(node) for node in proto.graph.node),
         inner=inner_nodes(proto.graph),
         inputs=tuple(_read_port(port) for port in proto.graph.input if port.name not in initializers),
@@ -161,7 +162,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         opsets={entry.domain: entry.version for entry in proto.opset_import},
         data_files=tuple(sorted(set(_data_locations(proto)))),
         weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
-        notes=(*notes, *_structure_notes(proto)),
+        notes=(*notes, *more, *_structure_notes(proto)),
     )
 
 
@@ -278,6 +279,26 @@ def _name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
     if broken:
         notes.append(f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _")
     return nameless + repeated + broken, tuple(notes)
+
+
+def _name_in_functions(proto: onnx.ModelProto) -> tuple[int, tuple[str, ...]]:
+    """Give every node of the file's functions a name where it has none; how many got one, and what to say.
+
+    ONNX Runtime names the nodes that it puts in the place of a call after those of the function. Without a name they
+    are a blank in its log and in its list of nodes.
+    """
+    named = 0
+    for function in proto.functions:
+        nodes = list(all_nodes(function))
+        taken = {node.name for node in nodes}
+        for position, node in enumerate(nodes):
+            if not node.name:
+                node.name = _free_name(f"{node.op_type}_{position}", taken)
+                taken.add(node.name)
+                named += 1
+    if not named:
+        return 0, ()
+    return named, (f"{plural(named, 'node')} of functions without a name in the file: <operator>_<position> here",)
 
 
 def _free_name(wanted: str, taken: Iterable[str]) -> str:

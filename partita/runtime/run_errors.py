@@ -11,6 +11,7 @@ from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderE
 from partita.observations.codes import Interruption
 from partita.observations.names import CPU
 from partita.observations.text_format import listing, plural
+from partita.remedies import Remedy
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import LACKS, one_line
 from partita.runtime.ort.session import Session
@@ -19,6 +20,15 @@ from partita.spelling import spelled
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
 """A message about sizes, for which others may help."""
+OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
+"""What a device lacks it lacks for every node of the kind, so it does not help to leave one of them out."""
+NO_VALUE = re.compile(r"Unsupported OrtValue type")
+"""What ONNX Runtime says when it copies an output from a device that no node has made."""
+RENAMED = re.compile(r"(_token_\d+)+$")
+"""What ONNX Runtime puts at the end of a node's name when it gives the node another layout."""
+LEAVE = Remedy("leave the node to the CPU", options=("--provider-option", "{now}"))
+ELSEWHERE = Remedy("run it without that provider", options=("--provider", "{chain}"))
+WITHOUT_OUTPUT = Remedy("take such an output out of the graph, or name another provider")
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
 
 
@@ -63,10 +73,15 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
     provider = _provider_of(session, found[2]) if found else None
     told: PartitaError
     if provider not in (None, CPU) and found and not about_sizes:
+        node = _in_file(model, found[2])
+        leaving = None if OF_DEVICE.search(message) else _leaving(session, str(provider), node)
         told = ProviderError(
-            f"{model.path}: {provider} took node {found[2]!r} ({found[1]}) and cannot run it: {message}; leave it to "
-            f"another provider, or the provider out of {spelled('providers')}"
+            f"{provider} took node {node!r} ({found[1]}) and cannot run it: {message}",
+            where=model.path,
+            remedy=leaving or _elsewhere(session, str(provider)),
         )
+    elif NO_VALUE.search(said):
+        told = ProviderError(_unmade(model, session), where=model.path, remedy=WITHOUT_OUTPUT)
     elif isinstance(error, ProviderError):
         told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
     else:
@@ -97,6 +112,43 @@ def _provider_of(session: Session, node: str) -> str | None:
         return None
     active = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
     return next((known.provider for known in listed if known.name == node), active[0])
+
+
+def _in_file(model: OnnxModel, node: str) -> str:
+    """The name that a node has in the file."""
+    known, plain = {entry.name for entry in model.nodes}, RENAMED.sub("", node)
+    return plain if node not in known and plain in known else node
+
+
+def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
+    """How a provider is told to leave a node to the CPU; None where it cannot be, or the CPU is not there for it."""
+    active = [entry for entry in session.resolutions if entry.status == "active"]
+    entry = next((entry for entry in active if entry.provider.ort_name == provider), None)
+    if entry is None or not entry.provider.leaves_option or CPU not in (each.provider.ort_name for each in active):
+        return None
+    option = entry.provider.leaves_option
+    names = "\n".join(filter(None, (entry.options.get(option, ""), node)))
+    return LEAVE.filled(now=f"{entry.provider.name}.{option}={names}")
+
+
+def _elsewhere(session: Session, provider: str) -> Remedy:
+    """The chain without a provider."""
+    others = [entry.provider for entry in session.resolutions if entry.status == "active"]
+    names = [each.name for each in others if each.ort_name != provider]
+    return ELSEWHERE.filled(chain=",".join(names) or "cpu")
+
+
+def _unmade(model: OnnxModel, session: Session) -> str:
+    """That an output of the graph has no value, and which ones it may be: a node always makes its first."""
+    provider = next((entry.provider.ort_name for entry in session.resolutions if entry.status == "active"), "it")
+    further = [
+        f"{output!r} of node {node.name!r} ({node.op_type})"
+        for node in model.nodes
+        for output in node.outputs[1:]
+        if output in model.outputs
+    ]
+    which = f", as it may leave {listing(further)}" if further else ""
+    return f"{provider} makes no value of an output of the graph{which}"
 
 
 def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:

@@ -128,7 +128,16 @@ MAYBE = operators(
     "  [wrap] o = Optional(h)\n  [planted] p = OptionalGetElement(o)\n  [last] y = Neg(p)\n}",
 )
 UPSAMPLED = image('[planted] p = Upsample<mode="nearest">(h, s)', extra="float[4] s={1.0,1.0,2.0,2.0}", opset=9)
+DILATED = image("[planted] p = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(h)")
 CASES: tuple[Case, ...] = (
+    webgpu(
+        "average-pool-dilated",
+        "opset 19 bumped AveragePool for its dilations, which no older version has",
+        "no_kernel_version",
+        DILATED,
+        swap(swap(DILATED, ", dilations=[2,2]", ""), '"" : 21', '"" : 18'),
+        says="of opset 11 in place of 19 and without dilations=[2,2]",
+    ),
     webgpu("concat-strings", "Concat of strings", "no_kernel_type", NAMES, NAMES.replace("string", "float")),
     webgpu(
         "cast-of-a-picture",

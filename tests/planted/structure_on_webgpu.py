@@ -31,6 +31,13 @@ NESTED = swap(between("[planted] p = local.Outer(h)"), '"com.microsoft"', HEADER
     f"\n{OUTER}\nOuter (a) => (c) {{\n  [one] b = local.Inner(a)\n  [two] c = Mul(a, b)\n}}"
     f"\n{LOCAL}\nInner (a) => (c) {{\n  [deep] c = Mish(a)\n}}"
 )
+NAMESAKES = swap(between("[once] q = local.First(h)\n  [again] p = local.Second(q)"), '"com.microsoft"', HEADER) + (
+    f"\n{LOCAL}\nFirst (a) => (c) {{\n  [n] b = Round(a)\n  [m] c = Mul(a, b)\n}}"
+    f"\n{LOCAL}\nSecond (a) => (c) {{\n  [n] b = Cast<to=11>(a)\n  [m] d = Sqrt(b)\n  [o] c = Cast<to=1>(d)\n}}"
+)
+NAMELESS = swap(between("[once] q = local.Part(h)\n  [again] p = local.Part(q)"), '"com.microsoft"', HEADER) + (
+    f"\n{LOCAL}\nPart (a) => (c) {{\n  b = Cast<to=11>(a)\n  d = Sqrt(b)\n  c = Cast<to=1>(d)\n}}"
+)
 BRANCHED = operators(
     21,
     "g (float[4,16] x, bool c) => (float[4,16] y) {\n  [first] h = Neg(x)\n"
@@ -193,6 +200,40 @@ CASES: tuple[Case, ...] = (
     ),
     webgpu(
         "nested-functions", "a function of the file that calls another, which has a Mish", NO_FALLBACK, NESTED, None
+    ),
+    webgpu(
+        "functions-with-nodes-of-one-name",
+        "a Cast to float64 in a function, by the name of a node in another function",
+        "no_kernel_type",
+        NAMESAKES,
+        swap(NAMESAKES, "to=11", "to=10"),
+        node="_inlfunc_Second_n",
+    ),
+    webgpu(
+        "functions-with-nodes-of-one-name-operator",
+        "that node, whose operator WebGPU lacks",
+        "no_kernel_op",
+        NAMESAKES,
+        swap(NAMESAKES, "Round", "Floor"),
+        node="_inlfunc_First_n",
+    ),
+    webgpu(
+        "function-of-nodes-without-a-name",
+        "float64 in a function whose nodes have no names",
+        "no_kernel_type",
+        NAMELESS,
+        swap(NAMELESS, "to=11", "to=10"),
+        node="",
+        op_type="Sqrt",
+    ),
+    webgpu(
+        "loop-around-what-webgpu-lacks",
+        "a Loop, which WebGPU lacks, around a node that it lacks as well",
+        "no_kernel_op",
+        LOOPED,
+        None,
+        node="loop",
+        says="for Op type: Loop",
     ),
     webgpu(
         "dead-branch",

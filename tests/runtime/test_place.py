@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
@@ -170,6 +170,27 @@ def test_nodes_without_a_name_and_with_one_name_are_told_apart(tmp_path):
         "it is",
     ]
     assert path.read_bytes() == before
+
+
+def test_nodes_of_functions_without_a_name_are_called_after_their_function(tmp_path):
+    path = tmp_path / "m.onnx"
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+        "g (float[2] x) => (float[2] y) {\n  [one] h = own.Part(x)\n  [two] y = own.Part(h)\n}\n"
+        '<domain: "own", opset_import: ["" : 21]>\n'
+        "Part (a) => (c) {\n  [given] b = Selu(a)\n  m = ReduceMax<keepdims=0>(b)\n  g = Cast<to=9>(m)\n"
+        "  c = If(g)<then_branch = t () => (d) { d = Abs(b) }, else_branch = e () => (f) { f = Neg(b) }>\n}"
+    )
+    onnx.save(onnx.parser.parse_model(text), path)
+    result = placed(path)
+    assert result.error is None
+    (session,) = result.facts.sessions
+    own = ["given", "ReduceMax_1", "Cast_2", "If_3"]
+    planned = [name for stream in session.plan or () for name in stream]
+    assert planned == [f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in own]
+    inner = {f"_inlfunc_Part_{call}{name}" for call in ("", "token_0_") for name in ("Abs_4", "Neg_5")}
+    assert {event.name for event in session.events} <= {*planned, *inner}
+    assert "5 nodes of functions without a name in the file: <operator>_<position> here" in result.facts.notes
 
 
 def test_names_of_several_lines_are_on_one(tmp_path):
@@ -488,7 +509,7 @@ def test_inputs_of_a_dry_run_take_no_memory(tmp_path):
 class Fallen:
     """A session with two nodes, of which the list names the one on the CPU only."""
 
-    plan = (("a", "b"),)
+    plan = (("a", "a_token_1", "b"),)
     resolutions = tuple(replace(entry, status="active") for entry in resolve(parse_chain("webgpu,cpu"), (), {}))
 
     def assigned(self) -> tuple[AssignedNode, ...]:
@@ -502,7 +523,21 @@ class Fallen:
             "a",
             "The antialias attribute of Resize operator is NOT implemented",
             ProviderError,
-            "WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: The antialias",
+            "WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: The antialias attribute of Resize "
+            "operator is NOT implemented; leave the node to the CPU: --provider-option webgpu.forceCpuNodeNames=a",
+        ),
+        (
+            "a_token_1",
+            "Using column major storage_order is not supported yet",
+            ProviderError,
+            "took node 'a' (Resize) and cannot run it: Using column major storage_order is not supported yet; leave "
+            "the node to the CPU: --provider-option webgpu.forceCpuNodeNames=a",
+        ),
+        (
+            "a",
+            "Program CumSum requires f16 but the device does not support it",
+            ProviderError,
+            "the device does not support it; run it without that provider: --provider cpu",
         ),
         ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes: --shape NAME=SIZES"),
         ("b", "delta in Range operator can not be zero!", GenerationError, "other values: --input NAME=FILE.npy"),
@@ -511,14 +546,42 @@ class Fallen:
 )
 def test_a_run_that_fails_is_laid_at_the_right_door(tmp_path, node, message, kind, says):
     model = read_onnx(chain([("Relu", "a")], tmp_path / "m.onnx"))
-    error = run_error(
-        "m.onnx",
-        RuntimeError(
-            f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
-        ),
-    )
-    told = told_error(model, cast("Session", Fallen()), error)
+    text = f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
+    told = told_error(model, cast("Session", Fallen()), failed_run(text))
     assert type(told) is kind and says in str(told)
+
+
+def failed_run(text: str) -> PartitaError:
+    """What a run raises that ends in ONNX Runtime with this text."""
+    native = RuntimeError(text)
+    error = run_error("m.onnx", native)
+    error.__cause__ = native
+    return error
+
+
+def test_nodes_that_a_user_leaves_to_the_cpu_already_stay_there(tmp_path):
+    model = read_onnx(chain([("Relu", "a")], tmp_path / "m.onnx"))
+    session = Fallen()
+    webgpu, cpu = session.resolutions
+    session.resolutions = (replace(webgpu, options={"forceCpuNodeNames": "x"}), cpu)
+    error = failed_run("while running Relu node. Name:'a' Status Message: not there yet")
+    told = told_error(model, cast("Session", session), error)
+    assert told.remedy is not None
+    assert told.remedy.options == ("--provider-option", "webgpu.forceCpuNodeNames=x\na")
+    session.resolutions = (webgpu,)
+    told = told_error(model, cast("Session", session), error)
+    assert told.remedy is not None and told.remedy.options == ("--provider", "cpu")
+
+
+def test_an_output_that_nothing_makes_is_no_matter_of_values(tmp_path):
+    node = helper.make_node("SkipLayerNormalization", ["x", "x", "s"], ["y", "m"], name="n", domain="com.microsoft")
+    path = save(tmp_path / "m.onnx", [node], [port("x"), port("s", F, [4])], [port("y"), port("m")])
+    error = failed_run("Error in execution: Unsupported OrtValue type.")
+    told = told_error(read_onnx(path), cast("Session", Fallen()), error)
+    assert type(told) is ProviderError and "--input" not in str(told)
+    assert "makes no value of an output of the graph, as it may leave 'm' of node 'n' (SkipLayerNormalization)" in str(
+        told
+    )
 
 
 # --- running -------------------------------------------------------------------------------------------------------

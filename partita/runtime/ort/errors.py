@@ -79,6 +79,17 @@ class NoKernelError(ProviderError):
         self.what, self.path, self.node = what, path, node
 
 
+class NotOpenedError(ProviderError):
+    """The last providers of a chain fail over a model, most often in making a kernel; which node it is for is not said.
+
+    `path`: the file, which may still be looked into.
+    """
+
+    def __init__(self, what: str, path: Path, *, remedy: Remedy | None = None) -> None:
+        super().__init__(what, where=path, remedy=remedy)
+        self.what, self.path = what, path
+
+
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
     """What to raise when a session cannot be opened. `log` are the native lines of the attempt."""
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
@@ -101,7 +112,7 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)
     remedy = ON_CPU if list(chain) != ["CPUExecutionProvider"] else CHECK_MODEL
-    return ProviderError(f"{names} failed to open it: {text}{extra}", where=path, remedy=remedy)
+    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path, remedy=remedy)
 
 
 def blames_provider(error: Exception) -> bool:

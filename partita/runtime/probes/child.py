@@ -279,16 +279,15 @@ def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
 
 
 def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
-    """The line in which the provider says something of the node."""
+    """The line in which the provider says something of the node; failing that, of another, as of one in its body."""
     from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.native_log import HEAD
 
-    for pattern in patterns:
-        for line in log:
-            if re.search(pattern.pattern, line):
-                head = HEAD.match(line)
-                return one_line(head["text"] if head else line).replace(f" node name: {NODE}", "")
-    return ""
+    found = [(line, match) for pattern in patterns for line in log if (match := re.search(pattern.pattern, line))]
+    own = (line for line, match in found if match.groupdict().get("node") == NODE)
+    line = next(own, found[0][0] if found else "")
+    head = HEAD.match(line)
+    return one_line(head["text"] if head else line).replace(f" node name: {NODE}", "")
 
 
 if __name__ == "__main__":

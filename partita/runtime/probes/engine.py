@@ -26,14 +26,14 @@ from partita.observations.facts import (
 )
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import ChainEntry, Memory, Probing, remedy_of
-from partita.observations.text_format import plural
+from partita.observations.text_format import name_some, plural
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy, any_of
 from partita.runtime.advice import export_anew
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.model_file import all_nodes, bodies
 from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.ort.errors import NoKernelError
+from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.probes.bisect import Search, find_rejected
 from partita.runtime.probes.bodies import explore_bodies, holder_in_run
 from partita.runtime.probes.cache import cache_for
@@ -204,7 +204,7 @@ def _refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
 def probe_missing_kernel(
     error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The same error with the remedy for what is missing: the operator, its version, or the type it is wanted in.
+    """The same error with what is missing, the operator, its version, or the type it is wanted in, and its remedy.
 
     ONNX Runtime does not tell these apart, so the node is tried alone on `asked`, then with one thing changed.
     """
@@ -216,11 +216,34 @@ def probe_missing_kernel(
         return error
     with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
         explore([subject], lab)
-    code = shown_by(subject.probe(error.node), asked.provider.ort_name)
-    if code is None:
+    shown = shown_by(subject.probe(error.node), asked.provider.ort_name)
+    if shown is None:
         return error
-    remedy = export_anew(error.path, (code,), asked.provider.ort_name, asking=False)
-    return NoKernelError(error.what, error.path, error.node, remedy=remedy)
+    code, evidence = shown
+    remedy, told = export_anew(error.path, (code,), asked.provider.ort_name, asking=False), error.what
+    if remedy is None:  # who changes the file has to know what; what was said of the node is in the error
+        told += f"; {asked.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
+    return NoKernelError(told, error.path, error.node, remedy=remedy)
+
+
+def probe_not_opened(
+    error: NotOpenedError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
+) -> ProviderError:
+    """The same error with the smallest parts of the graph that `asked` does not open: what it says names no node."""
+    if seconds <= 0:
+        return error
+    graph = cut_graph(model, sizes)
+    with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
+        rejected = find_rejected(Search(graph, lab))
+    parts = [part for part in rejected.parts if part.minimal] if rejected is not None else []
+    if not parts:
+        return error
+    listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
+    named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
+    rest = ""
+    if rejected is not None and rejected.rest_opens:
+        rest = "; the rest opens"
+    return NotOpenedError(f"{error.what}; it fails over node {named}{rest}", error.path, remedy=error.remedy)
 
 
 def _explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:

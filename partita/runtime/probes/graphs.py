@@ -15,13 +15,15 @@ from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.constants import find_constants, without_defaults
 from partita.runtime.probes.fold import known_values
 from partita.runtime.probes.names import one_meaning
-from partita.runtime.tensor_types import is_fixed, tensor_type, tensor_types
+from partita.runtime.tensor_types import is_fixed, sizes_of, tensor_type, tensor_types
 
 if TYPE_CHECKING:
     import onnx
 
-CALLED = re.compile(r"(?P<name>.+)__\d+")
-"""How the onnx package calls the same node."""
+CALLED = re.compile(r"(?P<name>.+)__\d+", re.DOTALL)
+"""How the onnx package calls the node of a function that it puts in the place of a call."""
+TOKEN = re.compile(r"_token_\d+")
+"""What ONNX Runtime puts into the names of the nodes of further calls of a function, and at the end of other names."""
 
 
 class CannotProbeError(Exception):
@@ -51,26 +53,46 @@ class Graph:
     declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
     """Types that the file itself gives, where every size is a number."""
 
+    inside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Nodes of functions: own names, one for each call, by ONNX Runtime's name for them without what tells calls apart.
+    """
+    called: Mapping[str, str] = field(default_factory=dict)
+    """Which node is meant, by ONNX Runtime's name for one of a function, where a run has shown what that one makes."""
+
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
-        if name in self.nodes:
-            return self.nodes[name]
+        own = name if name in self.nodes else self.called.get(name) or self._called(name, ())
+        return self.nodes.get(own)
+
+    def _called(self, name: str, made: Sequence[str]) -> str:
+        """The own name of what ONNX Runtime has in the place of a call; empty when it is none.
+
+        `made`: types of its outputs in the run, which tell one call of a function from another.
+        """
         if not name.startswith(INLINED):
-            return None
-        for own, node in self.nodes.items():
-            inner = CALLED.fullmatch(own)
-            if inner is not None and re.search(rf"_{re.escape(inner['name'])}(_|$)", name):
-                return node
-        return None
+            return ""
+        plain = TOKEN.sub("", name)
+        if plain not in self.inside:  # renamed afterwards, with something at the end
+            plain = max((called for called in self.inside if plain.startswith(f"{called}_")), key=len, default="")
+        same = self.inside.get(plain, ())
+        return next((own for own in same if self.fits(self.nodes[own], made)), next(iter(same), ""))
+
+    def fits(self, node: onnx.NodeProto, made: Sequence[str]) -> bool:
+        """Whether a node makes what the one that ran made, as far as both are known."""
+        outputs = [name for name in node.output if name]
+        if made and len(outputs) != len(made):
+            return False
+        return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
     def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
         """The graph with types of outputs that a run has shown, by node, where nothing else tells them.
 
         Sizes that only the run has shown are sizes of the run: in the file they stay unknown.
         """
-        seen = dict(_seen_types(self, outputs))
+        called = {name: own for name, texts in outputs.items() if (own := self._called(name, texts))}
+        seen = dict(_seen_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
-        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes})
+        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes}, called=called)
 
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
@@ -95,7 +117,19 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         given=defaults,
         declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
+        inside=_inside(proto),
     )
+
+
+def _inside(proto: onnx.ModelProto) -> dict[str, tuple[str, ...]]:
+    """Own names of the nodes of functions that stand in the place of calls, by what ONNX Runtime calls them."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in all_nodes(proto.graph):
+        match = CALLED.fullmatch(node.name)
+        if match is not None and node.name.startswith(INLINED):
+            plain = TOKEN.sub("", match["name"])
+            found[plain] = (*found.get(plain, ()), node.name)
+    return found
 
 
 def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
@@ -120,11 +154,19 @@ def read_type(text: str) -> onnx.TypeProto | None:
     return tensor_type(element.number, [int(part) for part in sizes])
 
 
+def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
+    """Whether two types are one; what is not known does not differ."""
+    if kind is None or seen is None:
+        return True
+    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))
+
+
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them.
 
     It reads a function's nodes in the model's own versions of the operator sets (seen with 1.31.1: Selu of a function
-    that imports opset 21, in a model of 22, is Selu-22).
+    that imports opset 21, in a model of 22, is Selu-22). And it names them after their function: nodes of two functions
+    may have one name.
     """
     import onnx
     import onnx.inliner
@@ -137,6 +179,8 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     for function in restamped.functions:
         for entry in function.opset_import:
             entry.version = versions.get(plain_domain(entry.domain), entry.version)
+        for node in all_nodes(function):
+            node.name = f"{INLINED}{function.name}_{node.name}"
     proto = restamped
     try:
         made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)

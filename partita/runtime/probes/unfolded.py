@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from partita.runtime.model_file import all_nodes
 from partita.runtime.probes.cases import Case, node_case, part_model
 from partita.runtime.probes.constants import constant_of
-from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto, plain_domain, read_type
+from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto, plain_domain
 from partita.runtime.probes.schemas import find_schema
 from partita.runtime.tensor_types import sizes_of, tensor_type
 
@@ -40,7 +40,7 @@ class Functions:
             for owner in owners:
                 body = self.body(owner, deep)
                 for node in body.nodes.values() if body is not None else ():
-                    if body is not None and node.op_type == op_type and _fits(body, node, made):
+                    if body is not None and node.op_type == op_type and body.fits(node, made):
                         return node_case(body, node.name)
         raise CannotProbeError(NO_FUNCTION)
 
@@ -115,18 +115,3 @@ def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) ->
     for number, inner in enumerate(islice(all_nodes(made.graph), len(made.graph.node), None)):
         inner.name = inner.name or f"{op_type}/inside/{number}"
     return made
-
-
-def _fits(body: Graph, node: onnx.NodeProto, made: Sequence[str]) -> bool:
-    """Whether a node makes what the one that ran made, as far as both are known."""
-    outputs = [name for name in node.output if name]
-    if made and len(outputs) != len(made):
-        return False
-    return all(_same_type(body.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
-
-
-def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
-    """Whether two types are one; what is not known does not differ."""
-    if kind is None or seen is None:
-        return True
-    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))

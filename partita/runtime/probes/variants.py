@@ -232,7 +232,7 @@ def _at_opset(case: Case, opset: int) -> Case | None:
     """The case in another operator set: as it is if that is legal there, else converted; None where neither works."""
     import onnx
 
-    moved = replace(case, opsets={**case.opsets, case.node.domain: opset})
+    moved = replace(_said_only(case, opset), opsets={**case.opsets, case.node.domain: opset})
     if _legal(moved):
         return moved
     model = case_model(case)
@@ -261,6 +261,21 @@ def _at_opset(case: Case, opset: int) -> Case | None:
     )
     changed = replace(moved, node=node, feeds=feeds)
     return changed if _legal(changed) else None
+
+
+def _said_only(case: Case, opset: int) -> Case:
+    """The case without attributes that another operator set does not know, where they only say what goes without."""
+    now, then = schema_of(case), find_schema(case.node.domain, case.node.op_type, opset)
+    if now is None or then is None:
+        return case
+    node = copy_node(case.node)
+    del node.attribute[:]
+    node.attribute.extend(
+        entry
+        for entry in case.node.attribute
+        if entry.name in then.attributes or now.defaults.get(entry.name) != entry.SerializeToString()
+    )
+    return replace(case, node=node)
 
 
 def _legal(case: Case) -> bool:

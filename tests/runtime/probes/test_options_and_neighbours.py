@@ -100,7 +100,7 @@ def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Gra
     assert lab.asked == [("device", "GPU")] and len(subject.trials) == 2
     (shown,) = conclusions(subject.probe("c"))
     assert shown.evidence.startswith("with webgpu.device=GPU in place of webgpu.device=TOASTER")
-    assert shown_by(subject.probe("c"), WEBGPU.ort_name) == "option_needed"
+    assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
 def test_an_option_with_which_the_provider_takes_other_nodes_is_not_looked_into(graph: Graph) -> None:
@@ -130,7 +130,7 @@ def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(
     (shown,) = conclusions(subject.probe("a"))
     assert shown.factors == (OPTION, "opset")
     assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")
-    assert shown_by(subject.probe("a"), WEBGPU.ort_name) == "no_kernel_version"
+    assert (shown_by(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
 
 
 def test_an_option_with_changes_stays_within_what_is_tried_of_combinations(graph: Graph) -> None:

@@ -341,6 +341,20 @@ def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
     assert found.outcome == outcome and found.said
 
 
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("probe", "CUDA kernel not found in registries for Op type: Loop"),
+        ("another", "CUDA kernel not found in registries for Op type: Selu node name: inner"),
+    ],
+)
+def test_what_is_said_of_the_node_goes_before_what_is_said_of_one_in_its_body(node, said):
+    head = "[I:onnxruntime:, cuda.cc:1 GetCapability] CUDA kernel not found in registries for Op type"
+    log = (f"{head}: Selu node name: inner", f"{head}: Loop node name: {node}")
+    broken = failure("NotImplemented", "nobody has it", *log)
+    assert child.failed(broken, CUDA, one_node=True, legal=lambda: True) == child.Found("left", said)
+
+
 def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_providers(model):
     broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
     found = child.failed(broken, CUDA, one_node=True, legal=lambda: False)

@@ -235,6 +235,34 @@ def test_a_version_that_cannot_say_the_same_is_left_out(case):
     assert "Softmax of opset 11 in place of 13" not in changes(case(half), "opset"), "bfloat16 came with opset 13"
 
 
+def test_a_version_without_what_the_node_can_spare_is_tried_as_several_changes(case):
+    dilated = "g (float[1,4,8,8] x) => (float[1,4,6,6] y) {\n"
+    dilated += "  [n] y = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(x)\n}"
+    assert not any("opset 11" in change for change in changes(case(dilated), "opset")), "dilations came with opset 19"
+    found = {entry.change: entry for entry in combined(case(dilated))}
+    older = found["AveragePool of opset 11 in place of 19 and without dilations=[2,2]"]
+    assert older.parts == ("opset", "attribute") and opens(older.case)
+    half = found["float16 in place of float32 and AveragePool of opset 11 in place of 19 and without dilations=[2,2]"]
+    assert half.parts == ("type", "opset", "attribute")
+
+
+def test_an_optional_input_that_a_version_does_not_know_is_left_out_with_it(case):
+    text = "g (float[2,8] x) => (float[A,B] y) <int64[2] p = {1,1}, float v = {0.5}, int64[1] a = {1}> {\n"
+    text += "  [n] y = Pad(x, p, v, a)\n}"
+    older = {entry.change: entry for entry in combined(case(text))}
+    found = older["Pad of opset 13 in place of 21 and without the optional input axes"]
+    assert found.parts == ("opset", "input") and list(found.case.node.input) == ["i0", "i1", "i2"]
+
+
+def test_an_attribute_at_its_default_keeps_no_version_away(case):
+    text = "g (float[1,4,8,8] x) => (float[1,4,C,D] y) <float[4] s = {1.0,1.0,2.0,2.0}> {\n"
+    text += '  [n] y = Resize<mode="linear", antialias=0>(x, "", s)\n}'
+    found = {entry.change: entry.case for entry in single(case(text)) if entry.factor == "opset"}
+    older = found["Resize of opset 13 in place of 19"]
+    assert [entry.name for entry in older.node.attribute] == ["mode"] and opens(older)
+    assert "Resize of opset 13 in place of 19" not in changes(case(text.replace("antialias=0", "antialias=1")), "opset")
+
+
 def test_combined_versions_are_legal_for_the_type_they_come_with(case):
     found = [entry for entry in combined(case(TEXTS["Squeeze"])) if "bfloat16" in entry.change]
     assert found and not any("of opset 11" in entry.change for entry in found)

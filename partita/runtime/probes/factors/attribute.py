@@ -27,8 +27,8 @@ def _other_attributes(case: Case) -> Iterator[Idea]:
     """Each attribute that can be left out, left out; and without the optional outputs, which it may have called for."""
     schema = schema_of(case)
     for attribute in case.node.attribute:
-        if _can_go(attribute, schema):
-            words, change = f"{attribute.name}={_shown(attribute)}", Change(attributes={attribute.name: None})
+        if can_go(attribute, schema):
+            words, change = told(attribute), Change(attributes={attribute.name: None})
             yield Idea(NAME, change, words, removes=True)
             fewer = optional_outputs(case, schema)
             if fewer:
@@ -127,17 +127,22 @@ def _fewer_operands(case: Case) -> Iterator[Idea]:
 def _with_defaults(case: Case) -> Iterator[Idea]:
     """Without any attribute that can be left out, where these are several."""
     schema = schema_of(case)
-    going = {attribute.name: None for attribute in case.node.attribute if _can_go(attribute, schema)}
+    going = {attribute.name: None for attribute in case.node.attribute if can_go(attribute, schema)}
     if len(going) > 1:
         yield Idea(NAME, Change(attributes=going), "attributes at their defaults", parts=(NAME, NAME))
 
 
-def _can_go(attribute: onnx.AttributeProto, schema: Schema | None) -> bool:
+def can_go(attribute: onnx.AttributeProto, schema: Schema | None) -> bool:
     """Whether an attribute may be left out, and has another value than it would have then."""
     if schema is None or schema.attributes.get(attribute.name, True) or attribute.name in TYPE_ATTRIBUTES:
         return False
     default = schema.defaults.get(attribute.name)
     return default is None or default != attribute.SerializeToString()
+
+
+def told(attribute: onnx.AttributeProto) -> str:
+    """An attribute with its value, for people."""
+    return f"{attribute.name}={_shown(attribute)}"
 
 
 def _shown(attribute: onnx.AttributeProto) -> str:
