@@ -16,6 +16,7 @@ from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
 from partita.library.chain import Target
 from partita.library.engine import (
+    ANOTHER,
     Begun,
     GenerateRequest,
     Opened,
@@ -307,10 +308,7 @@ class LocalEngine:
     def _current(self, number: int) -> Batch:
         """The batch of the last generation. Raises GenerationError when that is another one."""
         if number != self._number or self._last is None:
-            raise GenerationError(
-                "another generation of this model has begun since, and only one runs at a time; load the "
-                "package again to run two at once"
-            )
+            raise GenerationError(ANOTHER)
         return self._last
 
     def __enter__(self) -> Self:

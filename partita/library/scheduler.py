@@ -16,8 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from os.path import commonprefix
+from typing import NoReturn
 
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.edge import ArgumentError
 from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
 from partita.library.requests import Listener, Piece, Ticket, Work, check_work
@@ -88,6 +90,9 @@ class Scheduler:
     def begun(self) -> Begun:
         """What is known of the batch: chunk, rows, lengths."""
         return self._limits
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
