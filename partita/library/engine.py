@@ -23,6 +23,8 @@ ANOTHER = (
     "at once"
 )
 """What whoever goes on with an earlier generation is told."""
+CLOSED = "this model is closed; load the package again"
+"""What whoever goes on with an engine that was closed is told."""
 
 
 @dataclass(frozen=True, slots=True)

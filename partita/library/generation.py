@@ -126,6 +126,8 @@ class Generation:
         self._over = False
         self._displaced: str | None = None
         """What the model was asked since, which ended it; whoever goes on with it is told."""
+        self.keeps: object = None
+        """What is to last as long as the generation goes on."""
         self._taking = threading.Lock()
         """Held while a step is taken in, or something else ends it: none is taken in by half."""
 
@@ -174,7 +176,7 @@ class Generation:
 
     def close(self) -> None:
         """End it here. May be called twice; what there is stays."""
-        self._over = True
+        self._over, self.keeps = True, None
         for row in self._rows:
             row.end()
 

@@ -27,7 +27,7 @@ from partita.library.asking import (
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, one_tree, public
-from partita.library.engine import ANOTHER, Engine, PrefixRequest, ReportRequest
+from partita.library.engine import ANOTHER, CLOSED, Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
@@ -53,6 +53,10 @@ class VerificationError(ParityError):
         self.verification = verification
 
 
+class _Held:
+    """An engine is closed when nobody has this any more: neither the model nor what was begun with it."""
+
+
 class Model:
     """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
 
@@ -71,7 +75,8 @@ class Model:
         self._beginning = threading.Lock()
         """Held while one is begun, so that the engine's latest is the one that is noted as the last."""
         self._closed = False
-        self._closing = weakref.finalize(self, engine.close)
+        self._held = _Held()
+        self._closing = weakref.finalize(self._held, engine.close)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -231,6 +236,7 @@ class Model:
                 speculation=guessing,
                 prefix=None if prefix is None else str(Path(prefix).absolute()),
             )
+            scheduler.keeps = self._held
             if self._last is not None:
                 self._last.displace(ANOTHER)
             self._last, self._scheduler = None, scheduler
@@ -327,7 +333,7 @@ class Model:
         """Free the sessions, or end the process that has them. May be called twice."""
         self._closed = True
         if self._last is not None:
-            self._last.displace(f"{self.folder}: this model is closed; load the package again")
+            self._last.displace(f"{self.folder}: {CLOSED}")
         self._closing()
 
     def __reduce__(self) -> NoReturn:
@@ -347,7 +353,7 @@ class Model:
 
     def _open(self) -> Engine:
         if self._closed:
-            raise UsageError(f"{self.folder}: this model is closed; load the package again")
+            raise UsageError(f"{self.folder}: {CLOSED}")
         return self._engine
 
     def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
@@ -415,6 +421,7 @@ class Model:
                 speculation=speculation,
                 guard=one_tree,
             )
+            generation.keeps = self._held
             if self._last is not None:
                 self._last.displace(ANOTHER)
             self._last, self._scheduler = generation, None

@@ -68,6 +68,8 @@ class Scheduler:
         self._closed = False
         self.copied_tokens = 0
         """Tokens of prompts that were copied so far, from a prefix or from other rows, and not read."""
+        self.keeps: object = None
+        """What is to last as long as requests are taken."""
         self.lost_by: PartitaError | None = None
         """What ended the last batch that was lost, with all requests in it."""
 
@@ -210,6 +212,7 @@ class Scheduler:
             self._free(ticket)
             with suppress(Exception):  # nobody is to be told of what is wrong with who listens, at the end
                 _tell(pieces)
+        self.keeps = None
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

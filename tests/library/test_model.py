@@ -365,6 +365,73 @@ def test_a_model_that_is_forgotten_is_closed(package):
     assert engine() is None
 
 
+def open_engine(engine: weakref.ref[LocalEngine]) -> bool:
+    gc.collect()
+    found = engine()
+    return found is not None and not found._closed
+
+
+def loaded(package: Path) -> tuple[partita.Model, weakref.ref[LocalEngine]]:
+    model = partita.load(package, providers="cpu")
+    assert isinstance(model._engine, LocalEngine)
+    return model, weakref.ref(model._engine)
+
+
+def test_a_forgotten_model_goes_on_with_its_generation_and_then_it_is_closed(package):
+    """`partita.load(...).generate(...).run()` has nobody who keeps the model."""
+    model, engine = loaded(package)
+    whole = tokens(model)
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    next(generation)
+    del model
+    assert open_engine(engine) and generation.run().tokens == whole
+    assert not open_engine(engine)
+    assert generation.tokens == whole, "what it has said stays"
+
+
+def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(package):
+    model, engine = loaded(package)
+    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
+    whole = tokens(partita.load(package, providers="cpu"))
+    del model
+    assert open_engine(engine)
+    ticket = scheduler.submit(work)
+    while scheduler.step():
+        pass
+    assert (ticket.answer.tokens,) == whole
+    scheduler.close()
+    assert not open_engine(engine)
+
+
+def test_no_argument_of_a_first_call_is_kept():
+    class Held:
+        @public
+        def call(self, other: object) -> int:
+            return 1
+
+    held, other = Held(), Held()
+    both = weakref.ref(held), weakref.ref(other)
+    assert held.call(other) == 1
+    del held, other
+    gc.collect()
+    assert [each() for each in both] == [None, None]
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, process):
+    model = partita.load(package, providers="cpu", process=process)
+    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
+    ticket = scheduler.submit(work)
+    scheduler.step()
+    model.close()
+    assert scheduler.step() and ticket.state == "over"
+    later = scheduler.submit(work)
+    scheduler.step()
+    for each in (ticket, later):
+        assert each.answer.finish_reason == "error" and "this model is closed" in str(each.error)
+    scheduler.close()
+
+
 # --- threads and output ----------------------------------------------------------------------------------------------
 
 
