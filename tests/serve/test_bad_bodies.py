@@ -289,6 +289,13 @@ def test_a_key_is_asked_for(package):
             client.models.list()
 
 
+def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monkeypatch):
+    """Of the one that comes after it, or of another behind the same proxy."""
+    monkeypatch.setattr(server.endpoints, "draining", True)
+    answer = server.post(COMPLETION, GOOD[COMPLETION])
+    assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
+
+
 def test_after_all_that_it_answers(server: Running):
     """Runs last in this file: nothing of the above has left anything behind."""
     for path, body in GOOD.items():
