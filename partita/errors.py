@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from partita.remedies import Remedy
 
@@ -43,6 +44,18 @@ class PartitaError(Exception):
         self.problem = said if where is None else f"{where}: {said}"
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception is pickled as a call of its class with `args`, the message, and some take more than that: one
+        # that cannot be read back breaks a pool of processes, which then tells nothing of it.
+        return _read_back, (type(self), self.args, self.__dict__)
+
+
+def _read_back(kind: type[PartitaError], args: tuple[Any, ...], fields: dict[str, Any]) -> PartitaError:
+    """An error that was pickled or copied, with all that it had."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class UsageError(PartitaError):

@@ -146,6 +146,8 @@ def test_keys_of_the_prompt(own_cache):
             ("dropped\x03kept\r", "kept"),
             ("\x1b[A\x1b[A\x1b[A\r", "one\ntwo"),
             ("\x1b[200~pasted\nlines\x1b[201~\r", "pasted\nlines"),
+            ("\x12kep\r\r", "kept"),  # found by a search, taken by the first Enter and sent by the second
+            ("\x12past\r\r", "pasted\nlines"),
             ("\x04", None),
         ):
             keys.send_text(typed)
@@ -155,6 +157,35 @@ def test_keys_of_the_prompt(own_cache):
         later = TypedLines((), keys, DummyOutput())
         keys.send_text("\x1b[A\r")
         assert later.read() == "pasted\nlines", "history is there in the next session"
+
+
+@pytest.mark.parametrize("lost", ["folder", "file", "never"])
+def test_a_history_that_cannot_be_kept_is_of_this_session_alone(tmp_path, monkeypatch, lost):
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
+    history = tmp_path / "chat" / "history"
+    if lost == "never":
+        history.mkdir(parents=True)
+    with create_pipe_input() as keys:
+        lines = TypedLines((), keys, DummyOutput())
+        keys.send_text("one\r")
+        assert lines.read() == "one"
+        if lost != "never":
+            history.unlink()
+        if lost == "folder":
+            history.parent.rmdir()
+        elif lost == "file":
+            history.mkdir()
+        for typed, wanted in ((b"two\r", "two"), (b"\x1b[A\x1b[A\r", "one"), (b"half \xff\r", "half \udcff")):
+            keys.send_bytes(typed)
+            assert lines.read() == wanted
+
+
+def test_a_command_begins_its_line(package, monkeypatch, capsys):
+    assert piped(monkeypatch, " /exit\n\n/exit now\nnever said\n", str(package), "-n", "1") == 0
+    assert capsys.readouterr().out.count("\n") == 1, "the first is a message, as ' /help' is one"
 
 
 @pytest.mark.parametrize("early", [False, True])

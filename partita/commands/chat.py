@@ -206,7 +206,7 @@ class Session:
             note(f"{KEYS}\n/help shows the commands; Ctrl-C ends an answer, Ctrl-D the session")
         while (line := self.lines.read()) is not None:
             word = line.split(maxsplit=1)[0] if line.strip() else ""
-            if word == "/exit":
+            if word == "/exit" and line.startswith("/"):
                 break
             try:
                 if self._turn(line, word) == INTERRUPTED and not self.lines.typed:

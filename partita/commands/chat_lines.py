@@ -100,11 +100,14 @@ def open_lines(commands: Sequence[str]) -> Lines:
 
 
 def _keys() -> KeyBindings:
+    from prompt_toolkit.enums import DEFAULT_BUFFER
+    from prompt_toolkit.filters import has_focus
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
+    message = has_focus(DEFAULT_BUFFER)  # and not the line of a search, where Enter takes what was found
 
-    @keys.add("enter")
+    @keys.add("enter", filter=message)
     def send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.document.text_before_cursor.endswith(GOES_ON):
@@ -113,7 +116,7 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    @keys.add("escape", "enter")
+    @keys.add("escape", "enter", filter=message)
     def another_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline(copy_margin=False)
 
@@ -124,12 +127,26 @@ def _history() -> History:
     """What was typed before, in a file that nobody else may read; of this session alone where none can be kept."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
+    class Kept(FileHistory):
+        """A history in a file, which is of this session alone when the file cannot be read or written, be it only now:
+        a disk that is full or a folder that has gone is no reason to lose a message.
+        """
+
+        def load_history_strings(self) -> list[str]:
+            with suppress(OSError):
+                return list(super().load_history_strings())
+            return []
+
+        def store_string(self, string: str) -> None:
+            with suppress(OSError, UnicodeEncodeError):  # the latter: half a character, which is said when it is sent
+                super().store_string(string)
+
     folder = cache_folder("chat")
     file = None if folder is None else folder / "history"
     if file is not None:
         with suppress(OSError):
             _touch(file)
-            return FileHistory(str(file))
+            return Kept(str(file))
     return InMemoryHistory()
 
 

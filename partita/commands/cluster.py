@@ -58,7 +58,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
-    sampling, _ = resolved(asked, options.package, tell_seed=False)
+    sampling, _ = resolved(asked, options.package, of_rows=True)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)

@@ -34,7 +34,7 @@ def run(options: GenerateOptions) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
-    sampling, notes = resolved(asked, options.package, tell_seed=options.input is None)
+    sampling, notes = resolved(asked, options.package, of_rows=options.input is not None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)

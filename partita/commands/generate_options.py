@@ -66,19 +66,21 @@ class GenerateOptions:
     """Of workers, `CHAIN=PYTHON` each."""
 
 
-def resolved(sampling: Sampling, folder: Path, *, tell_seed: bool = True) -> tuple[Sampling, tuple[str, ...]]:
+def resolved(sampling: Sampling, folder: Path, *, of_rows: bool = False) -> tuple[Sampling, tuple[str, ...]]:
     """The sampling with a value for everything, and what the user has to know of it. Raises UsageError, PackageError.
 
-    A run that draws gets a seed where none was given, so that it can be repeated; `tell_seed`: that is a note.
+    A run that draws gets a seed where none was given, so that it can be repeated, and a note has it. `of_rows`: it is
+    what rows of a file begin with, each of which may draw or not, with a seed of its own: nothing is told of either.
     """
     if sampling.source not in (None, CHECKPOINT):
         raise UsageError(f"--sampling {sampling.source}: the only value is {CHECKPOINT}; leave it out for the options")
     suggests = suggestion(folder) if sampling.source else Suggestion()
     full = completed(sampling, suggests)
     notes = [_source_note(suggests) if sampling.source else _suggestion_note(sampling, folder)]
-    notes.append(_ignored_note(full, sampling))
-    if full.seed != sampling.seed and tell_seed:
-        notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
+    if not of_rows:
+        notes.append(_ignored_note(full, sampling))
+        if full.seed != sampling.seed:
+            notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
     return full, tuple(filter(None, notes))
 
 

@@ -50,7 +50,7 @@ def generate_file(
     claim(target, "answers", (model.folder, source), option="output")
     check_files(source, target)
     asked = Sampling(max_new_tokens=max_new_tokens, seed=seed)
-    full = options(asked, sampling, 1, model.folder)[0]
+    full = options(asked, sampling, 1, model.folder, of_file=True)[0]
     has_text = model.tokenizer is not None
     texts, ids = stops(model.folder, stop, stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
     given = seed if sampling is None or isinstance(sampling, str) or sampling.seed is None else sampling.seed

@@ -38,7 +38,7 @@ def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
     if isinstance(prompts, str):
         return [prompts]
     listed = prompts.tolist() if hasattr(prompts, "tolist") else prompts
-    if isinstance(listed, Mapping) or not isinstance(listed, Sequence) or isinstance(listed, (bytes, bytearray)):
+    if not is_list(listed):
         raise UsageError(f"prompts is of type {type(prompts).__name__}; give a string, token ids, or a list of either")
     if listed and all(_is_id(entry) for entry in listed):
         return [tuple(int(entry) for entry in listed)]
@@ -49,9 +49,16 @@ def _row(entry: Any) -> str | tuple[int, ...]:
     if isinstance(entry, str):
         return entry
     listed = entry.tolist() if hasattr(entry, "tolist") else entry
-    if not isinstance(listed, Sequence) or not all(_is_id(token) for token in listed):
+    if not is_list(listed) or not all(_is_id(token) for token in listed):
         raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a string or a list of token ids")
     return tuple(int(token) for token in listed)
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list, or what will do for one. Bytes have integers in them, and are a text that was not
+    decoded; read as token ids they would be answered without a word.
+    """
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
 
 
 def _is_id(value: Any) -> bool:
@@ -70,7 +77,11 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
     """Messages as a chat template takes them. Raises UsageError for what is none."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
-    listed = list(messages) if isinstance(messages, Sequence) else []
+    if not is_list(messages):
+        raise UsageError(
+            f"messages is of type {type(messages).__name__}; give a text, or a list of dicts of role and content"
+        )
+    listed = list(messages)
     for message in listed:
         good = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         if not good:
@@ -93,15 +104,15 @@ def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
     return [*adapter]
 
 
-def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sampling]:
+def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file: bool = False) -> list[Sampling]:
     """One set of options for each row, or a single one for all of them, with a value for everything.
 
-    `sampling`: what programs give as such; `asked`: options by name, which hold where it says nothing. Raises
-    UsageError.
+    `sampling`: what programs give as such; `asked`: options by name, which hold where it says nothing. `of_file`: they
+    are what rows of a file begin with, which may draw where these do not. Raises UsageError.
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
-        return [_completed_for(folder, one.over(asked))]
+        return [_completed_for(folder, one.over(asked), tell_ignored=not of_file)]
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(
@@ -110,7 +121,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sam
     return [_completed_for(folder, one.over(asked)) for one in each]
 
 
-def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
+def _completed_for(folder: Path, wanted: Sampling, *, tell_ignored: bool = True) -> Sampling:
     """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
     if wanted.source not in (None, CHECKPOINT):
         raise UsageError(f"sampling is {wanted.source!r}; the only string allowed is {CHECKPOINT!r}")
@@ -119,7 +130,7 @@ def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
     for name in suggests.unknown:
         LOGGER.warning("the checkpoint also asks for %s, which Partita does not support", name)
     full = completed(wanted, suggests)
-    for name in ignored(full, wanted):
+    for name in ignored(full, wanted) if tell_ignored else ():
         LOGGER.warning("%s is ignored: temperature 0 always takes the most likely token", name)
     return full
 

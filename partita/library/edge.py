@@ -93,13 +93,20 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         with one_tree():
             if not checked:
-                from pydantic import ConfigDict, validate_call
-
-                checked.append(validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(function))
+                checked.append(_checked(function))
             own = {key: plain(value) for key, value in kwargs.items()}
             return run(name, signature, checked[0], tuple(plain(value) for value in args), own)
 
     return call
+
+
+def _checked(function: Callable[P, T]) -> Callable[P, T]:
+    """The function with a check of its arguments. Apart from the call: pydantic keeps the names of the frame that asks
+    for the check, and the arguments of the first call, a model say, would last as long as the process.
+    """
+    from pydantic import ConfigDict, validate_call
+
+    return validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(function)
 
 
 def run(

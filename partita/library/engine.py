@@ -18,6 +18,14 @@ from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evaluation import Evaluation
 
+ANOTHER = (
+    "another generation of this model has begun since, and only one runs at a time; load the package again to run two "
+    "at once"
+)
+"""What whoever goes on with an earlier generation is told."""
+CLOSED = "this model is closed; load the package again"
+"""What whoever goes on with an engine that was closed is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:

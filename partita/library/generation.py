@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from partita.diagnosis.session_index import PHASES
+from partita.errors import GenerationError
 from partita.library.edge import ArgumentError
 from partita.library.engine import Engine, GenerateRequest, RowRequest
 from partita.library.notes import chunk_ignored
@@ -108,6 +110,7 @@ class Generation:
     """An iterator of `GenerationStep`. What it has so far is in `text`, `answers` and `timings`; `run` goes to the end.
 
     Ctrl-C and errors end it, and so does leaving it: `close` it, use it as a context manager, or just begin another.
+    Going on with one that something else has ended since raises GenerationError.
     """
 
     def __init__(
@@ -121,12 +124,20 @@ class Generation:
         self.error: BaseException | None = None
         """What ended it, other than itself."""
         self._over = False
+        self._displaced: str | None = None
+        """What the model was asked since, which ended it; whoever goes on with it is told."""
+        self.keeps: object = None
+        """What is to last as long as the generation goes on."""
+        self._taking = threading.Lock()
+        """Held while a step is taken in, or something else ends it: none is taken in by half."""
 
     def __iter__(self) -> Iterator[GenerationStep]:
         return self
 
     def __next__(self) -> GenerationStep:
         if self._over:
+            if self._displaced is not None:
+                raise GenerationError(self._displaced)
             raise StopIteration
         before = [len(row.pieces) for row in self._rows]
         try:
@@ -139,12 +150,15 @@ class Generation:
         if step is None:
             self.close()
             raise StopIteration
-        self.steps.append(step)
-        tokens = tuple(
-            row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
-        )
-        if all(row.finish is not None for row in self._rows):
-            self.close()
+        with self._taking:
+            if self._displaced is not None:
+                raise GenerationError(self._displaced)
+            self.steps.append(step)
+            tokens = tuple(
+                row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
+            )
+            if all(row.finish is not None for row in self._rows):
+                self.close()
         return GenerationStep(
             index=step.index,
             phase=step.phase,
@@ -162,9 +176,18 @@ class Generation:
 
     def close(self) -> None:
         """End it here. May be called twice; what there is stays."""
-        self._over = True
+        self._over, self.keeps = True, None
         for row in self._rows:
             row.end()
+
+    def displace(self, why: str) -> None:
+        """End it because the model was asked something else, as `why` says. Its steps so far stay; asked for another,
+        it raises that: an answer that is cut short must not look like a whole one.
+        """
+        with self._taking:
+            if not self._over:
+                self._displaced = why
+                self.close()
 
     def __repr__(self) -> str:
         counts = "+".join(str(len(row.tokens)) for row in self._rows)

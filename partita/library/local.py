@@ -16,6 +16,8 @@ from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
 from partita.library.chain import Target
 from partita.library.engine import (
+    ANOTHER,
+    CLOSED,
     Begun,
     GenerateRequest,
     Opened,
@@ -75,7 +77,7 @@ class LocalEngine:
         self.audience = audience
         self._lock = threading.RLock()
         self._last: Batch | None = None
-        self._number, self._over = 0, True
+        self._number, self._over, self._closed = 0, True, False
         self._gave_up: set[str] = set()
         self._notes: tuple[str, ...] = ()
         """What was worth knowing of the last generation."""
@@ -270,7 +272,7 @@ class LocalEngine:
     def close(self) -> None:
         """Free the sessions and everything that belongs to them. May be called twice."""
         with self._lock:
-            self._over = True
+            self._over = self._closed = True
             self._speculators.close()
             self.runner.close()
 
@@ -278,6 +280,8 @@ class LocalEngine:
         self, prefill_chunk: int | None, adapter: str | None, longest: int, *, is_open: bool
     ) -> tuple[Begun, Batch]:
         """A generation with free rows; the one before is over. `longest`: tokens of the longest prompt to come."""
+        if self._closed:
+            raise GenerationError(CLOSED)
         self._over = True
         self.runner.use_adapter(adapter)
         wanted = _chunk(prefill_chunk)
@@ -305,12 +309,11 @@ class LocalEngine:
         return begun, batch
 
     def _current(self, number: int) -> Batch:
-        """The batch of the last generation. Raises GenerationError when that is another one."""
+        """The batch of the last generation. Raises GenerationError when that is another one, and once it is closed."""
+        if self._closed:
+            raise GenerationError(CLOSED)
         if number != self._number or self._last is None:
-            raise GenerationError(
-                "another generation of this model has begun since, and only one runs at a time; load the "
-                "package again to run two at once"
-            )
+            raise GenerationError(ANOTHER)
         return self._last
 
     def __enter__(self) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from partita.library.asking import (
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, one_tree, public
-from partita.library.engine import Engine, PrefixRequest, ReportRequest
+from partita.library.engine import ANOTHER, CLOSED, Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
@@ -52,6 +53,10 @@ class VerificationError(ParityError):
         self.verification = verification
 
 
+class _Held:
+    """An engine is closed when nobody has this any more: neither the model nor what was begun with it."""
+
+
 class Model:
     """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
 
@@ -67,8 +72,11 @@ class Model:
         self._last: Generation | None = None
         self._scheduler: Scheduler | None = None
         """What was begun last, where that is no generation of its own."""
+        self._beginning = threading.Lock()
+        """Held while one is begun, so that the engine's latest is the one that is noted as the last."""
         self._closed = False
-        self._closing = weakref.finalize(self, engine.close)
+        self._held = _Held()
+        self._closing = weakref.finalize(self._held, engine.close)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -218,18 +226,21 @@ class Model:
         in_range("prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         guessing = self._speculation(speculate, draft)
-        if self._last is not None:
-            self._last.close()
-        self._last = None
-        self._scheduler = Scheduler(
-            engine,
-            self.tokenizer,
-            prefill_chunk=prefill_chunk,
-            adapter=adapter,
-            speculation=guessing,
-            prefix=None if prefix is None else str(Path(prefix).absolute()),
-        )
-        return self._scheduler
+        text = self.tokenizer
+        with self._beginning:
+            scheduler = Scheduler(
+                engine,
+                text,
+                prefill_chunk=prefill_chunk,
+                adapter=adapter,
+                speculation=guessing,
+                prefix=None if prefix is None else str(Path(prefix).absolute()),
+            )
+            scheduler.keeps = self._held
+            if self._last is not None:
+                self._last.displace(ANOTHER)
+            self._last, self._scheduler = None, scheduler
+        return scheduler
 
     @public
     def save_prefix(
@@ -298,7 +309,9 @@ class Model:
             return self._report(ReportRequest("stop", complete=False, probe_seconds=probe_seconds))
         if last is None or not last.steps:
             raise ReportError("nothing to report: nothing has been generated yet; call generate first, or place")
-        last.close()
+        last.displace(
+            "a report was made of this generation, which ended it; make the report when it is done, or leave it"
+        )
         error = last.error if isinstance(last.error, Exception) else None
         request = ReportRequest(
             finish_reason=last.finish_reason,
@@ -320,7 +333,7 @@ class Model:
         """Free the sessions, or end the process that has them. May be called twice."""
         self._closed = True
         if self._last is not None:
-            self._last.close()
+            self._last.displace(f"{self.folder}: {CLOSED}")
         self._closing()
 
     def __reduce__(self) -> NoReturn:
@@ -340,7 +353,7 @@ class Model:
 
     def _open(self) -> Engine:
         if self._closed:
-            raise UsageError(f"{self.folder}: this model is closed; load the package again")
+            raise UsageError(f"{self.folder}: {CLOSED}")
         return self._engine
 
     def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
@@ -393,23 +406,25 @@ class Model:
         has_text = tokenizer is not None
         texts, tokens = stops(self.folder, stop, stop_ids, vocab_size=self.vocab_size, has_text=has_text)
         samplings = options(asked, sampling, len(ids), self.folder)
-        generation = begin(
-            engine,
-            ids,
-            samplings,
-            text=tokenizer,
-            stop=texts,
-            stop_ids=tokens,
-            prefill_chunk=prefill_chunk,
-            adapters=adapters,
-            prefix=None if prefix is None else str(Path(prefix).absolute()),
-            one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
-            speculation=speculation,
-            guard=one_tree,
-        )
-        if self._last is not None:
-            self._last.close()
-        self._last, self._scheduler = generation, None
+        with self._beginning:
+            generation = begin(
+                engine,
+                ids,
+                samplings,
+                text=tokenizer,
+                stop=texts,
+                stop_ids=tokens,
+                prefill_chunk=prefill_chunk,
+                adapters=adapters,
+                prefix=None if prefix is None else str(Path(prefix).absolute()),
+                one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
+                speculation=speculation,
+                guard=one_tree,
+            )
+            generation.keeps = self._held
+            if self._last is not None:
+                self._last.displace(ANOTHER)
+            self._last, self._scheduler = generation, None
         for line in filter(None, (placeholder_note(self.folder, ids), *generation.notes)):
             LOGGER.warning(line)
         return generation

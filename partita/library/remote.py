@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from partita.errors import ProviderError
+from partita.errors import GenerationError, ProviderError
 from partita.files import temporary_directory
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import LOGGER
@@ -24,6 +24,7 @@ from partita.library.chain import ChainOptions
 from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
 from partita.library.engine import (
+    CLOSED,
     Begun,
     GenerateRequest,
     Opened,
@@ -86,6 +87,7 @@ class RemoteEngine:
         self._names = where.provider or ""
         self._lost: ProviderError | None = None
         """How the child ended, once it has."""
+        self._closed = False
         self._begun = 0
         self._gave_up: set[str] = set()
         """Why nobody guesses any more, as it was told."""
@@ -183,11 +185,14 @@ class RemoteEngine:
 
     def close(self) -> None:
         """End the child. May be called twice, and from another thread than the one that waits for an answer."""
+        self._closed = True
         self._child.close()
         self._folder.cleanup()
 
     def _ask(self, what: str, given: dict[str, Any]) -> Any:
         with self._lock:
+            if self._closed:
+                raise GenerationError(CLOSED)
             if self._lost is not None:
                 raise ProviderError(self._lost.said, remedy=LOAD_AGAIN) from self._lost
             number = next(self._numbers)

@@ -6,9 +6,10 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NoReturn, cast
 
 from partita.errors import PartitaError, UsageError
+from partita.library.edge import ArgumentError
 from partita.library.engine import Begun
 from partita.library.generation import Answer, FinishReason, Row
 from partita.library.sampling import Sampling
@@ -91,6 +92,9 @@ class Ticket:
     def history(self) -> tuple[int, ...]:
         """All tokens of its row: those of earlier turns, the prompt, and the answer so far."""
         return (*self._earlier, *self.said.prompt, *self.said.tokens)
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a ticket cannot be pickled or copied; take its answer, which can")
 
     def cancel(self) -> None:
         """End it, from any thread: after the next step it is over, with `interrupted`. Its row is free then, unless it

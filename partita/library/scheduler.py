@@ -16,8 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from os.path import commonprefix
+from typing import NoReturn
 
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.edge import ArgumentError
 from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
 from partita.library.requests import Listener, Piece, Ticket, Work, check_work
@@ -66,6 +68,8 @@ class Scheduler:
         self._closed = False
         self.copied_tokens = 0
         """Tokens of prompts that were copied so far, from a prefix or from other rows, and not read."""
+        self.keeps: object = None
+        """What is to last as long as requests are taken."""
         self.lost_by: PartitaError | None = None
         """What ended the last batch that was lost, with all requests in it."""
 
@@ -88,6 +92,9 @@ class Scheduler:
     def begun(self) -> Begun:
         """What is known of the batch: chunk, rows, lengths."""
         return self._limits
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -205,6 +212,7 @@ class Scheduler:
             self._free(ticket)
             with suppress(Exception):  # nobody is to be told of what is wrong with who listens, at the end
                 _tell(pieces)
+        self.keeps = None
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

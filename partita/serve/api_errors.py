@@ -17,6 +17,7 @@ SERVER = "server_error"
 OVERLOADED = "overloaded_error"
 RETRY_SECONDS = 1
 """After which a client that was turned away may ask again."""
+AGAIN = {"Retry-After": str(RETRY_SECONDS)}
 
 
 @dataclass(eq=False)
@@ -43,7 +44,7 @@ def invalid(message: str, param: str | None = None, code: str | None = "invalid_
 
 def overloaded(message: str, code: str) -> ApiError:
     """Nothing is wrong with the request: later it would be taken."""
-    return ApiError(503, message, OVERLOADED, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
+    return ApiError(503, message, OVERLOADED, code=code, headers=AGAIN)
 
 
 def too_slow(seconds: float) -> ApiError:
@@ -58,7 +59,7 @@ def too_slow(seconds: float) -> ApiError:
 
 def shutting_down() -> ApiError:
     """The server ends."""
-    return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down")
+    return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down", headers=AGAIN)
 
 
 def of_error(error: PartitaError) -> ApiError:

@@ -21,6 +21,7 @@ from partita.serve.fields import (
     ignored,
     is_id,
     json_type,
+    lacking,
     number,
     only,
     shown,
@@ -79,6 +80,14 @@ def _response_format(value: Any, name: str) -> None:
     only("text")(value.get("type"), f"{name}.type")
 
 
+def _logit_bias(value: Any, name: str) -> None:
+    """A bias of 0 changes nothing; another one would change the answer."""
+    if not isinstance(value, dict):
+        raise wrong_type(name, "an object", value)
+    for bias in value.values():
+        only(0)(bias, name)
+
+
 def _prompts(value: Any, name: str) -> tuple[Prompt, ...]:
     """A text, token ids, or an array of texts or of token ids."""
     expected = "a string, an array of strings, an array of token ids, or an array of these"
@@ -116,14 +125,39 @@ SHARED: dict[str, Reader] = {
     "seed": whole(-SEEDS, SEEDS - 1),
     "frequency_penalty": only(0),
     "presence_penalty": only(0),
-    "logit_bias": only({}),
+    "logit_bias": _logit_bias,
     "min_tokens": only(0),
     "skip_special_tokens": only(True),
     "user": ignored,
 }
 """Fields of both kinds of body."""
+ELSEWHERE: dict[str, Reader] = {
+    "use_beam_search": only(False),
+    "length_penalty": only(1),
+    "early_stopping": only(False),
+    "bad_words": only([]),
+    "include_stop_str_in_output": only(False),
+    "spaces_between_special_tokens": only(True),
+    "return_token_ids": only(False),
+    "return_tokens_as_token_ids": only(False),
+    "priority": ignored,
+    "request_id": ignored,
+    "cache_salt": ignored,
+    "cache_prompt": ignored,
+}
+"""Fields of vLLM's server, and the last of llama.cpp's, that clients of these write out with what they are anyway."""
 CHAT: dict[str, Reader] = {
     **SHARED,
+    **ELSEWHERE,
+    "add_generation_prompt": only(True),
+    "continue_final_message": only(False),
+    "add_special_tokens": only(False),
+    "chat_template_kwargs": only({}),
+    "documents": only([]),
+    "echo": only(False),
+    "prediction": lacking,
+    "audio": lacking,
+    "web_search_options": lacking,
     "messages": conversation,
     "max_completion_tokens": whole(1, MOST_TOKENS),
     "logprobs": flag,
@@ -147,11 +181,13 @@ CHAT: dict[str, Reader] = {
 }
 COMPLETION: dict[str, Reader] = {
     **SHARED,
+    **ELSEWHERE,
+    "add_special_tokens": only(True),
     "prompt": _prompts,
     "logprobs": whole(0, COMPLETION_TOP),
     "echo": flag,
     "suffix": only(""),
-    "best_of": only(1),
+    "best_of": whole(1, MOST_CHOICES),
 }
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 
@@ -191,6 +227,15 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
     """What the body of a completion asks for. Raises ApiError."""
     values = _read(body, COMPLETION, ("model", "prompt"))
     values.setdefault("max_tokens", COMPLETION_TOKENS)
+    choices = values.get("n", 1)
+    if values.get("best_of", choices) != choices:  # as many as are asked for are all of them
+        raise ApiError(
+            400,
+            f"Unsupported value: 'best_of' is {values['best_of']}, and this server has that of 'n' alone, which is "
+            f"{choices}; leave it out.",
+            param="best_of",
+            code="unsupported_value",
+        )
     if values.get("echo") and values.get("logprobs") is not None:
         raise ApiError(
             400,
@@ -202,14 +247,14 @@ def read_completion(body: Mapping[str, Any]) -> Asked:
 
 
 def _read(body: Mapping[str, Any], readers: Mapping[str, Reader], required: tuple[str, ...]) -> dict[str, Any]:
-    """Values by field; null is a field that was left out, and may be one of the other kind of body, as clients that
-    write all of their settings have it. Raises ApiError.
+    """Values by field; null is a field that was left out, whatever its name: clients that write all of their settings
+    have it for those of other servers and of the other kind of body. Raises ApiError.
     """
     for name in required:
         if body.get(name) is None:
             raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
     for name, value in body.items():
-        if name not in readers and not (value is None and name in {**CHAT, **COMPLETION}):
+        if name not in readers and value is not None:
             near = difflib.get_close_matches(name, readers, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             said = f"Unrecognized request argument supplied: {shown(name)[1:-1]}.{hint}"

@@ -89,9 +89,14 @@ def number(least: float, most: float, *, above: bool = False) -> Reader:
 
 def _within(value: float, name: str, least: float, most: float) -> float:
     if not least <= value <= most:
-        expected = f"expected a value from {least:,g} to {most:,g}"
+        expected = f"expected a value from {_exact(least)} to {_exact(most)}"
         raise invalid(f"Invalid '{name}': {expected}, but got {shown(value)} instead.", name)
     return value
+
+
+def _exact(value: float) -> str:
+    """The end of a range: of integers every digit."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
 def stops(value: Any, name: str) -> tuple[str, ...]:
@@ -121,6 +126,16 @@ def is_id(value: Any) -> bool:
 
 def ignored(value: Any, name: str) -> None:
     """Something for the provider of a service, which changes nothing of the answer."""
+
+
+def lacking(value: Any, name: str) -> None:
+    """A field of OpenAI's that asks for what this server does not have, whatever its value."""
+    raise ApiError(
+        400,
+        f"Unsupported parameter: '{name}'; this server does not have what it asks for; leave it out.",
+        param=name,
+        code="unsupported_parameter",
+    )
 
 
 def only(*values: Any) -> Reader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import gc
 import json
 import pickle
@@ -260,8 +262,45 @@ def test_a_later_generation_ends_an_earlier_one(model):
     first = model.generate(PROMPT, max_new_tokens=N)
     next(first)
     second = model.generate(PROMPT, max_new_tokens=N)
-    assert list(first) == [] and first.finish_reason == "interrupted"
+    for _ in range(2):  # an answer that was cut short is never one that has ended
+        with pytest.raises(partita.GenerationError, match="another generation of this model has begun since"):
+            next(first)
+    assert first.finish_reason == "interrupted" and len(first.answers[0].tokens) == 1
     assert len(list(second)) > 1
+
+
+def test_no_answer_is_cut_short_without_a_word_when_threads_share_a_model(model):
+    whole, wrong = tokens(model), list[object]()
+
+    def ask() -> None:
+        for _ in range(5):
+            with contextlib.suppress(partita.GenerationError):
+                found = tokens(model)
+                if found != whole:
+                    wrong.append(found)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert tokens(model) == whole
+
+
+def test_a_report_in_the_middle_of_a_generation_ends_it_and_says_so(model):
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    next(generation)
+    assert model.report().totals.finish_reason == "interrupted"
+    with pytest.raises(partita.GenerationError, match="a report was made of this generation"):
+        generation.run()
+    assert generation.finish_reason == "interrupted"
+
+
+@pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc"])
+def test_bytes_are_no_token_ids(model, prompt):
+    with pytest.raises(partita.ArgumentError, match="must be a string or a list of token ids|of type"):
+        model.generate(prompt)
 
 
 def test_an_error_of_the_run_is_in_the_report(model, monkeypatch):
@@ -309,7 +348,9 @@ def test_closing_frees_the_session_and_ends_what_goes_on(package):
     session = engine.runner.graphs[0].session
     model.close()
     model.close()
-    assert session._native is None and list(generation) == []
+    assert session._native is None
+    with pytest.raises(partita.GenerationError, match="this model is closed"):
+        next(generation)
     for call in (lambda: model.generate(PROMPT), model.verify, model.report):
         with pytest.raises(partita.PartitaError, match="closed|nothing"):
             call()
@@ -322,6 +363,73 @@ def test_a_model_that_is_forgotten_is_closed(package):
     del model
     gc.collect()
     assert engine() is None
+
+
+def open_engine(engine: weakref.ref[LocalEngine]) -> bool:
+    gc.collect()
+    found = engine()
+    return found is not None and not found._closed
+
+
+def loaded(package: Path) -> tuple[partita.Model, weakref.ref[LocalEngine]]:
+    model = partita.load(package, providers="cpu")
+    assert isinstance(model._engine, LocalEngine)
+    return model, weakref.ref(model._engine)
+
+
+def test_a_forgotten_model_goes_on_with_its_generation_and_then_it_is_closed(package):
+    """`partita.load(...).generate(...).run()` has nobody who keeps the model."""
+    model, engine = loaded(package)
+    whole = tokens(model)
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    next(generation)
+    del model
+    assert open_engine(engine) and generation.run().tokens == whole
+    assert not open_engine(engine)
+    assert generation.tokens == whole, "what it has said stays"
+
+
+def test_a_forgotten_model_goes_on_with_its_requests_and_then_it_is_closed(package):
+    model, engine = loaded(package)
+    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
+    whole = tokens(partita.load(package, providers="cpu"))
+    del model
+    assert open_engine(engine)
+    ticket = scheduler.submit(work)
+    while scheduler.step():
+        pass
+    assert (ticket.answer.tokens,) == whole
+    scheduler.close()
+    assert not open_engine(engine)
+
+
+def test_no_argument_of_a_first_call_is_kept():
+    class Held:
+        @public
+        def call(self, other: object) -> int:
+            return 1
+
+    held, other = Held(), Held()
+    both = weakref.ref(held), weakref.ref(other)
+    assert held.call(other) == 1
+    del held, other
+    gc.collect()
+    assert [each() for each in both] == [None, None]
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_requests_of_a_model_that_is_closed_end_with_an_error_of_ours(package, process):
+    model = partita.load(package, providers="cpu", process=process)
+    scheduler, work = model.scheduler(), partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=())
+    ticket = scheduler.submit(work)
+    scheduler.step()
+    model.close()
+    assert scheduler.step() and ticket.state == "over"
+    later = scheduler.submit(work)
+    scheduler.step()
+    for each in (ticket, later):
+        assert each.answer.finish_reason == "error" and "this model is closed" in str(each.error)
+    scheduler.close()
 
 
 # --- threads and output ----------------------------------------------------------------------------------------------
@@ -420,10 +528,29 @@ def test_neither_a_model_nor_a_generation_is_pickled_and_its_answers_are(model):
         with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
             pickle.dumps(each)
     assert pickle.loads(pickle.dumps(generation.answers)) == generation.answers
+    scheduler = model.scheduler()
+    for each in (scheduler, scheduler.submit(partita.request(model, PROMPT))):
+        with pytest.raises(partita.ArgumentError, match="cannot be pickled or copied"):
+            pickle.dumps(each)
+
+
+def test_an_error_is_pickled_with_all_that_it_has(model):
+    """A pool of processes breaks on one that cannot be read back."""
+    with pytest.raises(partita.GenerationError) as too_many:
+        model.generate([[5], [6]])
+    tokens(model)
+    with pytest.raises(partita.CheckFailedError) as failed:
+        model.report().check("provider=webgpu,share=1")
+    for error in (too_many.value, failed.value, partita.ArgumentError("a", where=Path("b"))):
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert type(again) is type(error) and str(again) == str(error) and again.args == error.args
+            assert (again.said, again.where, again.remedy) == (error.said, error.where, error.remedy)
+    assert pickle.loads(pickle.dumps(failed.value)).result == failed.value.result
 
 
 @pytest.mark.parametrize(
-    ("messages", "says"), [([], "messages is empty"), ([{"role": "user"}], "a message is"), (7, "messages is empty")]
+    ("messages", "says"),
+    [([], "messages is empty"), ([{"role": "user"}], "a message is"), (7, "messages is of type int")],
 )
 def test_wrong_messages_are_a_sentence(model, messages, says):
     with pytest.raises(partita.ArgumentError, match=says):

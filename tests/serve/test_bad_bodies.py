@@ -161,10 +161,58 @@ def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_null_is_not_said_also_for_a_field_of_the_other_body(server, path):
-    nothing = dict.fromkeys({**bodies.CHAT, **bodies.COMPLETION})
+def test_null_is_not_said_also_for_a_field_of_the_other_body_or_of_another_server(server, path):
+    nothing = dict.fromkeys({**bodies.CHAT, **bodies.COMPLETION, "guided_json": None, "n_predict": None})
     assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
-    assert said(server.post(path, body_of(path, nonsense=None)), 400)["code"] == "unknown_parameter"
+    assert said(server.post(path, body_of(path, guided_json={})), 400)["code"] == "unknown_parameter"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+def test_fields_of_other_servers_are_taken_where_they_ask_for_nothing(server, path):
+    nothing = {
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "early_stopping": False,
+        "bad_words": [],
+        "include_stop_str_in_output": False,
+        "spaces_between_special_tokens": True,
+        "add_special_tokens": path == COMPLETION,
+        "priority": 3,
+        "request_id": "a",
+        "cache_prompt": True,
+        "logit_bias": {"5": 0},
+    }
+    if path == CHAT:
+        nothing |= {"add_generation_prompt": True, "continue_final_message": False, "echo": False}
+        nothing |= {"chat_template_kwargs": {}, "documents": []}
+    assert server.post(path, body_of(path, **nothing)).status_code == 200
+    for name, value in {
+        "use_beam_search": True,
+        "length_penalty": 2,
+        "bad_words": ["a"],
+        "logit_bias": {"5": 0.1},
+    }.items():
+        error = said(server.post(path, body_of(path, **{name: value})), 400)
+        assert (error["param"], error["code"]) == (name, "unsupported_value")
+
+
+def test_a_field_of_openai_that_this_server_lacks_is_not_called_unknown(server):
+    for name in ("prediction", "audio", "web_search_options"):
+        error = said(server.post(CHAT, body_of(CHAT, **{name: {}})), 400)
+        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+
+
+def test_as_many_as_are_asked_for_are_the_best_of_them(server):
+    for n in (1, 3):
+        answer = server.post(COMPLETION, body_of(COMPLETION, n=n, best_of=n))
+        assert answer.status_code == 200 and len(answer.json()["choices"]) == n
+    for n, best_of in ((2, 3), (2, 1)):
+        assert said(server.post(COMPLETION, body_of(COMPLETION, n=n, best_of=best_of)), 400)["param"] == "best_of"
+
+
+def test_the_ends_of_a_range_are_told_to_the_last_digit(server):
+    assert "from 1 to 2,147,483,648," in said(server.post(CHAT, body_of(CHAT, max_tokens=0)), 400)["message"]
+    assert "to 9,223,372,036,854,775,807," in said(server.post(CHAT, body_of(CHAT, seed=2**63)), 400)["message"]
 
 
 def test_an_unknown_model_is_404(server):
@@ -239,6 +287,13 @@ def test_a_key_is_asked_for(package):
             pytest.raises(openai.AuthenticationError),
         ):
             client.models.list()
+
+
+def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monkeypatch):
+    """Of the one that comes after it, or of another behind the same proxy."""
+    monkeypatch.setattr(server.endpoints, "draining", True)
+    answer = server.post(COMPLETION, GOOD[COMPLETION])
+    assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
 
 
 def test_after_all_that_it_answers(server: Running):

@@ -120,6 +120,8 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and not self._done:
+            self.remove()  # nothing to go on with
         self.close()
 
     def _read(self, run: dict[str, Any]) -> int:
@@ -128,19 +130,27 @@ class Journal:
         header = self._file.readline()
         if not header.endswith(b"\n"):  # a new file, or one whose first line was cut off
             _refuse_foreign(self.path, header)
-            self._file.truncate(0)
-            self._file.seek(0)
-            self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
-            return self._end
-        self.seed = _check_header(self.path, header, run)
-        self._end = len(header)
+            return self._anew(run)
+        _refuse_foreign(self.path, header)
         with self.path.open("rb") as file:
+            file.seek(len(header))
+            if not file.readline().endswith(b"\n"):  # without an answer nothing is lost, whatever run it was of
+                return self._anew(run)
+            self.seed = _check_header(self.path, header, run)
+            self._end = len(header)
             file.seek(self._end)
             for line in file:
                 if not (line.endswith(b"\n") and self._take_in(line)):
                     break
         self._file.truncate(self._end)
         self._file.seek(self._end)
+        return self._end
+
+    def _anew(self, run: dict[str, Any]) -> int:
+        """Write the first line in the place of all that is there; where the next line goes."""
+        self._file.truncate(0)
+        self._file.seek(0)
+        self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
         return self._end
 
     def _take_in(self, line: bytes) -> bool:
@@ -179,7 +189,6 @@ class Journal:
 
 def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
     """The seed of the run that a journal is of. Raises UsageError when that is another one."""
-    _refuse_foreign(path, header)
     said = json.loads(header)
     earlier = said.get("run", {})
     different = [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]

@@ -11,7 +11,7 @@ from typing import IO, Any, Literal
 
 from partita.errors import GenerationError, UsageError
 from partita.extras import explain
-from partita.library.batches.rows import PROMPTS, InputRow
+from partita.library.batches.rows import IDS, PROMPTS, InputRow
 from partita.observations.text_format import listing
 from partita.spelling import spelled
 
@@ -96,7 +96,12 @@ def _json_row(index: int, number: int, line: bytes) -> InputRow:
     except RecursionError:
         return InputRow(index, error=f"line {number} is not JSON that can be read: it is nested too deeply")
     if b"\\ud" in line.lower() and not _is_text(data):
-        return InputRow(index, error=f"line {number} has half a character (a lone surrogate), which no text has")
+        named = (
+            {name: data[name] for name in IDS if name in data and _is_text(data[name])}
+            if isinstance(data, dict)
+            else {}
+        )
+        return InputRow(index, named, f"line {number} has half a character (a lone surrogate), which no text has")
     if not isinstance(data, dict):
         return InputRow(index, error=f"line {number} is {str(data)[:40]!r} and no JSON object")
     return InputRow(index, _without_nulls(data))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.asking import WHOLE, check_values, conversations, stops_in
+from partita.library.asking import WHOLE, check_values, conversations, is_list, stops_in
 from partita.library.generation import Answer
 from partita.library.prefixes import ids_after, prompt_after, system_of
 from partita.library.requests import Work
@@ -49,7 +49,7 @@ class InputRow:
     @property
     def key(self) -> str | int | None:
         """What it is called by; None where it does not say, or not by a text or a number."""
-        found = next((self.data[name] for name in IDS if name in self.data), None)
+        found = _as_whole(next((self.data[name] for name in IDS if name in self.data), None))
         return found if isinstance(found, (str, int)) and not isinstance(found, bool) else None
 
     @property
@@ -123,7 +123,7 @@ def _work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size
     if len(given) != 1:
         said = f"has {' and '.join(given)}" if given else "has none of them"
         raise UsageError(f"a row needs one of {', '.join(PROMPTS)}, and this one {said}")
-    logprobs = data.get("logprobs")
+    logprobs = _as_whole(data.get("logprobs"))
     if logprobs is not None and (not _is_whole(logprobs) or not 0 <= logprobs <= MOST_LOGPROBS):
         raise UsageError(f"logprobs is {logprobs!r}; it must be an integer from 0 to {MOST_LOGPROBS}")
     return Work(
@@ -159,7 +159,7 @@ def failed(row: InputRow, error: PartitaError) -> RowAnswer:
 def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Text | None) -> tuple[int, ...]:
     """The prompt as token ids."""
     value = data[given]
-    if given != "messages" and isinstance(value, Sequence) and not isinstance(value, str):
+    if given != "messages" and is_list(value):
         if not all(map(_is_whole, value)):
             raise UsageError(f"{given} is a list, and not of token ids alone")
         return ids_after(defaults.prefix, [int(token) for token in value])
@@ -191,9 +191,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
     """The row's options over the others, with a seed of its own where it draws."""
     named = {ALIASES.get(name, name): value for name, value in row.data.items()}
-    for name in WHOLE:  # a column of integers in which some are missing is one of floats in many a table
-        if isinstance(named.get(name), float) and named[name].is_integer():
-            named[name] = int(named[name])
+    named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
     asked = Sampling(**{name: named[name] for name in SAMPLED if name in named})
     check_values(asked)
     full = asked.over(defaults.sampling)
@@ -212,7 +210,7 @@ def row_seed(base: int, index: int) -> int:
 def _stops(data: Mapping[str, Any], defaults: RowDefaults) -> tuple[str, ...]:
     value = data.get("stop", defaults.stop)
     listed = (value,) if isinstance(value, str) else value
-    if not isinstance(listed, Sequence) or not all(isinstance(text, str) for text in listed):
+    if not is_list(listed) or not all(isinstance(text, str) for text in listed):
         raise UsageError(f"stop is {str(value)[:40]!r}; it must be a text or a list of them")
     return tuple(listed)
 
@@ -226,9 +224,16 @@ def _adapter(data: Mapping[str, Any]) -> str | None:
 
 def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -> tuple[int, ...]:
     value = data.get("stop_token_ids", defaults.stop_ids)
-    if not isinstance(value, Sequence) or isinstance(value, str) or not all(map(_is_whole, value)):
+    if not is_list(value) or not all(map(_is_whole, value)):
         raise UsageError(f"stop_token_ids is {str(value)[:40]!r}; it must be a list of token ids")
     return tuple(stops_in(value, vocab_size))
+
+
+def _as_whole(value: Any) -> Any:
+    """A number without a fraction as an integer: a column of integers in which some are missing is one of floats in
+    many a table.
+    """
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_whole(value: Any) -> bool:

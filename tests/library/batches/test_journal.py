@@ -83,6 +83,27 @@ def test_the_journal_of_another_run_stays_as_it_is_and_says_what_differs(tmp_pat
         assert path.read_bytes() == foreign
 
 
+def test_a_journal_without_an_answer_is_of_no_run_and_one_that_failed_leaves_none(tmp_path):
+    path = tmp_path / "out.jsonl.partial"
+    Journal(path, RUN, 5).close()
+    before = path.read_bytes()
+    for left in (before, before + b'{"index": 0, "fini'):
+        path.write_bytes(left)
+        with Journal(path, {**RUN, "package": "b"}, 7) as journal:
+            assert (journal.seed, journal.resumed) == (7, 0)
+            journal.append(answer(0))
+        with pytest.raises(UsageError, match="the package is another"):
+            Journal(path, RUN, 5)
+        path.unlink()
+    with pytest.raises(ValueError, match="own"), Journal(path, RUN, 5):
+        raise ValueError("own")
+    assert not path.exists()
+    with pytest.raises(ValueError, match="own"), Journal(path, RUN, 5) as journal:
+        journal.append(answer(0))
+        raise ValueError("own")
+    assert path.exists()
+
+
 def test_two_processes_do_not_write_one_journal(tmp_path):
     path = journal_path(tmp_path / "out.jsonl")
     program = "import sys, partita.library.batches.journal as j; j.Journal(j.Path(sys.argv[1]), {}, 1)"

@@ -82,11 +82,31 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"prompt": "a", "stop_token_ids": [VOCAB]}, "vocabulary"),
         ({"prompt": "a", "logprobs": 1000}, "logprobs is 1000"),
         ({"prompt": "a", "id": [1]}, "the id of a row"),
+        ({"prompt": "a", "id": 1.5}, "the id of a row"),
+        ({"prompt": b"a"}, "it must be a text"),
+        ({"tokens": b"a"}, "it must be token ids"),
+        ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
+        ({"messages": {"role": "user", "content": "a"}}, "messages is of type dict"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_its_own_error(text, data, match):
     with pytest.raises((GenerationError, UsageError), match=match):
         asked(data, text)
+
+
+def test_integers_beside_missing_ones_are_floats_in_a_table(text):
+    """In every field that is an integer, the name of the row too."""
+    data = {"prompt": "a", "id": 7.0, "logprobs": 2.0, "top_k": 4.0, "seed": 5.0, "max_tokens": 3.0}
+    work = asked(data, text)
+    assert InputRow(0, data).key == 7 and isinstance(InputRow(0, data).key, int)
+    assert (work.logprobs, work.sampling.top_k, work.sampling.max_new_tokens) == (2, 4, 3)
+
+
+def test_a_row_that_is_no_text_keeps_its_name(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"id": "a", "prompt": "\\ud800"}\n{"id": "\\ud800", "key": "b", "prompt": "c"}\n["\\ud800"]\n')
+    assert [row.key for row in read_rows(path)] == ["a", "b", None]
+    assert all(row.error is not None and "half a character" in row.error for row in read_rows(path))
 
 
 def test_a_text_without_a_tokenizer_is_an_error_of_the_row():
