@@ -20,6 +20,8 @@ CONTAINERS = re.compile(
     r"past_?key_?values?|present_?key_?values?|key_?values|kv_?cache|past_?kv|present_?kv", re.IGNORECASE
 )
 """Words for all that is cached; what a state is of them follows the number."""
+CACHED = re.compile(r"past|present|cache|state|kv", re.IGNORECASE)
+"""What the name of a cache has that has no other name."""
 DIRECTIONS = frozenset(
     (
         *("past", "present", "in", "out", "input", "output", "new", "old", "updated", "prev", "next", "last"),
@@ -137,7 +139,7 @@ def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone:
     """
     mark = mark_of(port.name)
     fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
-    if len(fitting) != 1 or (mark == NO_MARK and not (alone and CONTAINERS.search(port.name))):
+    if len(fitting) != 1 or (mark == NO_MARK and not (alone and CACHED.search(port.name))):
         return None
     return Pair(port, fitting[0], mark.layer, mark.kind or "key", "name, type and shape")
 

@@ -7,6 +7,7 @@ parts: the same tokens have the same logits, however they are read.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from partita.contract import Contract
 from partita.errors import GenerationError, PackageError
+from partita.observations.text_format import listing
 from partita.remedies import Remedy
 from partita.runtime.comparison import Logits
 from partita.runtime.engine.executor import Executor
@@ -32,7 +34,6 @@ apart.
 """
 FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
 """What no rounding explains: of graphs that compute in float32 throughout, and of others."""
-WRITE_CONTRACT = Remedy("say what its inputs mean in a file", options=("--contract", "FILE.toml"))
 LOOK = Remedy(
     "see with inspect what its inputs were taken for, and say in a file where that is not so",
     options=("--contract", "FILE.toml"),
@@ -75,7 +76,8 @@ def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bo
     whole = [_logits(executor, text[:length], length, first=length)[-1] for length in lengths]
     if not np.isfinite(whole).all():
         return Rehearsed(contract.appends_chunks)  # the user's own text will show it, and say what is not finite
-    _check_mask(where, executor, text)
+    with contextlib.suppress(GenerationError):  # operators need not take a mask with gaps, and no text has one
+        _check_mask(where, executor, text)
     if contract.rereads:
         return Rehearsed(contract.appends_chunks)
     far = FAR_WHERE_ROUNDED if rounds else FAR
@@ -87,12 +89,19 @@ def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bo
     if singly > far:
         raise PackageError(
             f"{where}: reading {len(text)} tokens at once and one after the other gives logits that differ by "
-            f"{singly:.0%} of their spread, so its cache, positions or mask are not what they were taken for",
-            remedy=WRITE_CONTRACT,
+            f"{singly:.0%} of their spread, so {_suspects(contract)} not what they were taken for",
+            remedy=LOOK,
         )
     if apart is None or apart <= WORSE * singly:
         return Rehearsed(contract.appends_chunks)
     return Rehearsed(appends_chunks=False)
+
+
+def _suspects(contract: Contract) -> str:
+    """What may be another than it was taken for."""
+    files = [file.file for file in contract.files]
+    models = f"the models in {listing(files)}, " if len(files) > 1 else ""
+    return f"{models}its cache, positions or mask are"
 
 
 def _text(contract: Contract) -> list[int]:

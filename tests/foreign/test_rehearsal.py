@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import partita
 from partita.errors import PackageError
@@ -16,6 +18,7 @@ from partita.providers.resolve import parse_chain
 from partita.runtime.runner import load_runner
 from tests.foreign.conftest import Sample
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
+from tests.foreign.test_bad_input import altered
 from tests.foreign.test_generate import PROMPT as SAMPLE_PROMPT
 from tests.runtime.engine.test_cache import adding
 
@@ -92,6 +95,23 @@ def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
 def test_a_text_that_has_other_logits_in_parts_is_refused(tmp_path: Path) -> None:
     folder = folder_of(decoder(summed=OLDER_TWICE), tmp_path / "twice")
     with pytest.raises(PackageError, match=r"6 tokens at once and one after the other gives logits that differ by"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_a_pair_of_two_models_is_refused(sample: Sample) -> None:
+    """Both fit config.json and one another by names and shapes; what one has cached is nothing to the other."""
+
+    def other(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2:
+                values = numpy_helper.to_array(tensor)
+                tensor.CopyFrom(numpy_helper.from_array(values[::-1].copy(), tensor.name))
+
+    folder = altered(sample("pair"), other, "decoder_with_past_model.onnx")
+    said = (
+        r"so the models in decoder_model\.onnx and decoder_with_past_model\.onnx, its cache, positions or mask are not"
+    )
+    with pytest.raises(PackageError, match=said):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
