@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partita.contract import State
 from partita.errors import PackageError
@@ -14,28 +14,57 @@ BELONGS = Remedy("check that both are of one model")
 
 
 def check_agreement(
-    where: str, evidence: Evidence, file: str, pairs: Sequence[Pair], states: Sequence[State], vocab: int
+    where: str,
+    evidence: Evidence,
+    file: str,
+    pairs: Sequence[Pair],
+    states: Sequence[State],
+    vocab: int,
+    rows: Mapping[str, int | None],
 ) -> None:
-    """Raise PackageError for the first thing that the configuration and the graph say differently."""
-    said = _contradiction(evidence, file, pairs, states, vocab)
+    """Raise PackageError for the first thing that the configuration and the graph say differently.
+
+    `rows`: the axis of each past that has an entry for every token.
+    """
+    said = _contradiction(evidence, file, pairs, states, vocab, rows)
     if said:
         raise PackageError(f"{where}: {evidence.source} contradicts the graph: {said}", remedy=BELONGS)
 
 
-def _contradiction(evidence: Evidence, file: str, pairs: Sequence[Pair], states: Sequence[State], vocab: int) -> str:
+def _contradiction(
+    evidence: Evidence,
+    file: str,
+    pairs: Sequence[Pair],
+    states: Sequence[State],
+    vocab: int,
+    rows: Mapping[str, int | None],
+) -> str:
     """What is said differently; empty when nothing is."""
-    layers = len({pair.layer for pair in pairs})
+    layers = _layers(evidence, pairs)
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even
     if evidence.layers and layers and (more or fewer):
         return f"it says {evidence.layers} layers, and {file} has a cache of {layers}"
     if evidence.vocab_size and vocab != evidence.vocab_size:
         return f"it says a vocabulary of {evidence.vocab_size:,}, and the logits of {file} have {vocab:,}"
     for pair, state in zip(pairs, states, strict=True):
-        if state.kind in ("key", "value") and len(state.shape) == 4:
+        if state.kind in ("key", "value") and len(state.shape) == 4 and rows[pair.past.name] in (None, 2):
             said = _head_contradiction(evidence, pair, state)
             if said:
                 return said
     return ""
+
+
+def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
+    """The layers of a cache, as far as its numbers tell; those that the configuration says where they do not.
+
+    Keys and values may be counted through, so that every layer has two numbers, and all layers may be in one tensor.
+    """
+    found = len({pair.layer for pair in pairs})
+    counted_through = found == len(pairs) == 2 * evidence.layers and all(pair.kind == "key" for pair in pairs)
+    in_one = found == 1 and any(evidence.layers in (pair.past.shape or ())[:2] for pair in pairs)
+    stacked = found == 1 and any(2 * evidence.layers in (pair.past.shape or ())[:1] for pair in pairs)
+    deep = all(len(pair.past.shape or ()) > 4 for pair in pairs)
+    return evidence.layers if counted_through or (deep and (in_one or stacked)) else found
 
 
 def _head_contradiction(evidence: Evidence, pair: Pair, state: State) -> str:

@@ -20,6 +20,8 @@ HANDED_ON = frozenset({"Identity", "Cast", "Transpose", "Reshape", "Squeeze", "U
 """Operators that leave every row of what they read in its place among the others."""
 PLACED = {"ScatterND": (0, 1), "ScatterElements": (0, 1), "Scatter": (0, 1), "TensorScatter": (0, 2)}
 """Operators that replace rows: which input they replace them in, and which says where."""
+WRITTEN_ALONG = {"ScatterElements": 0, "Scatter": 0, "TensorScatter": -2}
+"""Operators that replace rows along an axis, and the one that they take without being told."""
 CUT = frozenset({"Slice", "Gather", "GatherElements", "GatherND", "Split"})
 CACHED_BY = {
     (CONTRIB, GQA): {3: 1, 4: 2},
@@ -84,6 +86,30 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
         else:
             return None, "unknown"
     return tensor, way or "unknown"
+
+
+def cursor_axis(graph: GraphFacts, present: str, rank: int) -> int | None:
+    """The axis of an output along which rows are replaced at a cursor; None where no operator on the way to it says."""
+    producers = {output: node for node in graph.nodes for output in node.outputs if output}
+    turns: list[tuple[int, ...]] = []
+    node, seen = producers.get(present), set[str]()
+    while node is not None and node.outputs[0] not in seen:
+        seen.add(node.outputs[0])
+        if node.op_type in WRITTEN_ALONG:
+            said = node.attributes.get("axis", WRITTEN_ALONG[node.op_type])
+            axis = said % rank if isinstance(said, int) else None
+            for turn in reversed(turns):
+                axis = turn.index(axis) if axis in turn else None
+            return axis
+        if node.op_type == "Transpose":
+            order = node.attributes.get("perm", tuple(reversed(range(rank))))
+            if not isinstance(order, tuple) or len(order) != rank:
+                return None
+            turns.append(order)
+        elif node.op_type not in ("Identity", "Cast"):
+            return None
+        node = producers.get(node.inputs[0])
+    return None
 
 
 def _leads_to(producers: dict[str, NodeFact], tensor: str, pasts: Iterable[str]) -> bool:

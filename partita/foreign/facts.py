@@ -35,8 +35,8 @@ class NodeFact:
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, int | float | str] = field(default_factory=dict)
-    """Those that are one number or text."""
+    attributes: Mapping[str, int | float | str | tuple[int, ...]] = field(default_factory=dict)
+    """Those that are a number, whole numbers, or text."""
     inner: frozenset[str] = frozenset()
     """Tensors of the main graph that the bodies in it read."""
 

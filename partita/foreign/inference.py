@@ -16,9 +16,9 @@ from partita.foreign.carrying import GQA
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
-from partita.foreign.ports import INTEGERS, Meaning, by_name, fits, logits_of, tokens_by_use
-from partita.foreign.shapes import CORRECT, Shapes, length_of
-from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, window_of
+from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
+from partita.foreign.shapes import CORRECT, Shapes, batch_axis, length_of
+from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, rows_axis, window_of
 from partita.foreign.written import LAYER, NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
@@ -36,6 +36,9 @@ CURSORS: frozenset[Role] = frozenset(("mask", "positions", "last_index", "total_
 WRITTEN = "the contract file"
 """What says what the user wrote down."""
 WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE.toml"))
+OTHER_INPUT = Remedy(
+    "export it with such an input, or say in a file what else this is", options=("--contract", "FILE.toml")
+)
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
 
@@ -76,14 +79,23 @@ class Inference:
         logits = {graph.file: self.logits_port(graph, presents) for graph, _ in self.graphs}
         batch = self.batch_size(main, meant[main.file])
         whole = [pair for pair in pairs if not rolls(pair, main)]
-        length = length_of(self.where, whole, self.evidence, self.written, self.max_length, self.notes)
+        rows = {pair.past.name: self.rows_of(pair, main, meant[main.file]) for pair in pairs}
+        length = length_of(
+            self.where,
+            whole,
+            [rows[pair.past.name] for pair in whole],
+            self.evidence,
+            self.written,
+            self.max_length,
+            self.notes,
+        )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
         shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
         self.note_window(main, pairs, length)
-        check_agreement(self.where, self.evidence, main.file, pairs, states, vocab)
+        check_agreement(self.where, self.evidence, main.file, pairs, states, vocab, rows)
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )
@@ -168,7 +180,9 @@ class Inference:
         found = logits_of(graph, wanted, self.evidence.vocab_size, presents)
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
-            raise self.wrong(graph, f"no output can be told to be logits [B, S, vocabulary]: {shown}", WRITE_CONTRACT)
+            raise self.wrong(
+                graph, f"no output can be told to be logits, whose last size is the vocabulary: {shown}", WRITE_CONTRACT
+            )
         source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
         self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
@@ -224,6 +238,13 @@ class Inference:
         """The error for inputs that nothing explains."""
         first = left[0]
         others = f" ({plural(len(left) - 1, 'other input')} likewise)" if len(left) > 1 else ""
+        if (sign := called_otherwise(first)) is not None:
+            types, ranks = " or ".join(sorted(sign.dtypes)), " or ".join(map(str, sorted(sign.ranks)))
+            what = (
+                f"the input {first.declared} is for {sign.role} by its name, and Partita feeds {types} in {ranks} "
+                f"dimensions there{others}"
+            )
+            return self.wrong(graph, what, OTHER_INPUT)
         if first.dtype in INTEGERS or first.shape is None or len(first.shape) < 3:
             what = f"the input {first.declared} cannot be understood by its name, type and shape"
         else:
@@ -247,13 +268,25 @@ class Inference:
         if phase != "prefill" and pasts - {port.name for port in graph.inputs}:
             raise self.wrong(graph, "lacks cache inputs that the other graph has", OTHER_FILE)
 
+    def rows_of(self, pair: Pair, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int | None:
+        """The axis of a state that has an entry for each token: what the user wrote, else what the graph tells."""
+        found = self.written.state(pair.past.name)
+        if found is not None and found[0].grows not in (None, False):
+            return found[0].grows
+        ports = [graph.input(name) for name, meaning in meant.items() if meaning.role == "mask"]
+        masks = [port.shape for port in ports if port is not None and port.shape]
+        lengths = frozenset(shape[-1] for shape in masks if isinstance(shape[-1], int))
+        batch = batch_axis(self.batch_symbol(graph, meant), pair.past)
+        return rows_axis(pair, graph, batch, lengths)
+
     # --- sizes --------------------------------------------------------------------------------------------------------
 
     def batch_symbol(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> Size:
         """What the graph calls the batch: the first size of its tokens."""
         name = next(name for name, meaning in meant.items() if meaning.role == "tokens")
         port = graph.input(name)
-        return port.shape[0] if port is not None and port.shape else None
+        shape = () if port is None else port.shape or ()
+        return shape[0] if len(shape) > 1 else 1  # ids [S] are of one text
 
     def batch_size(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int:
         """B: what the graph fixes, else what the user wrote, else 1."""
@@ -294,7 +327,7 @@ class Inference:
         ports = [(graph.input(name), meaning.role) for name, meaning in meant.items()]
         inputs = tuple(_port(port, role) for port, role in ports if port is not None)
         tokens = next(port for port in inputs if port.role == "tokens")
-        fixed = tokens.shape[1] if len(tokens.shape) > 1 else None
+        fixed = tokens.shape[-1] if tokens.shape else None
         if self.evidence.slides_inputs:
             self.check_windows(graph, fixed, inputs)
         return GraphFile(

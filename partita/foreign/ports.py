@@ -30,9 +30,9 @@ def _sign(role: Role, name: str, dtypes: frozenset[str], *ranks: int) -> Sign:
 
 
 INPUTS = (
-    _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 2),
+    _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 1, 2),
     _sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, 2),
-    _sign("positions", r"position_?ids|positions?|cache_position|pos_ids", INTEGERS, 1, 2),
+    _sign("positions", r"position_?ids|positions?|cache_position|pos_ids|input_?pos(itions?)?", INTEGERS, 1, 2),
     _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
     _sign("logits_kept", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
     _sign("total_length", r"total_?seq(uence)?_?len(gth)?", INTEGERS, 0, 1),
@@ -71,15 +71,22 @@ def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     return None
 
 
+def called_otherwise(port: PortFact) -> Sign | None:
+    """The sign that an input has the name of, and not the type or rank; None for other names."""
+    if by_name(port, {}) is not None:
+        return None
+    return next((sign for sign in INPUTS if sign.name.fullmatch(port.name)), None)
+
+
 def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
-    """The input of integers [B, S] by which rows of a table of weights are looked up; None for none or several.
+    """The input of integers [B, S] or [S] by which rows of a table of weights are looked up; None for none or several.
 
     Absolute positions are looked up, too, in a table that some exporters name after them.
     """
     found = [
         name
         for name, port in left.items()
-        if port.dtype in INTEGERS and port.shape is not None and len(port.shape) == 2 and _looks_up(graph, name)
+        if port.dtype in INTEGERS and port.shape is not None and len(port.shape) in (1, 2) and _looks_up(graph, name)
     ]
     return found[0] if len(found) == 1 else None
 
@@ -95,19 +102,20 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
 
 
 def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int, states: frozenset[str]) -> PortFact | None:
-    """The output [B, S, vocab] of logits: the one with that name, or called so, or of the vocabulary's size, or the
-    only one that is none of `states`.
+    """The output of logits [B, S, vocab], or in two dimensions of the last token or of one row: the one with that name,
+    or called so, or of the vocabulary's size, or the only one that is none of `states`.
     """
     if wanted is not None:
         return graph.output(wanted)
     ranked = [
         port
         for port in graph.outputs
-        if port.name not in states and port.dtype in FLOATS and port.shape is not None and len(port.shape) == 3
+        if port.name not in states and port.dtype in FLOATS and port.shape is not None and len(port.shape) in (2, 3)
     ]
     called = [port for port in ranked if re.fullmatch(r"(.*[./_])?logits", port.name)]
     sized = [port for port in ranked if vocab_size and port.shape is not None and port.shape[-1] == vocab_size]
-    for found in (called, sized, ranked):
+    whole = [port for port in ranked if port.shape is not None and len(port.shape) == 3]
+    for found in (called, sized, whole):
         if len(found) == 1:
             return found[0]
     return None

@@ -87,15 +87,15 @@ def _node(node: onnx.NodeProto) -> NodeFact:
     )
 
 
-def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str] | None:
-    """Name and value of an attribute that is one number or text."""
+def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tuple[int, ...]] | None:
+    """Name and value of an attribute that is a number, whole numbers, or text."""
     if attribute.HasField("i"):
         return attribute.name, int(attribute.i)
     if attribute.HasField("f"):
         return attribute.name, float(attribute.f)
     if attribute.HasField("s"):
         return attribute.name, attribute.s.decode(errors="replace")
-    return None
+    return (attribute.name, tuple(attribute.ints)) if attribute.ints else None
 
 
 def _operator(node: onnx.NodeProto) -> str:

@@ -11,7 +11,7 @@ from partita.errors import PackageError
 from partita.foreign.carrying import carried
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
-from partita.foreign.states import Pair, appends, growing_axis, rolls, shares_buffer, window_of
+from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
 from partita.foreign.written import Written, WrittenStates
 from partita.remedies import Remedy
 from partita.spelling import spelled
@@ -20,7 +20,7 @@ MOST_TOKENS = 4096
 """N where nobody says: buffers of a cache that is not told to be longer take no more."""
 UNKNOWN_LENGTH = 2048
 """N where neither the user nor a configuration says how long a text may be."""
-TOKENS_AXIS, WIDTH_AXIS = 2, 3
+WIDTH_AXIS = 3
 """Of keys and values [B, KV heads, N, head size]."""
 SAY_AXIS = Remedy("say along which axis it grows, or its shape, in a file", options=("--contract", "FILE.toml"))
 SAY_HOW = Remedy(
@@ -34,6 +34,7 @@ CORRECT = Remedy("correct the contract file")
 def length_of(
     where: str,
     pairs: Sequence[Pair],
+    rows: Sequence[int | None],
     evidence: Evidence,
     written: Written,
     asked: int | None,
@@ -41,9 +42,10 @@ def length_of(
 ) -> int:
     """N: as the user wants it, as far as graph and configuration allow; else the configuration's, up to a limit.
 
-    Raises PackageError for more than is allowed. `notes` gets what was decided.
+    `rows`: the axis of each pair that has an entry for every token. Raises PackageError for more than is allowed.
+    `notes` gets what was decided.
     """
-    fixed = _fixed_length(pairs)
+    fixed = _fixed_length(pairs, rows)
     wanted, most = asked or written.max_length, fixed or evidence.max_length
     if wanted is not None:
         if most and wanted > most:
@@ -59,12 +61,23 @@ def length_of(
     return most
 
 
-def _fixed_length(pairs: Sequence[Pair]) -> int | None:
-    """Rows of keys [B, KV heads, N, head size] that have a fixed length."""
-    shapes = [pair.past.shape for pair in pairs if pair.kind == "key"]
-    sizes = [shape[TOKENS_AXIS] for shape in shapes if shape and len(shape) == WIDTH_AXIS + 1]
+def _fixed_length(pairs: Sequence[Pair], rows: Sequence[int | None]) -> int | None:
+    """Rows of keys that have a fixed length; None where those of a layer have not."""
+    sizes = [
+        (pair.past.shape or ())[axis]
+        for pair, axis in zip(pairs, rows, strict=True)
+        if pair.kind == "key" and axis is not None and axis < len(pair.past.shape or ())
+    ]
     fixed = [size for size in sizes if isinstance(size, int)]
     return min(fixed) if fixed and len(fixed) == len(sizes) else None
+
+
+def batch_axis(symbol: Size, port: PortFact) -> int | None:
+    """The axis that is the batch: the one that is called as that of the tokens, else the first, unless it is fixed."""
+    shape = port.shape or ()
+    if isinstance(symbol, str) and symbol in shape:
+        return shape.index(symbol)
+    return 0 if shape and not isinstance(shape[0], int) else None
 
 
 def cache_bytes(states: Sequence[State]) -> int:
@@ -94,8 +107,8 @@ class Shapes:
         said = found[0] if found is not None else None
         shared = shares_buffer(pair, self.graph)
         in_place = shared if said is None or said.in_place is None else said.in_place
-        batch_axis = self._batch_axis(pair.past)
-        axis = TOKENS_AXIS if shared else growing_axis(pair, self.graph, batch_axis)
+        of_batch = batch_axis(self.batch_symbol, pair.past)
+        axis = ROWS_AXIS if shared else growing_axis(pair, self.graph, of_batch)
         if in_place and not shared and appends(pair, self.graph):
             what = f"the contract says in_place, and the graph makes {pair.present.name!r} longer than it at every step"
             raise self._wrong(pair, what, CORRECT)
@@ -111,7 +124,7 @@ class Shapes:
             present=pair.present.name,
             layer=pair.layer,
             kind=pair.kind,
-            shape=self._shape(pair, said, axis, batch_axis),
+            shape=self._shape(pair, said, axis, of_batch),
             dtype=pair.past.dtype,
             window=(said.window if said is not None else None) or window_of(pair, self.graph) or self._window(pair),
             rolls=rolls(pair, self.graph),
@@ -145,16 +158,7 @@ class Shapes:
         layers = self.evidence.window_layers
         return self.evidence.window or None if layers is not None and pair.layer in layers else None
 
-    def _batch_axis(self, port: PortFact) -> int | None:
-        """The axis that is the batch: the one that is called so, else the first, unless that is fixed."""
-        shape = port.shape or ()
-        if isinstance(self.batch_symbol, str) and self.batch_symbol in shape:
-            return shape.index(self.batch_symbol)
-        return 0 if shape and not isinstance(shape[0], int) else None
-
-    def _shape(
-        self, pair: Pair, said: WrittenStates | None, axis: int | None, batch_axis: int | None
-    ) -> tuple[int, ...]:
+    def _shape(self, pair: Pair, said: WrittenStates | None, axis: int | None, of_batch: int | None) -> tuple[int, ...]:
         """The sizes of a state, N along the axis that grows. Raises PackageError for one that cannot be told."""
         if said is not None and said.shape is not None:
             return self._written_shape(pair, said.shape)
@@ -166,7 +170,7 @@ class Shapes:
             found: int | None = size if isinstance(size, int) else None
             if found is None and place == axis:
                 found = window_of(pair, self.graph) if rolls(pair, self.graph) else self.length
-            if found is None and place == batch_axis:
+            if found is None and place == of_batch:
                 found = self.batch * self._folded_heads(size)
             if found is None:
                 found = self._by_configuration(pair, place, declared)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.foreign.carrying import AT_LENGTH, CONTRIB, GQA, attention_places, carried
+from partita.foreign.carrying import AT_LENGTH, CONTRIB, GQA, attention_places, carried, cursor_axis
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]
@@ -20,6 +20,8 @@ CONTAINERS = re.compile(
     r"past_?key_?values?|present_?key_?values?|key_?values|kv_?cache|past_?kv|present_?kv", re.IGNORECASE
 )
 """Words for all that is cached; what a state is of them follows the number."""
+CACHED = re.compile(r"past|present|cache|state|kv", re.IGNORECASE)
+"""What the name of a cache has that has no other name."""
 DIRECTIONS = frozenset(
     (
         *("past", "present", "in", "out", "input", "output", "new", "old", "updated", "prev", "next", "last"),
@@ -69,6 +71,9 @@ class Mark:
         return next((KINDS[word] for word in self.words if word in KINDS), None)
 
 
+NO_MARK = Mark((), ())
+
+
 def mark_of(name: str) -> Mark:
     """Numbers and telling words of a name."""
     parts = [part.lower() for part in PARTS.findall(CONTAINERS.sub(" ", name, count=1))]
@@ -88,8 +93,15 @@ def pair_up(
     marks: dict[Mark, list[PortFact]] = {}
     for port in outputs:
         marks.setdefault(mark_of(port.name), []).append(port)
+    continued = [(port, carried(graph, port.name)[0]) for port in outputs] if inputs else []
+    nameless = sum(mark_of(port.name) == NO_MARK for port in inputs)
     for port in inputs:
-        found = _by_template(port, outputs, templates) or _by_mark(port, marks) or _by_attention(port, outputs, graph)
+        found = (
+            _by_template(port, outputs, templates)
+            or _by_mark(port, marks, alone=nameless == 1)
+            or _by_attention(port, outputs, graph)
+            or _by_carrying(port, continued)
+        )
         if found is None:
             left.append(port)
         else:
@@ -120,11 +132,14 @@ def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
     return int(digits) if fits else None
 
 
-def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]]) -> Pair | None:
-    """The pair whose names say the same, where there is one such output of the same type and rank."""
+def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]], *, alone: bool) -> Pair | None:
+    """The pair whose names say the same, where there is one such output of the same type and rank.
+
+    `alone`: no other input has a name that says nothing but that it is a cache, as one has that is all there is.
+    """
     mark = mark_of(port.name)
     fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
-    if len(fitting) != 1 or not (mark.numbers or mark.words):
+    if len(fitting) != 1 or (mark == NO_MARK and not (alone and CACHED.search(port.name))):
         return None
     return Pair(port, fitting[0], mark.layer, mark.kind or "key", "name, type and shape")
 
@@ -141,6 +156,15 @@ def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts
                     mark = mark_of(port.name)
                     return Pair(port, found, mark.layer, "key" if place == min(places) else "value", "the graph")
     return None
+
+
+def _by_carrying(port: PortFact, continued: Sequence[tuple[PortFact, str | None]]) -> Pair | None:
+    """The pair of which the graph shows that one continues the other, and no other output does."""
+    found = [output for output, past in continued if past == port.name and _alike(port, output)]
+    if len(found) != 1:
+        return None
+    mark = mark_of(port.name)
+    return Pair(port, found[0], mark.layer, mark.kind or "key", "the graph")
 
 
 def _alike(past: PortFact, present: PortFact) -> bool:
@@ -222,6 +246,25 @@ def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None
     named = [axis for axis in free if isinstance(past[axis], str) and LENGTHS.search(str(past[axis]))]
     found = named if len(named) == 1 else free
     return found[0] if len(found) == 1 else None
+
+
+def rows_axis(pair: Pair, graph: GraphFacts, batch: int | None, lengths: frozenset[int]) -> int | None:
+    """The axis of keys or values that has an entry for each token, whether it grows or is written at a cursor; None
+    where nothing tells.
+
+    `lengths`: of masks of fixed length, which are as long as what they are for.
+    """
+    shape = pair.past.shape or ()
+    if shares_buffer(pair, graph):
+        return ROWS_AXIS
+    if (grown := growing_axis(pair, graph, batch)) is not None or appends(pair, graph):
+        return grown
+    if (written := cursor_axis(graph, pair.present.name, len(shape))) is not None:
+        return written
+    named = [axis for axis, size in enumerate(shape) if size in lengths]
+    if len(named) == 1:
+        return named[0]
+    return ROWS_AXIS if len(shape) == ROWS_AXIS + 2 else None
 
 
 def appends(pair: Pair, graph: GraphFacts) -> bool:

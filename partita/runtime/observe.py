@@ -30,6 +30,10 @@ class Window:
         """Of each run, of the batch; None: all."""
         self._earlier = 0
         """Runs of generations before the last."""
+        self.rehearses = False
+        """Runs are of no generation now: they are in the profile, and count for nothing."""
+        self._rehearsed = 0
+        """Of the first runs, those."""
         self._profile: str | None = None
 
     def begin(self) -> None:
@@ -42,6 +46,9 @@ class Window:
         """
         self._runs.append((phase, new_tokens))
         self._rows.append(rows)
+        if self.rehearses:
+            self._rehearsed = len(self._runs)
+            return
         self._due[phase] -= 1
         if max(self._due.values()) <= 0:
             self.close()
@@ -75,7 +82,7 @@ class Window:
         told = tuple(
             replace(run, earlier=index < self._earlier, rows=self._rows[index])
             for index, run in enumerate(runs)
-            if index >= self._earlier or run.phase not in own
+            if index >= self._rehearsed and (index >= self._earlier or run.phase not in own)
         )
         kept = {run.run for run in told}
         return tuple(event for event in events if event.run in kept), told

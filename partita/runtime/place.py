@@ -298,6 +298,7 @@ def place_package(folder: Path, where: Where, manifest: Manifest | None = None) 
         options=where.options,
         pins=where.pins,
         crashed=where.crashed,
+        wants_tokens=False,
     ) as runner:
         error = run_package(runner, where.runs)
         let_go(error)

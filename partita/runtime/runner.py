@@ -34,6 +34,7 @@ from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.pins import Pin
 from partita.runtime.registering import without_crashed
+from partita.runtime.rehearsal import rehearse
 from partita.spelling import spelled
 
 
@@ -58,6 +59,21 @@ class Runner:
         self.recorder = Recorder()
         self.adapters: Adapters | None = None
         """Those beside the weights of a package; `load_runner` completes it."""
+
+    def rehearse(self, *, rounds: bool) -> None:
+        """Try whether the graphs are what was inferred of them, and read prompts whole where they cannot be cut.
+
+        Raises PackageError for a graph that is something else.
+        """
+        for entry in self.graphs:
+            entry.window.rehearses = True
+        found = rehearse(str(self.folder), self.executor, rounds=rounds)
+        for entry in self.graphs:
+            entry.window.rehearses = False
+        if found.appends_chunks != self.contract.appends_chunks:
+            self.executor.release()
+            self.contract = self.contract.model_copy(update={"appends_chunks": found.appends_chunks})
+            self.executor = Executor(self.contract, self.graphs)
 
     def use_adapter(self, name: str | None) -> None:
         """Generate with an adapter of the package, or with none, from the next generation on.
@@ -145,13 +161,15 @@ def load_runner(
     options: Mapping[str, Mapping[str, str]] | None = None,
     pins: Sequence[Pin] = (),
     crashed: Mapping[str, str] | None = None,
+    wants_tokens: bool = True,
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
     `threads`: intra-op threads, None for one per core that the process may use. `observe`: profile the first runs and
     keep what ONNX Runtime says about placement. `manifest`: that of a package whose manifest is not written yet.
     `options`: those of each provider, by its name. `crashed`: providers that are left out, see
-    `registering.without_crashed`.
+    `registering.without_crashed`. `wants_tokens`: what comes out is looked at, so what another exporter wrote is
+    tried first.
     Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
     """
     rss_before = rss_bytes()
@@ -171,6 +189,12 @@ def load_runner(
         rss_before=rss_before,
     )
     runner.adapters = Adapters(folder, manifest)
+    if manifest.foreign is not None and wants_tokens:
+        try:
+            runner.rehearse(rounds=manifest.graph.precision != "fp32")
+        except BaseException:
+            runner.close()
+            raise
     return runner
 
 

@@ -112,3 +112,13 @@ def test_two_inputs_for_one_role_are_named(tmp_path: Path) -> None:
     text = SUMMED.replace("int64[1] past_len,", "int64[1] past_len, int32[1,S] input_ids,")
     with pytest.raises(PackageError, match="'token_ids' and 'input_ids' could both be for tokens"):
         open_folder(folder_of(text, tmp_path / "odd"))
+
+
+@pytest.mark.parametrize("mask", ["float[1,1,S,T]", "bool[1,1,S,T]", "int64[1,S,T]", "float[1,T]"])
+def test_an_input_that_has_the_name_of_a_role_and_not_its_form(mask: str, tmp_path: Path) -> None:
+    """A mask that says for every token which others it sees is no cache, which is what its rank looks like."""
+    text = SUMMED.replace("int64[1] past_len,", f"int64[1] past_len, {mask} attention_mask,")
+    with pytest.raises(
+        PackageError, match=r"attention_mask .* is for mask by its name, and Partita feeds bool or int32"
+    ):
+        open_folder(folder_of(text, tmp_path / "odd"))

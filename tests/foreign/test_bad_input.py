@@ -17,7 +17,7 @@ from partita.library.inspecting import read
 from partita.providers.resolve import parse_chain
 from partita.runtime.model_file import read_model_file
 from partita.runtime.runner import load_runner
-from tests.foreign.conftest import Sample, changed
+from tests.foreign.conftest import SAMPLES, Sample, changed
 
 
 def refused(folder: Path, choice: Choice | None = None) -> str:
@@ -170,8 +170,17 @@ def test_a_shape_of_a_contract_that_the_graph_contradicts(
 
 
 def test_a_cache_input_that_nothing_continues_is_named(sample: Sample) -> None:
+    """By its name; the graph shows it where all that is done to the cache is to append, and not where it is scaled."""
     folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
-    said = refused(folder)
+    assert {state.present for state in open_folder(folder).graph.states} == {"present.0.key", "odd"}
+
+    def scale(model: onnx.ModelProto) -> None:
+        renamed("odd", "whole")(model)
+        next(port for port in model.graph.output if port.name == "whole").name = "odd"
+        model.graph.initializer.append(onnx.helper.make_tensor("scale", 1, [], [1.0]))
+        model.graph.node.append(onnx.helper.make_node("Mul", ["whole", "scale"], ["odd"], name="scaled"))
+
+    said = refused(altered(folder, scale))
     assert "past_key_values.0.value float32[batch_size,1,past_sequence_length,16]" in said and "--contract" in said
 
 
@@ -396,19 +405,25 @@ def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path
     def cut(model: onnx.ModelProto) -> None:
         renamed("present.0.key", "whole.key")(model)
         model.graph.output.pop(next(i for i, port in enumerate(model.graph.output) if port.name == "whole.key"))
-        sizes = {"begin": [-4], "end": [1 << 40], "axis": [2]}
+        sizes = {"begin": [-rows], "end": [1 << 40], "axis": [2]}
         for name, values in sizes.items():
             model.graph.initializer.append(onnx.helper.make_tensor(name, 7, [1], values))
         model.graph.node.append(onnx.helper.make_node("Slice", ["whole.key", *sizes], ["present.0.key"], name="cut"))
         shape: list[str | int | None] = ["batch_size", 1, "kept", 16]
         model.graph.output.append(onnx.helper.make_tensor_value_info("present.0.key", 1, shape))
 
+    rows = 8  # more than are tried before the first prompt
     folder = altered(sample("optimum"), cut)
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
         engine = Engine(runner.executor)
-        engine.join(Request([5, 9, 17, 40, 3, 33], greedy, 4))
-        with pytest.raises(PartitaError, match=r"6 tokens made present\.0\.key \[1, 1, 4, 16\]"):
+        engine.join(Request([5, 9, 17, 40, 3, 33, 21, 8, 60], greedy, 4))
+        with pytest.raises(PartitaError, match=r"9 tokens made present\.0\.key \[1, 1, 8, 16\]"):
             engine.step()
+    shutil.copy(SAMPLES / "optimum" / "model.onnx", folder)
+    rows = 4
+    altered(folder, cut)
+    with pytest.raises(PackageError, match=r"tried before the first prompt.* \[1, 1, 4, 16\]"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
 @pytest.mark.parametrize("length", [0, 1 << 40])

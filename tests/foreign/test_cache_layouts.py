@@ -159,3 +159,96 @@ def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Pa
     contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')
     (state,) = open_folder(folder, Choice(contract=contract)).graph.states
     assert (state.grows, state.shape) == (None, (1, 1, 32, 1))
+
+
+def arranged(
+    past: str, present: str, axis: int, order: str, ids: str = "int64[batch,S]", logits: str = "batch,S"
+) -> str:
+    """A decoder whose cache [.., T, ..] grows along an axis, in an order of its own; `order` makes its new rows."""
+    return f"""<ir_version: 10, opset_import: ["": 17]>
+g ({ids} input_ids, float[{past}] past_key_0) => (float[{logits},64] logits, float[{present}] present_key_0)
+<{CONSTANTS}, int64[4] wide = {{1, 1, -1, 1}}, int64[1] each = {{-1}}, int64 along = {{0}}>
+{{
+  numbers = Cast<to = 1>(input_ids)
+  fours = Reshape(numbers, wide)
+  new = Transpose<perm = [{order}]>(fours)
+  present_key_0 = Concat<axis = {axis}>(past_key_0, new)
+  listed = Reshape(present_key_0, each)
+  sums = CumSum(listed, along)
+  shape = Shape(input_ids)
+  own = Slice(sums, count, huge)
+  flat = Reshape(own, shape){LOGITS}""".replace(
+        "  own = Slice", "  size = Size(input_ids)\n  less = Neg(size)\n  count = Reshape(less, one)\n  own = Slice"
+    )
+
+
+@pytest.mark.parametrize("chunk", [100, 3])
+@pytest.mark.parametrize(
+    ("past", "present", "axis", "order"),
+    [
+        ("batch,past,1,1", "batch,all,1,1", 1, "0, 2, 1, 3"),
+        ("past,batch,1,1", "all,batch,1,1", 0, "2, 0, 1, 3"),
+        ("batch,1,1,past", "batch,1,1,all", 3, "0, 1, 3, 2"),
+    ],
+    ids=["rows before heads", "rows first", "rows last"],
+)
+def test_no_other_size_is_taken_for_the_length(
+    past: str, present: str, axis: int, order: str, chunk: int, tmp_path: Path
+) -> None:
+    """Heads, or the size of one, where most caches have their rows: a text ended after as many tokens."""
+    folder = folder_of(arranged(past, present, axis, order), tmp_path / "arranged")
+    manifest = open_folder(folder)
+    assert (manifest.graph.states[0].grows, manifest.graph.max_length) == (axis, 2048)
+    assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+def test_the_length_of_a_cache_whose_rows_are_first(tmp_path: Path) -> None:
+    """Scatter's axis says which, past the Transposes after it; heads are not taken for rows."""
+    turned = (
+        "  turned = Transpose<perm = [0, 2, 1, 3]>(past_key_0)\n"
+        "  written = ScatterElements<axis = 2>(turned, place, new)\n"
+        "  present_key_0 = Transpose<perm = [0, 2, 1, 3]>(written)"
+    )
+    text = fixed(turned).replace("float[1,1,32,1]", "float[1,32,1,1]")
+    text = text.replace("seen = Mul(present_key_0, column)", "seen = Mul(written, column)")
+    folder = folder_of(text, tmp_path / "first")
+    manifest = open_folder(folder)
+    assert (manifest.graph.states[0].shape, manifest.graph.max_length) == ((1, 32, 1, 1), 32)
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+@pytest.mark.parametrize(("ids", "logits"), [("int64[S]", "S"), ("int64[batch,S]", "batch,S")])
+def test_ids_of_one_text_without_an_axis_for_texts(ids: str, logits: str, tmp_path: Path) -> None:
+    text = arranged("1,1,past,1", "1,1,all,1", 2, "0, 1, 2, 3", ids, logits)
+    folder = folder_of(text, tmp_path / "flat")
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+def test_logits_of_the_last_token_in_two_dimensions(tmp_path: Path) -> None:
+    text = GROWING["fused"].replace("float[batch,1,64] logits", "float[batch,64] logits")
+    text = text.replace("flat = Reshape(each, single)", "flat = Reshape(each, one)")
+    folder = folder_of(text, tmp_path / "last")
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+@pytest.mark.parametrize("names", [("kv_cache", "new_kv_cache"), ("past", "present"), ("apple", "pear")])
+def test_names_that_say_nothing_of_what_is_kept(names: tuple[str, str], tmp_path: Path) -> None:
+    text = GROWING["fused"].replace("past_key_values_0", names[0]).replace("present_0", names[1])
+    folder = folder_of(text, tmp_path / "named")
+    (state,) = open_folder(folder).graph.states
+    assert (state.past, state.present) == names
+    assert tokens(folder, [PROMPT], Choice(), 3) == [adding(PROMPT, 6)]
+
+
+def test_a_prefix_is_not_kept_of_a_cache_whose_first_axis_is_not_rows(tmp_path: Path) -> None:
+    """What one row has of it is no part along the first axis: that would be its keys, and its values would be lost."""
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.runner import load_runner
+
+    for layout, wanted in (("fused", True), ("gpt2", False)):
+        folder = folder_of(GROWING[layout], tmp_path / layout)
+        with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
+            assert runner.cache.saves(3, 3) is wanted

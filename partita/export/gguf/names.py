@@ -160,7 +160,7 @@ def _rows(
     """The rows, in order, of all rows of `sources` one after the other; None where rows are not only moved."""
     if any(len(tensor.shape) < 2 for tensor in sources) or numbers.shape[-1] != 1 or not np.isfinite(numbers).all():
         return None
-    if len({(tensor.shape[-1], tensor.type) for tensor in sources}) != 1:
+    if len({tensor.shape[-1] for tensor in sources}) != 1:
         return None
     if numbers.shape != others.shape or not np.array_equal(_changed(numbers), others):
         return None

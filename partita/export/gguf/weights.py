@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Rows:
 
     path: Path
     tensors: tuple[GgufTensor, ...]
-    """All of one type and width."""
+    """All of one width, and of one type where `read` is asked."""
     index: npt.NDArray[np.int64]
     """The number of each row, in order, of all rows of the tensors one after the other."""
 
@@ -46,6 +46,17 @@ class Rows:
                 places[here] - low, first * block.size_bytes : last * block.size_bytes
             ]
         return found, first * block.block
+
+    def of_each(self, region: Region, shape: tuple[int, ...]) -> Iterator[tuple[npt.NDArray[np.bool_], Rows]]:
+        """Of each tensor that `region` of a tensor of `shape` has rows of: which these are [R], and they alone."""
+        places = self.index.reshape(shape[:-1])[tuple(slice(start, stop) for start, stop in region[:-1])].reshape(-1)
+        low = 0
+        for tensor in self.tensors:
+            lines = math.prod(tensor.shape[:-1])
+            here = (places >= low) & (places < low + lines)
+            if here.any():
+                yield here, Rows(self.path, (tensor,), places[here] - low)
+            low += lines
 
 
 def _mapped(path: Path, tensor: GgufTensor) -> Bytes:
@@ -78,6 +89,29 @@ class RowWeight(StoredWeight):
 @dataclass(frozen=True, eq=False)
 class FloatRows(StoredFloats, RowWeight):
     """The same of a type of floats."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedRows(StoredWeight):
+    """Rows of tensors of several types, as the halves of an expert may be: the numbers of each by its own."""
+
+    rows: Rows
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Its numbers in `region`, float32."""
+        begin, end = region[-1]
+        found = torch.empty(math.prod(stop - start for start, stop in region[:-1]), end - begin)
+        for here, rows in self.rows.of_each(region, self.shape) if found.numel() else ():
+            lines = len(rows.index)
+            part: Region = ((0, lines), region[-1])
+            raw, first = rows.read(part, (lines, self.shape[-1]))
+            found[torch.from_numpy(here)] = _as_region(dequantised(raw, rows.tensors[0].type.number), part, first)
+        return found.reshape([stop - start for start, stop in region])
+
+
+@dataclass(frozen=True, eq=False)
+class MixedFloatRows(StoredFloats, MixedRows):
+    """The same of several types of floats."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +160,10 @@ class WholeWeight(StoredFloats):
 
 def row_weight(name: str, shape: tuple[int, ...], rows: Rows, infos: tuple[TensorInfo, ...]) -> StoredWeight:
     """The weight that some rows make: with its integers, where the type has any."""
+    kinds = {tensor.type.name: tensor.type for tensor in rows.tensors}
+    if len(kinds) > 1:
+        mixed = MixedRows if any(kind.floats is None for kind in kinds.values()) else MixedFloatRows
+        return mixed(name, shape, infos, "float32", rows)
     kind = rows.tensors[0].type
     if kind.floats is not None:
         return FloatRows(name, shape, infos, kind.floats, rows)

@@ -127,6 +127,7 @@ class BoundGraph:
             for role, feed in inputs.items()
             if role not in fixed and (writer := cursor_writer(role, new_tokens))
         ]
+        self._whole_mask = inputs["mask"].array if "mask" in inputs else None
         self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
 
@@ -139,6 +140,14 @@ class BoundGraph:
             self._rope.fill(rope_length)
         if self._mask is not None:
             self.binding.bind_input(self._mask.name, self._mask.written(starts))
+
+    def masked(self, values: Sequence[int]) -> None:
+        """Write these values [T] into the mask in place of those that `place` wrote, and 0 beyond them."""
+        if self._mask is not None:
+            self.binding.bind_input(self._mask.name, self._mask.written_as(values))
+        elif self._whole_mask is not None:
+            self._whole_mask.fill(0)
+            self._whole_mask[:, : len(values)] = values
 
     def choose(self, positions: Sequence[int]) -> None:
         """Ask for the logits at these positions of 0 .. S-1, at most K of them; what is left over repeats the last."""
@@ -351,6 +360,21 @@ class Executor:
             self.cache.dirty = True
             raise
         return outcome
+
+    def tried(self, tokens: Sequence[int], mask: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logits [vocab] after the last of these tokens, read as the first of a text with a mask of these values; what
+        is cached then is of no use.
+        """
+        graph = self.bound("prefill", len(tokens), 1)
+        graph.choose([len(tokens) - 1])
+        graph.tokens[...] = tokens
+        self.cache.begin(range(self.contract.batch_size))
+        graph.place(np.zeros(self.contract.batch_size, np.int64), len(tokens))
+        graph.masked(mask)
+        graph.run()
+        found = graph.logits(0, len(tokens) - 1).copy()
+        self.cache.clear()
+        return found
 
     def release(self) -> None:
         """Free the buffers, before the sessions that they are of."""

@@ -79,6 +79,12 @@ class Mask:
         write_mask(valid, mask.host)
         return mask
 
+    def written_as(self, values: Sequence[int]) -> Buffer:
+        """The mask of a step with these values [T] in every row."""
+        mask = reshaped(self.room, (self.batch, len(values)))
+        mask.host[...] = values
+        return mask
+
 
 def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int, length: int) -> dict[str, tuple[int, ...]]:
     """Shape of a buffer by role, for B = `batch`, S = `new_tokens`, K = `rows`, N = `length`."""
@@ -132,5 +138,10 @@ def logits_given(graph: GraphFile) -> LogitsGiven:
     if port_by_role(graph, "logits_kept") is not None:
         return "kept"
     logits = next(port for port in graph.outputs if port.role == "logits")
-    only_last = len(logits.shape) == 3 and logits.shape[1] == 1 and graph.sequence_length != 1
-    return "last" if only_last else "all"
+    if graph.sequence_length == 1:
+        return "all"
+    if len(logits.shape) == 3:
+        return "last" if logits.shape[1] == 1 else "all"
+    tokens = next(port for port in graph.inputs if port.role == "tokens")
+    one_each = (1, tokens.shape[0]) if len(tokens.shape) > 1 else (1,)  # [B, vocab]; [S, vocab] has the size of [S]
+    return "last" if logits.shape[:1] and logits.shape[0] in one_each else "all"

@@ -69,6 +69,26 @@ def test_experts_are_stacked_as_the_model_has_them(tiny_checkpoint: TinyCheckpoi
         assert torch.equal(value, wanted[name]), name
 
 
+@pytest.mark.parametrize(("halves", "others"), [("Q8_0", "Q4_0"), ("Q4_1", "F16"), ("F32", "F16")])
+def test_halves_of_experts_may_be_of_two_types(
+    halves: str, others: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Which are one parameter of the model: each half has the numbers that its own type gives it."""
+    require("gguf")
+    import torch
+
+    sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+    checkpoint = tiny_checkpoint("qwen3_moe", **sizes)
+    file = save_gguf(tmp_path / "model.gguf", checkpoint, lambda name: halves if "up_exps" in name else others)
+    whole = load(open_checkpoint(str(file)))
+    for name, kind in (("up", halves), ("gate", others)):
+        alone = save_gguf(tmp_path / f"{name}.gguf", checkpoint, kind)
+        for key, value in load(open_checkpoint(str(alone))).named_parameters():
+            if key.endswith("gate_up_proj"):
+                half = slice(32, None) if name == "up" else slice(32)
+                assert torch.equal(dict(whole.named_parameters())[key][:, half], value[:, half]), key
+
+
 def test_integers_are_taken_as_they_are_stored(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
 ) -> None:

@@ -136,7 +136,11 @@ class GrowingStates:
         }
 
     def saves(self, tokens: int, filled: int) -> bool:
-        """After any of the row's tokens where every state has an entry for each of them, else after its last."""
+        """After any of the row's tokens where every state has an entry for each of them, else after its last; nowhere
+        where a state's first axis is not that of rows.
+        """
+        if any(state.shape[0] != self._rows for state in self.states):
+            return False
         least = 0 if all(state.grows is not None for state in self.states) else filled
         return least <= tokens <= filled and all(buffer.readable for buffer in self._now)
 

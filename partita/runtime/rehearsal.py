@@ -1,0 +1,170 @@
+"""Whether a graph of another exporter is what its contract says, tried before the first token of the user's.
+
+What inputs and outputs mean was inferred, and some of it no graph tells: whether a step may take several tokens after
+past ones, or whether a mask has 1 for what is seen or for what is hidden. So a few tokens are read as a whole, and in
+parts: the same tokens have the same logits, however they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.contract import Contract
+from partita.errors import GenerationError, PackageError
+from partita.observations.text_format import listing
+from partita.remedies import Remedy
+from partita.runtime.comparison import Logits
+from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.feeds import port_by_role
+from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
+
+TEXT_TOKENS, PART_TOKENS = 6, 3
+"""Of the text that is read, and of its first part."""
+CLOSE = 1e-3
+"""Of the spread of all logits: less than that is of no account."""
+WORSE = 10
+"""Reading in parts is worse than token by token where it differs so many times as much: rounding does not tell them
+apart.
+"""
+FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
+"""What no rounding explains: of graphs that compute in float32 throughout, and of others."""
+LOOK = Remedy(
+    "see with inspect what its inputs were taken for, and say in a file where that is not so",
+    options=("--contract", "FILE.toml"),
+)
+OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """What was found out."""
+
+    appends_chunks: bool
+    """A step may take several tokens after past ones."""
+
+
+def rehearse(where: str, executor: Executor, *, rounds: bool) -> Rehearsed:
+    """Read a text as a whole and in parts, and see whether its logits are the same.
+
+    `where`: the folder, for messages; `rounds`: the graph computes with less than float32 somewhere. Raises
+    PackageError where they are not, however its parts are cut, and for a mask that hides what it should show.
+    """
+    contract = executor.contract
+    text = _text(contract)
+    if len(text) <= PART_TOKENS:
+        return Rehearsed(contract.appends_chunks)
+    try:
+        return _rehearse(where, executor, text, rounds=rounds)
+    except GenerationError as error:
+        raise PackageError(
+            f"{where}: a text of {len(text)} tokens, tried before the first prompt, does not run: {error.problem}",
+            remedy=LOOK,
+        ) from error
+    finally:
+        executor.cache.clear()
+
+
+def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bool) -> Rehearsed:
+    contract = executor.contract
+    lengths = len(text) - 1, len(text)
+    whole = [_logits(executor, text[:length], length, first=length)[-1] for length in lengths]
+    if not np.isfinite(whole).all():
+        return Rehearsed(contract.appends_chunks)  # the user's own text will show it, and say what is not finite
+    with contextlib.suppress(GenerationError):  # operators need not take a mask with gaps, and no text has one
+        _check_mask(where, executor, text)
+    if contract.rereads:
+        return Rehearsed(contract.appends_chunks)
+    far = FAR_WHERE_ROUNDED if rounds else FAR
+    several = contract.appends_chunks and executor.graphs.chunk is None
+    apart = _furthest(whole, _logits(executor, text, PART_TOKENS, first=len(text) - 1)) if several else None
+    if apart is not None and apart <= CLOSE:
+        return Rehearsed(appends_chunks=True)
+    singly = _furthest(whole, _logits(executor, text, len(text), first=PART_TOKENS))
+    if singly > far:
+        raise PackageError(
+            f"{where}: reading {len(text)} tokens at once and one after the other gives logits that differ by "
+            f"{singly:.0%} of their spread, so {_suspects(contract)} not what they were taken for",
+            remedy=LOOK,
+        )
+    if apart is None or apart <= WORSE * singly:
+        return Rehearsed(contract.appends_chunks)
+    return Rehearsed(appends_chunks=False)
+
+
+def _suspects(contract: Contract) -> str:
+    """What may be another than it was taken for."""
+    files = [file.file for file in contract.files]
+    models = f"the models in {listing(files)}, " if len(files) > 1 else ""
+    return f"{models}its cache, positions or mask are"
+
+
+def _text(contract: Contract) -> list[int]:
+    """Tokens from all over the vocabulary but its ends, where the special ones are."""
+    count = min(TEXT_TOKENS, contract.max_length - 1)
+    return [contract.vocab_size * (place + 1) // (count + 2) for place in range(count)]
+
+
+def _furthest(whole: Sequence[Logits], parts: Sequence[Logits]) -> float:
+    """The larger difference after the last token but one, and after the last."""
+    return max(_differ(one, other) for one, other in zip(whole, parts[-len(whole) :], strict=True))
+
+
+def _differ(one: Logits, other: Logits) -> float:
+    """The largest difference, as a part of the spread of the first."""
+    if not np.isfinite(other).all():
+        return float("inf")
+    return float(np.abs(one - other).max() / max(float(np.ptp(one)), 1e-9))
+
+
+def _logits(executor: Executor, text: Sequence[int], chunk: int, *, first: int) -> list[Logits]:
+    """The logits [vocab] after each step that ends in a new token: the `first` tokens are a prompt, read in chunks, and
+    the others what follows it.
+    """
+    heard: list[list[Logits]] = []
+
+    def request() -> Request:
+        of_row: list[Logits] = []
+        heard.append(of_row)
+
+        def follow(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+            of_row.append(logits.copy())
+            return text[len(history)] if len(history) < len(text) else 0
+
+        return Request(text[:first], follow, len(text) - first + 1, any_logits=True)
+
+    executor.cache.clear()
+    for _ in serve(executor, [request() for _ in range(executor.contract.batch_size)], prefill_chunk=chunk):
+        pass
+    return heard[0]
+
+
+def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
+    """Raise PackageError for a mask that has 1 for what is hidden.
+
+    The last token is told by such a mask to see all but the first one when the first alone is 1: then another first
+    token changes nothing, and does when the mask is all 0.
+    """
+    if any(state.in_place for state in executor.contract.states):
+        return  # attention that writes into its past counts the ones of a mask, and takes no other
+    graph = executor.graph("prefill").graph
+    mask, size = port_by_role(graph, "mask"), graph.sequence_length or 2
+    if mask is None or size < 2:
+        return
+    texts = [[first, *[text[1]] * (size - 1)] for first in (text[0], text[2])]
+    only_first = [1] + [0] * (size - 1)
+    one, other = (executor.tried(tokens, only_first) for tokens in texts)
+    if not np.isfinite(one).all() or not np.isfinite(other).all() or not np.array_equal(one, other):
+        return
+    one, other = (executor.tried(tokens, [0] * size) for tokens in texts)
+    if np.isfinite(one).all() and np.isfinite(other).all() and _differ(one, other) > CLOSE:
+        raise PackageError(
+            f"{where}/{graph.file}: the input {mask.name!r} hides what it has 1 for, and Partita gives 1 for every "
+            "token that is to be seen",
+            remedy=OTHER_MASK,
+        )

@@ -1,0 +1,132 @@
+"""What no name, type or shape tells is tried before the first prompt: a few tokens, read as a whole and in parts.
+
+What follows a token is the sum of all tokens up to it, modulo 64, so that every right answer is known.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import partita
+from partita.errors import PackageError
+from partita.foreign.folder import Choice, open_folder
+from partita.providers.resolve import parse_chain
+from partita.runtime.runner import load_runner
+from tests.foreign.conftest import Sample
+from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
+from tests.foreign.test_bad_input import altered
+from tests.foreign.test_generate import PROMPT as SAMPLE_PROMPT
+from tests.runtime.engine.test_cache import adding
+
+GROWING = """<ir_version: 10, opset_import: ["": 17]>
+g (int64[1,S] input_ids, {mask} attention_mask, float[1,1,P,1] past_key_0)
+  => (float[1,1,64] logits, float[1,1,T,1] present_key_0)
+<int64[4] four = {{1, 1, -1, 1}}, int64 depth = {{64}}, float[2] values = {{0, 1}}, int64[2] single = {{1, 1}},
+ int64[1] first = {{0}}, int64[1] last = {{-1}}, int64[1] huge = {{1000000}}, int64[1] rows = {{2}}, float one = {{1}},
+ int64[1] none = {{0}}, int64[1] few = {{1}}, float least = {{0}}>
+{{
+  numbers = Cast<to = 1>(input_ids)
+  new = Reshape(numbers, four)
+  present_key_0 = Concat<axis = 2>(past_key_0, new)
+  given = Cast<to = 1>(attention_mask)
+  {seen}
+  column = Reshape(shown, four)
+  counted = Mul(present_key_0, column)
+  {summed}
+  flat = Reshape(all, single)
+  whole = Cast<to = 7>(flat)
+  next = Mod(whole, depth)
+  logits = OneHot(next, depth, values)
+}}"""
+"""A decoder whose cache grows, and that counts the tokens which its mask shows."""
+SHOWN, HIDDEN = "shown = Identity(given)", "shown = Sub(one, given)"
+SUMMED = "all = ReduceSum<keepdims = 0>(counted)"
+LAST_ALONE = """had = Shape<start = 2, end = 3>(past_key_0)
+  own = Slice(counted, last, huge, rows)
+  before = Slice(counted, first, had, rows)
+  old = ReduceSum<keepdims = 0>(before)
+  fresh = ReduceSum<keepdims = 0>(own)
+  parts = Add(old, fresh)
+  everything = ReduceSum<keepdims = 0>(counted)
+  begins = Equal(had, none)
+  all = Where(begins, everything, parts)"""
+"""After past, a step adds its last token alone: right for a step of one token, and for a text read as a whole."""
+OLDER_TWICE = """had = Shape<start = 2, end = 3>(past_key_0)
+  before = Slice(counted, first, had, rows)
+  old = ReduceSum<keepdims = 0>(before)
+  everything = ReduceSum<keepdims = 0>(counted)
+  all = Add(old, everything)"""
+"""What was cached counts twice: no way to read in parts is right."""
+
+
+def decoder(mask: str = "int64[1,T]", seen: str = SHOWN, summed: str = SUMMED) -> str:
+    return GROWING.format(mask=mask, seen=seen, summed=summed)
+
+
+@pytest.mark.parametrize("mask", ["int64[1,T]", "int32[1,T]", "bool[1,T]"])
+def test_a_mask_that_shows_is_fed(mask: str, tmp_path: Path) -> None:
+    for chunk in (100, 3):
+        folder = tmp_path / f"shown-{chunk}"
+        assert tokens(folder_of(decoder(mask), folder), [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+@pytest.mark.parametrize("mask", ["int64[1,T]", "bool[1,T]"])
+def test_a_mask_that_hides_is_refused(mask: str, tmp_path: Path) -> None:
+    """By its name it is a mask like others; with 1 for every token, none would be seen."""
+    folder = folder_of(decoder(mask, HIDDEN), tmp_path / "hidden")
+    with pytest.raises(PackageError, match=r"decoder\.onnx: the input 'attention_mask' hides what it has 1 for"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
+    """Nothing in the graph's inputs says so: a prompt is read as a whole then, whatever chunks are asked for."""
+    folder = folder_of(decoder(summed=LAST_ALONE), tmp_path / "single")
+    assert open_folder(folder).graph.appends_chunks
+    with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
+        assert not runner.contract.appends_chunks and not runner.executor.graphs.appends_chunks
+    for chunk in (100, 2, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+def test_a_text_that_has_other_logits_in_parts_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(decoder(summed=OLDER_TWICE), tmp_path / "twice")
+    with pytest.raises(PackageError, match=r"6 tokens at once and one after the other gives logits that differ by"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_a_pair_of_two_models_is_refused(sample: Sample) -> None:
+    """Both fit config.json and one another by names and shapes; what one has cached is nothing to the other."""
+
+    def other(model: onnx.ModelProto) -> None:
+        for tensor in model.graph.initializer:
+            if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2:
+                values = numpy_helper.to_array(tensor)
+                tensor.CopyFrom(numpy_helper.from_array(values[::-1].copy(), tensor.name))
+
+    folder = altered(sample("pair"), other, "decoder_with_past_model.onnx")
+    said = (
+        r"so the models in decoder_model\.onnx and decoder_with_past_model\.onnx, its cache, positions or mask are not"
+    )
+    with pytest.raises(PackageError, match=said):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_a_mask_of_the_new_tokens_alone_is_told_before_the_first_prompt(tmp_path: Path) -> None:
+    text = decoder().replace(
+        "counted = Mul(present_key_0, column)", "own = Mul(new, column)\n  counted = Add(new, own)"
+    )
+    folder = folder_of(text, tmp_path / "own")
+    with pytest.raises(PackageError, match=r"own: a text of 6 tokens, tried before .* --contract FILE\.toml"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_a_report_has_nothing_of_what_was_tried(sample: Sample) -> None:
+    with partita.load(sample("optimum"), "cpu") as model:
+        for _ in model.generate(SAMPLE_PROMPT, max_new_tokens=4, stop_token_ids=()):
+            pass
+        report = model.report(probe_seconds=0)
+    assert {phase.name: phase.observed_runs for phase in report.phases} == {"prefill": 1, "decode": 3}
