@@ -193,11 +193,12 @@ class Manifest(Record):
 
     @property
     def rounds(self) -> bool:
-        """Whether the package itself, and not its twin, rounds what it computes with to integers, or to 16 bits where a
-        twin showed that its graph is right.
+        """Whether the package itself, and not its twin, rounds what it computes with: to integers, or to 16 bits once
+        its graph was shown to be right, on whatever provider.
         """
-        by_twin = self.verification.twin is not None or self.verification.proof is not None
-        return self.rounded_cache is not None or PRECISIONS[self.graph.precision].bits is not None or by_twin
+        precision = PRECISIONS[self.graph.precision]
+        halves = precision.dtype != EXACT.dtype and self.narrow is None and self.verification.status == "verified"
+        return self.rounded_cache is not None or precision.bits is not None or halves
 
     @property
     def tolerance(self) -> float:

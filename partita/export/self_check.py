@@ -8,6 +8,7 @@ what it computes in float32? Routers and other choices between two that are near
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,13 @@ def rounding(
         return None
     finally:
         give_back()
-    if not error > max(computing.tolerance / 2, seen / 3):
+    if error <= max(computing.tolerance / 2, seen / 3):
         return None
+    differs = f"differs from what it computes in float32 by {error:.1e} of the largest logit"
     return (
-        f"{type(model).__name__} itself, run by torch in {computing.dtype}, differs from what it computes in float32 "
-        f"by {error:.1e} of the largest logit, so that it is the rounding which this checkpoint does not take"
+        f"{type(model).__name__} itself, run by torch in {computing.dtype}, "
+        f"{differs if math.isfinite(error) else 'has logits that are not finite'}, "
+        "so that it is the rounding which this checkpoint does not take"
     )
 
 

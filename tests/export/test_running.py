@@ -90,9 +90,16 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
     for other, words in ((asked, "onnx24 runs there; --attention auto would choose it"), (exact, "report this model")):
         with pytest.raises(ParityError, match=f"first difference in decode 5.*{words}"):
             export(replace(other, out=tmp_path / "other"), replay=beyond("gqa"), target=target)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.heavy
+def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
+    options = ExportOptions(str(checkpoint), tmp_path / "other", max_length=64, precision="fp16")
     every = beyond("gqa", "onnx24", "primitives")
     with pytest.raises(ParityError, match="first difference in decode 5"):
-        export(replace(options, out=tmp_path / "other"), replay=every, target=target)
+        export(options, replay=every, target=target)
     assert not (tmp_path / "other").exists()
 
 
@@ -221,7 +228,7 @@ def test_logits_that_are_not_finite_are_no_parity(tiny_checkpoint: TinyCheckpoin
     options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", batch_size=batch)
     with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu)
-    assert caught.value.exit_code == 4
+    assert caught.value.exit_code == 4 and "itself, run by torch in float16, has logits that" in str(caught.value)
 
 
 def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
