@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from partita.errors import INTERRUPTED, ResourceError, UsageError
+from partita.observations.text_format import plural
 from partita.remedies import Remedy
 from partita.serve.answers import to_json
 from partita.serve.api_errors import invalid
@@ -204,7 +205,8 @@ class Server:
             return
         self.number = number
         count = len(self._http.server_state.tasks)
-        self._told(f"{signal.Signals(number).name}: ending; {count} open requests are answered, unless it comes again")
+        open_ones = f"{plural(count, 'open request')} {'is' if count == 1 else 'are'} answered"
+        self._told(f"{signal.Signals(number).name}: ending; {open_ones}, unless it comes again")
         self._endpoints.draining = True
         self._http.should_exit = True
         limit = self._endpoints.limits.drain_seconds
