@@ -7,6 +7,7 @@ as picking by a mask, is avoided too. All are exact, ties included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -69,15 +70,16 @@ def draw(weights: Values, random: Callable[[], float], share: float = 1.0, least
     if share >= 1 and least <= 0:
         return _drawn(weights, _bounds(weights), random())
     total = _sum(weights)
+    limit = share * total if share < 1 else math.inf
     # All below this are together less than what the nucleus leaves out; 0.999 for rounding.
     outside = 0.999 * (1 - share) * total / len(weights)
     some = weights >= max(least, outside)
     if FEW * np.count_nonzero(some) <= len(weights):
         places = np.flatnonzero(some)
-        return int(places[_in_nucleus(weights[places], random, share * total)])
+        return int(places[_in_nucleus(weights[places], random, limit)])
     if least > outside:
         np.multiply(weights, some, out=weights)
-    return _in_nucleus(weights, random, share * total)
+    return _in_nucleus(weights, random, limit)
 
 
 def _in_nucleus(weights: Values, random: Callable[[], float], limit: float) -> int:
