@@ -28,6 +28,7 @@ from partita.export.running import (
     Replay,
     RoundingParityError,
     Runtime,
+    SetAsideError,
     TargetParityError,
     WriteAdapter,
     nothing_runs,
@@ -136,7 +137,7 @@ def _first_that_runs(
     attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime, stops: frozenset[int]
 ) -> Summary:
     """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
-    failed: list[NotRunningError | TargetParityError | RoundingParityError] = []
+    failed: list[NotRunningError | SetAsideError] = []
     missed: list[MissedRatioError] = []
     while exported is not None:
         for note in beyond_vocabulary(stops, exported.contract.vocab_size):
@@ -148,13 +149,13 @@ def _first_that_runs(
             if exported.widen is None or not exported.widen(error.ratio):
                 raise _no_mix(work, missed) from error
             _empty(work)
-        except (NotRunningError, TargetParityError, RoundingParityError) as error:
+        except (NotRunningError, SetAsideError) as error:
             failed.append(error)
-            attempts.set_aside(exported, error.detail, ran=isinstance(error, ParityError))
+            attempts.set_aside(exported, error.detail, ran=isinstance(error, SetAsideError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             _empty(work)
         exported = attempts.best()
-    wrong = next((error for error in failed if isinstance(error, ParityError)), None)
+    wrong = next((error for error in failed if isinstance(error, SetAsideError)), None)
     if isinstance(wrong, RoundingParityError):
         raise RoundingParityError(f"{wrong}{_instead(attempts, work, runtime)}", wrong.detail) from wrong
     if wrong is not None:

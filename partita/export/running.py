@@ -65,8 +65,8 @@ class NotRunningError(GenerationError):
         return isinstance(self.__cause__, ProviderError)
 
 
-class TargetParityError(ParityError):
-    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
+class SetAsideError(ParityError):
+    """A lowering computes something else where another one may not."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
@@ -74,15 +74,14 @@ class TargetParityError(ParityError):
         """What the replay said."""
 
 
-class RoundingParityError(ParityError):
+class TargetParityError(SetAsideError):
+    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
+
+
+class RoundingParityError(SetAsideError):
     """In 16 bits the graph differs from its model by more than it may, and the model itself, in that type, does not:
     another lowering may round in other places.
     """
-
-    def __init__(self, message: str, detail: str) -> None:
-        super().__init__(message)
-        self.detail = detail
-        """What the replay said."""
 
 
 @contextmanager

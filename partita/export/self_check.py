@@ -59,9 +59,7 @@ def rounding(
         return None
     try:
         model = load(checkpoint, scratch).to(to_torch(computing.dtype))
-        sequence = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None]
-        with quiet(), torch.no_grad():
-            logits = model(input_ids=sequence, use_cache=False).logits[0].float()
+        logits = _logits(model, answer)
         exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
         error = _relative(logits, exact)
     except Exception:  # noqa: BLE001 - as above
@@ -88,9 +86,7 @@ def of_rounded_weights(
         for weight in model.state_dict().values():
             if weight.is_floating_point():
                 weight.copy_(weight.to(dtype))
-        sequence = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None]
-        with quiet(), torch.no_grad():
-            logits = model(input_ids=sequence, use_cache=False).logits[0].float().numpy()
+        logits = _logits(model, answer).numpy()
     except Exception:  # noqa: BLE001 - as above
         return None
     finally:
@@ -103,6 +99,14 @@ def of_rounded_weights(
         decode_logits=np.ascontiguousarray(logits[count:]),
         reference=reference,
     )
+
+
+def _logits(model: Any, answer: KnownAnswer) -> torch.Tensor:
+    """What `model` makes of all tokens of the known answer: float32 [P + D, vocab]."""
+    sequence = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None]
+    with quiet(), torch.no_grad():
+        logits: torch.Tensor = model(input_ids=sequence, use_cache=False).logits[0].float()
+    return logits
 
 
 def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:

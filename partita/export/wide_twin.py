@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import onnx_ir as ir
 
+from partita.errors import ResourceError
 from partita.export import twins
 from partita.export.known_answer import KnownAnswer, save
 from partita.package import KNOWN_ANSWER, Manifest, record_file
@@ -61,6 +62,8 @@ def _settled(
         return found
     try:
         twin = prove()
+    except (ResourceError, MemoryError, OSError):
+        raise
     except Exception:  # noqa: BLE001 - no twin that can be run, for whatever reason, proves nothing, and `found` stands
         return found
     if twin.status != "verified":

@@ -1,37 +1,15 @@
-"""Whether a configuration says the same of a model as its graph. Pure; a contradiction is an error that names both."""
+"""Whether a configuration says the same of a model as its graph. Pure; who asks makes an error of a contradiction."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from partita.contract import State
-from partita.errors import PackageError
 from partita.foreign.evidence import Evidence
 from partita.foreign.states import Pair
-from partita.remedies import Remedy
-
-BELONGS = Remedy("check that both are of one model")
 
 
-def check_agreement(
-    where: str,
-    evidence: Evidence,
-    file: str,
-    pairs: Sequence[Pair],
-    states: Sequence[State],
-    vocab: int,
-    rows: Mapping[str, int | None],
-) -> None:
-    """Raise PackageError for the first thing that the configuration and the graph say differently.
-
-    `rows`: the axis of each past that has an entry for every token.
-    """
-    said = _contradiction(evidence, file, pairs, states, vocab, rows)
-    if said:
-        raise PackageError(f"{where}: {evidence.source} contradicts the graph: {said}", remedy=BELONGS)
-
-
-def _contradiction(
+def contradiction(
     evidence: Evidence,
     file: str,
     pairs: Sequence[Pair],
@@ -39,7 +17,10 @@ def _contradiction(
     vocab: int,
     rows: Mapping[str, int | None],
 ) -> str:
-    """What is said differently; empty when nothing is."""
+    """The first thing that the configuration and the graph say differently; empty when there is none.
+
+    `rows`: the axis of each past that has an entry for every token.
+    """
     layers = _layers(evidence, pairs)
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even
     if evidence.layers and layers and (more or fewer):

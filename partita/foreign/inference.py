@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import PackageError
-from partita.foreign.agreement import check_agreement
+from partita.foreign.agreement import contradiction
 from partita.foreign.carrying import GQA
 from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
@@ -39,6 +39,7 @@ WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE
 OTHER_INPUT = Remedy(
     "export it with such an input, or say in a file what else this is", options=("--contract", "FILE.toml")
 )
+BELONGS = Remedy("check that both are of one model")
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
 
@@ -95,7 +96,8 @@ class Inference:
         shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
         self.note_window(main, pairs, length)
-        check_agreement(self.where, self.evidence, main.file, pairs, states, vocab, rows)
+        if said := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
+            raise PackageError(f"{self.where}: {self.evidence.source} contradicts the graph: {said}", remedy=BELONGS)
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )

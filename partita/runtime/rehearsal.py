@@ -158,13 +158,27 @@ def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
         return
     texts = [[first, *[text[1]] * (size - 1)] for first in (text[0], text[2])]
     only_first = [1] + [0] * (size - 1)
-    one, other = (executor.tried(tokens, only_first) for tokens in texts)
+    one, other = (_masked(executor, tokens, only_first) for tokens in texts)
     if not np.isfinite(one).all() or not np.isfinite(other).all() or not np.array_equal(one, other):
         return
-    one, other = (executor.tried(tokens, [0] * size) for tokens in texts)
+    one, other = (_masked(executor, tokens, [0] * size) for tokens in texts)
     if np.isfinite(one).all() and np.isfinite(other).all() and _differ(one, other) > CLOSE:
         raise PackageError(
             f"{where}/{graph.file}: the input {mask.name!r} hides what it has 1 for, and Partita gives 1 for every "
             "token that is to be seen",
             remedy=OTHER_MASK,
         )
+
+
+def _masked(executor: Executor, tokens: Sequence[int], mask: Sequence[int]) -> npt.NDArray[np.float32]:
+    """Logits [vocab] after the last of these tokens, read as the first of a text with a mask of these values."""
+    graph = executor.bound("prefill", len(tokens), 1)
+    graph.choose([len(tokens) - 1])
+    graph.tokens[...] = tokens
+    executor.cache.begin(range(executor.contract.batch_size))
+    graph.place(np.zeros(executor.contract.batch_size, np.int64), len(tokens))
+    graph.masked(mask)
+    graph.run()
+    found = graph.logits(0, len(tokens) - 1).copy()
+    executor.cache.clear()
+    return found

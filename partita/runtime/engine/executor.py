@@ -361,21 +361,6 @@ class Executor:
             raise
         return outcome
 
-    def tried(self, tokens: Sequence[int], mask: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Logits [vocab] after the last of these tokens, read as the first of a text with a mask of these values; what
-        is cached then is of no use.
-        """
-        graph = self.bound("prefill", len(tokens), 1)
-        graph.choose([len(tokens) - 1])
-        graph.tokens[...] = tokens
-        self.cache.begin(range(self.contract.batch_size))
-        graph.place(np.zeros(self.contract.batch_size, np.int64), len(tokens))
-        graph.masked(mask)
-        graph.run()
-        found = graph.logits(0, len(tokens) - 1).copy()
-        self.cache.clear()
-        return found
-
     def release(self) -> None:
         """Free the buffers, before the sessions that they are of."""
         for graph in self._bound.values():
