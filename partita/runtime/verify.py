@@ -106,6 +106,7 @@ def replay(
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
+        proof=manifest.verification.proof,
         near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
         rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
         not_run=not_run,
