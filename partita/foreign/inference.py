@@ -89,13 +89,13 @@ class Inference:
             self.written,
             self.max_length,
             self.notes,
+            window=self.missing_window(main, pairs),
         )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
         cursors = frozenset(name for name, meaning in meant[main.file].items() if meaning.role in CURSORS)
         shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
-        self.note_window(main, pairs, length)
         if said := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
             raise PackageError(f"{self.where}: {self.evidence.source} contradicts the graph: {said}", remedy=BELONGS)
         files = tuple(
@@ -310,15 +310,13 @@ class Inference:
             raise self.wrong(graph, "nothing says how many tokens the vocabulary has", WRITE_CONTRACT)
         return found
 
-    def note_window(self, graph: GraphFacts, pairs: Sequence[Pair], length: int) -> None:
-        """Note a sliding window that the configuration has and no attention of the graph, where operators say which."""
+    def missing_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
+        """The sliding window that the configuration has and no attention of the graph, where operators say which; else
+        0.
+        """
         makers = [graph.producer_of(pair.present.name) for pair in pairs]
         told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
-        if told and 0 < self.evidence.window < length and not any(window_of(pair, graph) for pair in pairs):
-            self.notes.append(
-                f"{self.evidence.source} says a window of {self.evidence.window:,} tokens, and the graph's attention "
-                "has none: longer texts may have other tokens than the model"
-            )
+        return self.evidence.window if told and not any(window_of(pair, graph) for pair in pairs) else 0
 
     # --- files --------------------------------------------------------------------------------------------------------
 

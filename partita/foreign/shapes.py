@@ -39,26 +39,35 @@ def length_of(
     written: Written,
     asked: int | None,
     notes: list[str],
+    *,
+    window: int = 0,
 ) -> int:
     """N: as the user wants it, as far as graph and configuration allow; else the configuration's, up to a limit.
 
-    `rows`: the axis of each pair that has an entry for every token. Raises PackageError for more than is allowed.
-    `notes` gets what was decided.
+    `rows`: the axis of each pair that has an entry for every token; `window`: that the model has and its graph has not,
+    so that longer texts are only taken where they are asked for. Raises PackageError for more than is allowed. `notes`
+    gets what was decided.
     """
     fixed = _fixed_length(pairs, rows)
     wanted, most = asked or written.max_length, fixed or evidence.max_length
-    if wanted is not None:
-        if most and wanted > most:
-            source = "the graph" if fixed else evidence.source
-            raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
-        return fixed or wanted
-    if not most:
+    if wanted is not None and most and wanted > most:
+        source = "the graph" if fixed else evidence.source
+        raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
+    length = fixed or wanted or min(most or UNKNOWN_LENGTH, MOST_TOKENS)
+    if 0 < window < length:
+        lacks = f"{evidence.source} says a window of {window:,} tokens, and the graph's attention has none"
+        if fixed or wanted:
+            notes.append(f"{lacks}: longer texts may have other tokens than the model")
+            return length
+        notes.append(
+            f"{lacks}: texts of {window:,} tokens were taken; longer ones may have other tokens than the model"
+        )
+        return window
+    if not (fixed or wanted or most):
         notes.append(f"nothing says how long a text may be: {UNKNOWN_LENGTH:,} tokens were taken")
-        return UNKNOWN_LENGTH
-    if most > MOST_TOKENS and not fixed:
+    elif length < (most or 0) and not (fixed or wanted):
         notes.append(f"{evidence.source} allows texts of {most:,} tokens; {MOST_TOKENS:,} were taken")
-        return MOST_TOKENS
-    return most
+    return length
 
 
 def _fixed_length(pairs: Sequence[Pair], rows: Sequence[int | None]) -> int | None:

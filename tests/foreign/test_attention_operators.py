@@ -126,3 +126,23 @@ def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
     }
     expected = plain_tokens(known / "model.onnx", PROMPT, COUNT)
     assert tokens(tmp_path / "odd", [PROMPT], Choice(), 3, COUNT) == [expected]
+
+
+@pytest.mark.parametrize("share_buffer", [True, False])
+def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path: Path) -> None:
+    """As builders write some models; beyond it the tokens are another model's, so they have to be asked for."""
+    folder = folder_of(GQA.format(window=""), 1, tmp_path / "whole", share_buffer=share_buffer)
+    raw = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+    slides = {"slide_key_value_cache": False, "slide_inputs": False, "layers": []}
+    raw["model"]["decoder"]["sliding_window"] = {"window_size": WINDOW, **slides}
+    (folder / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
+    for choice, length, says in ((Choice(), WINDOW, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
+        manifest = open_folder(folder, choice)
+        assert manifest.graph.max_length == length and manifest.foreign is not None
+        (note,) = [note for note in manifest.foreign.notes if "a window of" in note]
+        assert says in note
+    windowed = folder_of(
+        GQA.format(window=f", local_window_size = {WINDOW}"), 1, tmp_path / "windowed", share_buffer=share_buffer
+    )
+    (windowed / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
+    assert open_folder(windowed).graph.max_length == LONGEST, "its attention has the window"
