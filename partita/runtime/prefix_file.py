@@ -26,7 +26,7 @@ from partita.runtime.engine.cache.base import RowShapes
 from partita.runtime.engine.prefix import Prefix
 
 if TYPE_CHECKING:  # a process whose packages run in children does without ONNX Runtime
-    from partita.runtime.engine.executor import LoadedGraph
+    from partita.runtime.engine.bound_graph import LoadedGraph
 
 SCHEMA: Final = "partita.prefix/1"
 STATE = "state."

@@ -8,9 +8,10 @@ from partita.observations.facts import PortFact, RunFacts, RunWindow, SessionFac
 from partita.observations.records import Memory
 from partita.observations.text_format import plural
 from partita.process import peak_rss_bytes
-from partita.runtime.engine.executor import BoundGraph, LoadedGraph
+from partita.runtime.engine.bound_graph import BoundGraph, LoadedGraph
 from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.engine.request import Finish
+from partita.runtime.ort.buffers import HOST_MEMORY
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.runner import Runner
 from partita.runtime.session_facts import session_facts
@@ -49,6 +50,7 @@ def run_facts(
             *_open_notes(runner.recorder),
             *_prompt_notes(runner),
             *_earlier_notes(seen),
+            *_choice_notes(runner),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
         speculation=speculation,
@@ -92,6 +94,19 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _choice_notes(runner: Runner) -> tuple[str, ...]:
+    """That what crosses of the logits is another from some step on."""
+    choosing = runner.executor.choosing
+    if choosing is None or choosing.chooser is None:
+        return ()
+    found = choosing.chooser
+    return (
+        f"the likeliest token is chosen on the device ({found.form}), which was found to take "
+        f"{found.seconds * 1e3:.3f} ms a step, where a copy of all logits and a choice on the host take "
+        f"{found.copy_seconds * 1e3:.3f} ms; steps before that, and those that draw a token, copy all",
+    )
+
+
 def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
     """What the profile shows of a generation before the one that the steps are of."""
     phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
@@ -122,7 +137,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
 def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
     """Where each input and output is wanted and where it is bound; sizes are those of one run of `feed`."""
     roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
-    outputs = frozenset(entry.model.outputs)
+    outputs, crossing = frozenset(entry.model.outputs), feed.crossing
     of_adapters = {port.name for port in entry.graph.adapter_inputs}
     return tuple(
         PortFact(
@@ -130,8 +145,8 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
             direction="output" if name in outputs else "input",
             role=roles.get(name, "state"),
             wanted_memory=wanted[name],
-            bound_memory=buffer.memory,
-            bytes_per_decode_step=buffer.size_bytes,
+            bound_memory=HOST_MEMORY if name in crossing else buffer.memory,
+            bytes_per_decode_step=crossing.get(name, buffer.size_bytes),
         )
         for name, buffer in feed.binding.buffers.items()
         # What an adapter has is no input of a run: it is brought to the device when it is bound.

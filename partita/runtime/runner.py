@@ -24,9 +24,10 @@ from partita.runtime.adapters import Adapters
 from partita.runtime.capturing import recording_session
 from partita.runtime.chain import open_session
 from partita.runtime.cpu.attention import within
+from partita.runtime.engine.bound_graph import LoadedGraph
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.cache.growing import moves
-from partita.runtime.engine.executor import Executor, LoadedGraph
+from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.observe import Window

@@ -111,14 +111,14 @@ def bound(
     feeds: dict[str, Feed] = {}
     for port in ports:
         shape = shapes[port.role]
-        buffer = host_buffer(_as_declared(port.shape, shape), port.dtype)
+        buffer = host_buffer(as_declared(port.shape, shape), port.dtype)
         feeds[port.role] = Feed(buffer, buffer.host.reshape(shape))
     for port in ports:
         bind(port.name, feeds[port.role].buffer)
     return feeds
 
 
-def _as_declared(declared: Sequence[Dimension], shape: tuple[int, ...]) -> tuple[int, ...]:
+def as_declared(declared: Sequence[Dimension], shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a role in as many dimensions as a port has: sizes of 1 come before it, or are left out."""
     missing = len(declared) - len(shape)
     if missing >= 0:
@@ -131,13 +131,18 @@ def port_by_role(graph: GraphFile, role: str) -> Port | None:
     return next((port for port in graph.inputs if port.role == role), None)
 
 
+def logits_port(graph: GraphFile) -> Port:
+    """The output that has logits. Raises StopIteration for a graph without."""
+    return next(port for port in graph.outputs if port.role == "logits")
+
+
 def logits_given(graph: GraphFile) -> LogitsGiven:
     """Which logits a graph gives."""
     if port_by_role(graph, "logits_rows") is not None:
         return "chosen"
     if port_by_role(graph, "logits_kept") is not None:
         return "kept"
-    logits = next(port for port in graph.outputs if port.role == "logits")
+    logits = logits_port(graph)
     if graph.sequence_length == 1:
         return "all"
     if len(logits.shape) == 3:

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
+from partita.runtime.engine.bound_graph import BoundGraph
 from partita.runtime.engine.checks import check_prompt, not_apart
-from partita.runtime.engine.executor import BoundGraph, Executor
+from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Governor, Judged
 from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
@@ -26,7 +27,7 @@ from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first, rows_at_work_first
-from partita.runtime.sampling import Sampler
+from partita.runtime.sampling import Sampler, greedy
 from partita.spelling import spelled
 
 PREFILL_CHUNK_TOKENS = 512
@@ -307,7 +308,7 @@ class Engine:
             if row.guessed:
                 tokens[index] = self.confirm(index, row, graph)
             elif row.request.sampler is not None:
-                tokens[index] = self.add_token(index, row, graph.logits(index, position))
+                tokens[index] = self.add_token(index, row, graph, position)
         return tuple(tokens)
 
     def confirm(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
@@ -319,23 +320,26 @@ class Engine:
         row.keep_guesses(0)
         found: tuple[int, ...] = ()
         for position, guess in enumerate((*guesses, None)):
-            new = self.add_token(index, row, graph.logits(index, position))
+            new = self.add_token(index, row, graph, position)
             found += new
             if row.finish is not None or new != (guess,):
                 break
         self.executor.cache.rewind(index, len(guesses) + 1 - max(len(found), 1))
         return found
 
-    def add_token(self, index: int, row: Row, logits: npt.NDArray[np.float32]) -> tuple[int, ...]:
-        """Sample the next token of a row; none when the cache has no room for it."""
+    def add_token(self, index: int, row: Row, graph: BoundGraph, position: int) -> tuple[int, ...]:
+        """The next token of a row, by the logits of a position; none when the cache has no room for it."""
+        sampler = row.request.sampler
+        token = graph.likeliest(index, position) if sampler is greedy else None
         # The largest value is NaN if any is, so one pass finds both.
-        if not np.isfinite(logits.max()) and self.fail(index, row):
+        if token is None and not np.isfinite(graph.logits(index, position).max()) and self.fail(index, row):
             return ()
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
-        assert row.request.sampler is not None
-        token = row.request.sampler(logits, row.history[: row.known])
+        if token is None:
+            assert sampler is not None
+            token = sampler(graph.logits(index, position), row.history[: row.known])
         row.add(token)
         return (token,)
 

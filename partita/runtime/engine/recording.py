@@ -34,8 +34,8 @@ class Recording:
 
     def __init__(self, session: Session, binding: Binding, cache: Cache) -> None:
         self._session, self._binding = session, binding
-        self._fed: list[tuple[Buffer, Buffer]] = []
-        self._given: list[tuple[Buffer, Buffer]] = []
+        self._fed: list[tuple[str, Buffer, Buffer]] = []
+        self._given: list[Buffer] = []
         self._on_host: set[int] = set()
         self._number: int | None = None
         self._confirmed = False
@@ -52,7 +52,7 @@ class Recording:
             self._binding.bind_input(name, buffer)
             return
         self._binding.bind_input(name, device)
-        self._fed.append((buffer, device))
+        self._fed.append((name, buffer, device))
 
     def bind_constant(self, name: str, buffer: Buffer) -> None:
         """Have the graph read `name` on the device, where `buffer` is copied once."""
@@ -61,14 +61,15 @@ class Recording:
             device.write(buffer)
         self._binding.bind_input(name, buffer if device.memory == HOST_MEMORY else device)
 
-    def bind_output(self, name: str, buffer: Buffer) -> None:
-        """Have the graph write `name` on the device, into memory that is copied to `buffer` after each run."""
-        device = self._session.state_buffer(name, buffer.host.shape, buffer.dtype)
-        if device.memory == HOST_MEMORY:
-            self._binding.bind_output(name, buffer)
-            return
+    def bind_output(self, name: str, device: Buffer) -> None:
+        """Have the graph write `name` into memory of the device."""
         self._binding.bind_output(name, device)
-        self._given.append((buffer, device))
+        self._given.append(device)
+
+    @property
+    def fed_bytes(self) -> dict[str, int]:
+        """Bytes that are written to the device before each run, by input."""
+        return {name: buffer.size_bytes for name, buffer, _ in self._fed}
 
     def fix(self, inputs: Mapping[str, Feed], max_length: int) -> frozenset[str]:
         """Write what the host reads once and for all; the roles of these inputs."""
@@ -79,12 +80,12 @@ class Recording:
         return frozenset({CONSTANT})
 
     def run(self, *, observed: bool) -> None:
-        """One run of the graph, its outputs on the host. Raises ProviderError where a replay computes something else.
+        """One run of the graph. Raises ProviderError where a replay computes something else.
 
         While it is observed it runs as it is. Then one run is recorded, and the next is both replayed and run as it is:
         what a provider leaves out of a recording shows there, for its inputs are other ones.
         """
-        for host, device in self._fed:
+        for _, host, device in self._fed:
             device.write(host)
         if observed:
             self._binding.run()
@@ -94,8 +95,6 @@ class Recording:
             self._confirm(self._number)
         else:
             self._binding.replay(self._number)
-        for host, device in self._given:
-            device.read(host)
 
     def _record(self) -> None:
         """Record a run, and run it: keys and values are written to the same place again, other states go back first."""
@@ -108,13 +107,13 @@ class Recording:
     def _confirm(self, number: int) -> None:
         """Replay, then run, and compare."""
         before = self._states()
-        for _, device in self._given:
+        for device in self._given:
             device.clear()
         self._binding.replay(number)
-        replayed = [_copy(device) for _, device in self._given]
+        replayed = [_copy(device) for device in self._given]
         self._put_back(before)
         self._binding.run()
-        for (_, device), found in zip(self._given, replayed, strict=True):
+        for device, found in zip(self._given, replayed, strict=True):
             if not _agree(_copy(device), found):
                 raise ProviderError(
                     "graph capture is not possible: a step that is replayed does not compute what the step itself "

@@ -147,6 +147,16 @@ class Buffer:
         else:
             ort.copy_tensors([self.value], [held.value])
 
+    def copy(self, held: Buffer) -> npt.NDArray[Any]:
+        """What is in it, on the host; only where `readable`. In `held`, a host buffer of the same shape and dtype, or
+        where ONNX Runtime puts it.
+        """
+        if self.memory == CUDA_MEMORY:
+            values: npt.NDArray[Any] = self.value.numpy()
+            return values
+        self.read(held)
+        return held.host
+
     def write(self, held: Buffer) -> None:
         """Fill device memory from a host buffer of the same shape and dtype. The address stays."""
         if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1

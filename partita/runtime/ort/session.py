@@ -123,7 +123,7 @@ class Session:
         self._recorded = 0
         self.profiling = opening.observe
         self._native, self._folder = native, folder
-        self._keepers: dict[tuple[str, int], Any] = {}
+        self._keepers: dict[tuple[str, int] | bytes, Any] = {}
         self._assigned = _assigned_nodes(native)
         self._inputs_in = _places(native.get_inputs(), native.get_input_memory_infos())
         self._outputs_in = _places(native.get_outputs(), native.get_output_memory_infos())
@@ -151,18 +151,45 @@ class Session:
     def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
         """A zeroed buffer for the input or output `name`, in the memory the session wants it in."""
         place = self._inputs_in.get(name) or self._outputs_in[name]
-        memory = place.memory
-        owner = next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
+        memory, owner = place.memory, self._owner(place.memory)
         if memory == HOST_MEMORY or owner is None:
             # A memory that no provider's record names is copied into in every run: slower, and right.
             return host_buffer(shape, dtype)
         return device_buffer(shape, dtype, memory, place.device_id, lambda: self._keeper(owner, dtype, len(shape)))
 
+    def _owner(self, memory: str) -> Resolution | None:
+        """The provider of the chain whose memory that is."""
+        return next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
+
+    def on_device(self, name: str) -> bool:
+        """Whether output `name` is made in memory of a provider's device."""
+        memory = self._outputs_in[name].memory
+        return memory != HOST_MEMORY and self._owner(memory) is not None
+
+    def beside(self, name: str, model: bytes) -> Binding:
+        """A binding of another model, all of it on the provider in whose memory the output `name` is made.
+
+        Raises NativeFailureError where that does not take it. Opened once per model; it goes with this session.
+        """
+        if model not in self._keepers:
+            owner = self._owner(self._outputs_in[name].memory)
+            assert owner is not None
+            options = ort.SessionOptions()
+            options.log_severity_level, options.intra_op_num_threads = FATAL, 1
+            options.add_session_config_entry(STRICT_KEY, "1")
+            with captured_output() as captured:
+                try:
+                    providers = _chosen_providers(options, [owner.uncaptured()])
+                    self._keepers[model] = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+                except NATIVE_ERRORS as error:
+                    traceback.clear_frames(error.__traceback__)
+                    raise NativeFailureError(error, captured.lines) from error
+        return Binding(self._keepers[model], name)
+
     def fresh_memory(self, name: str) -> FreshMemory:
         """Where an output is to be allocated that the next run reads as input `name`: where the session wants that."""
         place = self._inputs_in[name]
-        known = any(entry.provider.device_memory == place.memory for entry in self.resolutions)
-        if place.memory == HOST_MEMORY or not known:
+        if place.memory == HOST_MEMORY or self._owner(place.memory) is None:
             return ON_HOST
         return FreshMemory(place.memory, "cuda" if place.memory == CUDA_MEMORY else "gpu", place.device_id)
 

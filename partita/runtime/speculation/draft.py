@@ -13,7 +13,8 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.engine.executor import FEW_TOKENS, Executor
+from partita.runtime.engine.bound_graph import FEW_TOKENS
+from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.planner import RowView, plan_step
 from partita.runtime.speculation.asking import Asking

@@ -21,8 +21,8 @@ from partita.export.quantisation.rewrite import Outcome, Placed
 from partita.export.target import Question, Target
 from partita.package import check_files, read_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.executor import BoundGraph
-from partita.runtime.engine.executor import Outcome as RunOutcome
+from partita.runtime.engine.bound_graph import BoundGraph
+from partita.runtime.engine.bound_graph import Outcome as RunOutcome
 from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.planner import StepPlan

@@ -81,14 +81,14 @@ class Device:
 def steps(device: Device, tokens: list[float], observed: int = 0) -> list[float]:
     """What each step gives."""
     recording = device.recording()
-    token, logits = host_buffer((1,), "float32"), host_buffer((1,), "float32")
+    token, logits = host_buffer((1,), "float32"), OnDevice((1,))
     recording.bind_input("token", token)
-    recording.bind_output("logits", logits)
+    recording.bind_output("logits", cast(Buffer, logits))
     given = []
     for index, value in enumerate(tokens):
         token.host[0] = value
         recording.run(observed=index < observed)
-        given.append(float(logits.host[0]))
+        given.append(float(logits.held[0]))
     return given
 
 
