@@ -2,8 +2,8 @@
 
 A small random llama is exported in every lowering and precision, once without any pass that can be left out and once
 with all. What is counted is what ONNX Runtime runs after its own optimiser: on the CPU provider, on CUDA in the dry
-run, and on WebGPU in the environment that has it. Packages are written for the provider: on CUDA for `--target cuda`,
-which decides what int4 is multiplied with; on WebGPU without a target, because `gqa` is refused over a software driver
+run, and on WebGPU in the environment that has it. Packages are written for the provider: on the CPU and CUDA with
+`--target`, which decides what is multiplied in which type; on WebGPU without a target, because `gqa` is refused over a software driver
 that computes it wrongly. Nothing is timed, so the machine need not be idle; it takes some minutes.
 """
 
@@ -33,7 +33,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
 }
 """Precisions by the name in the table, with what the export is told."""
 TARGETS = ("cpu", "cuda", "webgpu")
-ASKED: Mapping[str, tuple[str, ...]] = {"cuda": ("--target", "cuda")}
+ASKED: Mapping[str, tuple[str, ...]] = {name: ("--target", name) for name in ("cpu", "cuda")}
 """What the export is told beside the precision, by the provider that it is for."""
 LAYERS = 2
 TINY = {"layers": LAYERS, "hidden_size": 256, "intermediate_size": 512, "attention_heads": 4, "key_value_heads": 2}

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.reworded import Reword, reworded
 
+pytestmark = pytest.mark.heavy  # tests/test_sentences.py looks at the text of the code in every run
+
 
 def told(checkpoint: Path, *words: str) -> dict[str, Any]:
     """What the program with these words decides and says."""

@@ -35,6 +35,8 @@ from partita.spelling import spelled
 WIDE = "float32"
 OPSET, IR_VERSION = 21, 10
 WIDTH = 64
+SLOWER = 1.15
+"""A small product between Casts takes 1.35 times as long as one in float32, with a kernel of its own no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +51,30 @@ class Narrow:
 
 
 def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
-    """The options with `activations` settled: as asked for, else float32 where the target multiplies nothing else.
+    """The options with `activations` settled: as asked for, else float32 where the target multiplies in nothing else.
 
-    It is asked only where the CPU provider could not run the package either (`Precision.twin`).
+    Whether it has a kernel is asked only where the CPU provider could not run the package either (`Precision.twin`).
+    Whether it casts to float32 and back is seen from the time of a product, and matters for a target that somebody
+    named: a package in float16 that was made without one may be for any device.
     """
     computing = PRECISIONS[options.named]
-    if options.activations is not None or computing.twin is None or target is None or target.takes is None:
+    if options.activations is not None or target is None or computing.dtype == WIDE:
         return options
-    if target.takes([_question("MatMul", computing.dtype)])[0]:
-        return options
+    if computing.twin is not None:
+        if target.takes is None or target.takes([_question("MatMul", computing.dtype)])[0]:
+            return options
+        why = f"has no kernel for products in {computing.dtype}"
+    else:
+        if target.times is None or target.by_default:
+            return options
+        own, wide = target.times([_question("MatMul", dtype) for dtype in (computing.dtype, WIDE)])
+        if own < SLOWER * wide:
+            return options
+        times = f"{own * 1e6:.1f} us for a small product, {wide * 1e6:.1f} in {WIDE}"
+        why = f"casts what it multiplies in {computing.dtype} ({times})"
     told(
-        f"{target.provider} has no kernel for products in {computing.dtype}: weights are stored in it and computed "
-        f"with in {WIDE}; {spelled('activations', options.precision)} writes {computing.dtype} arithmetic"
+        f"{target.provider} {why}: weights are stored in it and computed with in {WIDE}; "
+        f"{spelled('activations', options.precision)} writes {computing.dtype} arithmetic"
     )
     return replace(options, activations="fp32")
 

@@ -15,14 +15,14 @@ from partita.export.passes import optional
 def test_every_form_is_counted_without_the_passes_and_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: list[tuple[str, int, bool]] = []
+    made: list[tuple[str, int, str | None]] = []
 
     def export(checkpoint: Path, out: Path, lowering: str, form: Sequence[str], without: Sequence[str]) -> str:
-        made.append((lowering, len(without), "--target" in form))
+        made.append((lowering, len(without), form[-1] if "--target" in form else None))
         return "it is refused" if "int4" in form else ""
 
     def counted(package: Path, target: str, webgpu: Path) -> Count:
-        assert made[-1][2] is (target == "cuda"), "of a package that was written for it"
+        assert made[-1][2] == (None if target == "webgpu" else target), "of a package that was written for it"
         return None if target == "webgpu" else (40.0 if made[-1][1] else 10.0, 3.0 if target == "cuda" else 0.0)
 
     monkeypatch.setattr(layer_nodes, "make", lambda folder, asked: folder.mkdir())
@@ -34,7 +34,7 @@ def test_every_form_is_counted_without_the_passes_and_with_them(
     assert rows[0] == "| lowering | precision | cpu | cuda | webgpu |" and len(rows) == 2 + len(FORMS)
     assert "| gqa | fp32 | 40 → 10 | 40 → 10 (3 on the CPU) | ? → ? |" in rows
     assert "| gqa | int4 | ? → ? | ? → ? | ? → ? |" in rows and "? → ?, it is refused, it is refused" in err
-    for asked in (False, True):
+    for asked in ("cpu", "cuda", None):
         assert made.count(("gqa", len(optional()), asked)) == len(FORMS), "int4 is not tried a second time"
         assert made.count(("gqa", 0, asked)) == len(FORMS) - 1
 

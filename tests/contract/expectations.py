@@ -152,7 +152,7 @@ QNN = Target(
     rows=("llama-primitives-fp16-static-rows",),
     adapters=("pair",),
     fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
-    foreign=("optimum", "genai-fp32-cpu", "genai-int4-cpu"),
+    foreign=("genai-fp32-cpu", "optimum", "genai-int4-cpu"),
 )
 """Qualcomm's NPU backend in its host emulator, which computes in fp16: of packages no tokens are compared. Of foreign
 folders it takes a few nodes, with the tokens of the CPU."""

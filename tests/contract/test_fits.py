@@ -32,7 +32,7 @@ def test_every_node_is_on_it_and_nothing_is_copied_in_between(
     assert cache is None or cache["in_place_states"] == cache["states"]
 
 
-@cases("target, package", packages_of("whole"))
+@cases("target, package", packages_of("whole"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_it_computes_the_known_answer(environment, target, package, packages, partita):
     done = honoured(partita("verify", packages / package, "--provider", target.provider, "--json")).json

@@ -49,7 +49,7 @@ def test_the_cpu_gives_the_known_tokens(environment, layout, partita, tmp_path):
     assert said(partita, folder_of(layout, tmp_path), "cpu") == TOKENS[layout][:COUNT]
 
 
-@cases("target, layout", packages_of("foreign"))
+@cases("target, layout", packages_of("foreign"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_a_provider_gives_the_tokens_of_the_cpu(environment, target, layout, partita, tmp_path):
     report = tmp_path / "report.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,9 @@ from safetensors import safe_open
 import partita
 from partita import cli
 from partita.dtypes import EXACT, PRECISIONS
+from partita.export.narrow_weights import settled
 from partita.export.options import ExportOptions
+from partita.export.target import Target
 from partita.package import read_manifest
 from partita.partition_reports.sections.arithmetic import section
 from partita.partition_reports.sections.model import Line
@@ -74,16 +77,45 @@ def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpo
     assert manifest.verification.status == "verified"
 
 
-def test_it_is_chosen_where_the_target_multiplies_nothing_else(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("precision", "why"),
+    [("bf16", "cpu has no kernel for products in bfloat16"), ("fp16", "cpu casts what it multiplies in float16 (")],
+)
+def test_it_is_chosen_where_the_target_multiplies_in_nothing_else(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, why: str
 ) -> None:
-    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", num_hidden_layers=1)
-    words = ["export", str(checkpoint), str(tmp_path / "out"), "--max-length", "64", "--precision", "bf16"]
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}[precision]
+    checkpoint = tiny_checkpoint("llama", dtype=dtype, num_hidden_layers=1)
+    words = ["export", str(checkpoint), str(tmp_path / "out"), "--max-length", "64", "--precision", precision]
     assert cli.run([*words, "--target", "cpu", "--explain"]) == 0
     out, err = capsys.readouterr()
-    assert "cpu has no kernel for products in bfloat16" in err and "--activations bf16" in err
-    assert "in bfloat16, as the checkpoint has them; computed in float32" in out and "narrow_weights" in out
+    assert why in err and f"--activations {precision}" in err
+    assert f"in {dtype}, as the checkpoint has them; computed in float32" in out and "narrow_weights" in out
     assert [entry.status for entry in read_manifest(tmp_path / "out").smoke] == ["ran"]
+
+
+def target(times: tuple[float, ...] | None, **more: Any) -> Target:
+    """A provider that takes such times for a product in float16 and one in float32."""
+    return Target("cpu", "", "gqa", "", times=None if times is None else lambda questions: times, **more)
+
+
+@pytest.mark.parametrize(
+    ("asked", "provider", "wide"),
+    [
+        (None, target((2.0, 1.0)), True),
+        (None, target((1.0, 1.0)), False),
+        (None, target((2.0, 1.0), by_default=True), False),
+        (None, target(None), False),
+        (None, None, False),
+        ("fp16", target((2.0, 1.0)), False),
+    ],
+)
+def test_float16_is_cast_for_a_target_that_was_named_and_multiplies_it_no_faster(
+    asked: str | None, provider: Target | None, wide: bool
+) -> None:
+    told: list[str] = []
+    options = settled(ExportOptions("a", Path("b"), precision="fp16", activations=asked), provider, told.append)
+    assert (options.activations == "fp32", len(told)) == (wide, int(wide))
 
 
 @pytest.mark.parametrize(("precision", "activations"), [("fp32", "fp16"), ("fp16", "bf16"), ("bf16", "int8")])

@@ -20,7 +20,7 @@ MOST = 11
 def test_a_layer_has_few_nodes_on_the_cpu(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, precision: str, activations: str | None
 ) -> None:
-    """Arithmetic in float16 is not among them: the CPU provider casts what it multiplies, 16 nodes in all."""
+    """Arithmetic in float16 is not among them, which the CPU provider casts: test_narrow_weights has what it gets."""
     package = exported(tiny_checkpoint("llama"), precision=precision, activations=activations, attention="gqa")
     assert 5 <= optimised(package)[1] <= MOST
 

@@ -83,7 +83,10 @@ def test_the_cache_is_written_by_position_and_never_rebuilt(
     }
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "model_type",
+    [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("llama", "qwen3", "gemma2")), "gemma3_text"],
+)
 def test_float16(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
     result = read_manifest(exported(tiny_checkpoint(model_type), attention="primitives", precision="fp16")).verification
     assert result.status == "verified" and result.tolerance == TOLERANCES["fp16"]

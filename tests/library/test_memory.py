@@ -53,6 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return handmade(tmp_path / "package", batch=3, states=("key",), fewer=True, loops=LOOPS)
 
 
+@pytest.mark.heavy  # tests/serve/test_load.py has fewer requests
 def test_memory_is_flat_over_thousands_of_requests(folder: Path) -> None:
     with ThreadPoolExecutor(1) as pool:  # a thread of its own, as a server has
         native, blocks = pool.submit(sampled, folder).result()

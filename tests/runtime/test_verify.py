@@ -43,13 +43,13 @@ def reseal(folder):
     "spec",
     [
         {},
-        {"attention": "onnx24"},
-        {"batch_size": 3},
+        pytest.param({"attention": "onnx24"}, marks=pytest.mark.heavy),
+        pytest.param({"batch_size": 3}, marks=pytest.mark.heavy),
         {"batch_size": 3, "attention": "onnx24"},
-        PAIR,
+        pytest.param(PAIR, marks=pytest.mark.heavy),
         {**PAIR, "batch_size": 2},
         {"precision": "fp16"},
-        {"precision": "fp16", "attention": "onnx24"},
+        pytest.param({"precision": "fp16", "attention": "onnx24"}, marks=pytest.mark.heavy),
     ],
     ids=str,
 )

@@ -108,7 +108,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     """
     if work.options.with_adapters and target is not None and target.constant_defaults:
         _check_fixed(work.options, target)
-    if work.options.computing.twin is not None and target is not None:
+    if work.options.computing.bits is None and target is not None:
         with stage(work.progress, "ask target", work.seconds, of=work.options.precision):
             work.options = settled(work.options, target, work.notes.append)
     options = work.options
