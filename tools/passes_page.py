@@ -37,26 +37,27 @@ default, a llama of four layers in float32, takes some ten minutes.
 
 `python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and
 with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu 1.31.1,
-onnxruntime-webgpu 1.27; CUDA in the dry run, packages written with `--target cuda`; WebGPU on a software Vulkan driver,
+onnxruntime-webgpu 1.27; the CPU, of which fp16 is of 2026-11-26, and CUDA in the dry run, packages written with `--target`; WebGPU on a software Vulkan driver,
 packages written without a target). `?`: SwiftShader has no float16, and WebGPU refuses it; CUDA has no kernel for
 `--activations int8`, which is refused for it.
 
 | lowering | precision | cpu | cuda | webgpu |
 |---|---|---|---|---|
 | gqa | fp32 | 44 → 10 | 50 → 12 (1 on the CPU) | 48 → 10 |
-| gqa | fp16 | 56.5 → 16 | 50 → 10 | ? → ? |
+| gqa | fp16 | 44 → 10 | 50 → 10 | ? → ? |
 | gqa | int4 | 44 → 10 | 50 → 10 | 48 → 10 |
 | gqa | int8 x int8 | 44 → 40 | ? → ? | 48 → 61.5 (13.5 on the CPU) |
 | onnx24 | fp32 | 47 → 24 | 49 → 26 | 55 → 30 (3 on the CPU) |
-| onnx24 | fp16 | 60.5 → 28.5 | 53 → 26 | 59 → 30 (3 on the CPU) |
+| onnx24 | fp16 | 47 → 24 | 53 → 26 | 59 → 30 (3 on the CPU) |
 | onnx24 | int4 | 47 → 24 | 53 → 26 | 55 → 44 (10 on the CPU) |
 | onnx24 | int8 x int8 | 47 → 70 | ? → ? | 55 → 99.5 (18.5 on the CPU) |
 | primitives | fp32 | 56.5 → 56.5 | 58.5 → 58.5 | 61.5 → 61.5 |
-| primitives | fp16 | 71 → 71 | 62.5 → 62.5 | ? → ? |
+| primitives | fp16 | 56.5 → 56.5 | 62.5 → 62.5 | ? → ? |
 | primitives | int4 | 56.5 → 56.5 | 62.5 → 62.5 | 61.5 → 68.5 |
 | primitives | int8 x int8 | 56.5 → 102.5 | ? → ? | 61.5 → 131 (15.5 on the CPU) |
 
-On the CPU fp16 has Casts around what it multiplies; with `--activations fp32` it is 11. On CUDA fp32 has 12 with
+On the CPU fp16 has arithmetic in float32 ([precisions.md](precisions.md#16-bits)); float16 has Casts around what it multiplies there, 16 nodes
+with `gqa`. On CUDA fp32 has 12 with
 `gqa`, two more than fp16, because ONNX Runtime 1.31.1 has no float32 kernel of GroupQueryAttention there (`CUDA kernel
 not found in registries`): attention runs on the CPU, between a copy from the device and one back, and a Cast before it
 and one after it would be as many nodes. ONNX's own Attention has one, and `--attention auto` takes `onnx24` for such a
