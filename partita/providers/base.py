@@ -134,6 +134,8 @@ class Provider:
     """Options of a package that takes turns with another on the same cores, as a draft does; a user's come first."""
     variables: tuple[str, ...] = ()
     """Variables of the environment that choose its driver or its device."""
+    reads_back: bool = False
+    """Copies out of its memory beside a run were seen to be right, so what a run makes may stay until it is wanted."""
     capture_option: str = ""
     """The option that has it record a run of a graph and replay it in the next; empty when it has none."""
     even_rows: frozenset[str] = frozenset()

@@ -29,6 +29,7 @@ PROVIDER = Provider(
     rank=100,
     preload=True,
     variables=("CUDA_VISIBLE_DEVICES",),
+    reads_back=True,
     capture_option="enable_cuda_graph",
     budget_option="memory_budget_kb",
     options=(

@@ -28,6 +28,7 @@ PROVIDER = Provider(
     rank=50,
     plugin=Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
     option_prefix="ep.webgpuexecutionprovider.",
+    reads_back=True,
     capture_option="enableGraphCapture",
     leaves_option="forceCpuNodeNames",
     # Keys of a shorter row are looked for where those of the longest one are. Seen with 1.27.0.

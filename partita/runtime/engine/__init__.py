@@ -4,7 +4,8 @@ request    what one row of the batch is asked for, and how far it is
 scheduler  which rows take part in the next step
 planner    which graph runs it, with how many tokens of each row; pure
 cache      one buffer per state, and what may be done with it
-executor   feeds a plan to a session and hands out logits
+executor   feeds a plan to a session and hands out logits: bound_graph has the buffers of a graph, logits what came of a
+           run, likeliest the token that a device chooses
 guesses    who guesses what follows, and who says how many guesses are worth a step; guessing makes that step
 loop       schedule, plan, run, sample, until every row has finished
 recorder   what is kept of the steps; an observer, which the loop does not know

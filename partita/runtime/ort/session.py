@@ -162,9 +162,10 @@ class Session:
         return next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
 
     def on_device(self, name: str) -> bool:
-        """Whether output `name` is made in memory of a provider's device."""
+        """Whether output `name` is made in memory of a device, from which it can be had when it is wanted."""
         memory = self._outputs_in[name].memory
-        return memory != HOST_MEMORY and self._owner(memory) is not None
+        owner = self._owner(memory)
+        return memory != HOST_MEMORY and owner is not None and owner.provider.reads_back
 
     def beside(self, name: str, model: bytes) -> Binding:
         """A binding of another model, all of it on the provider in whose memory the output `name` is made.
@@ -172,8 +173,12 @@ class Session:
         Raises NativeFailureError where that does not take it. Opened once per model; it goes with this session.
         """
         if model not in self._keepers:
-            owner = self._owner(self._outputs_in[name].memory)
-            assert owner is not None
+            memory = self._outputs_in[name].memory
+            # One that compiles takes longer to build two nodes than they ever save.
+            owners = [entry for entry in self.active if entry.provider.device_memory == memory]
+            owner = next((entry for entry in owners if not entry.provider.compiles), None)
+            if owner is None:
+                raise NativeFailureError(RuntimeError(f"no provider of the chain runs single nodes in {memory}"), ())
             options = ort.SessionOptions()
             options.log_severity_level, options.intra_op_num_threads = FATAL, 1
             options.add_session_config_entry(STRICT_KEY, "1")
