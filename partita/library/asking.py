@@ -31,6 +31,9 @@ MOST_SEED = (1 << 64) - 1
 """So that a table of answers has a column for it."""
 WHOLE = ("top_k", "seed", "max_new_tokens")
 """Options that are integers."""
+TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of parts of a message that are text, as OpenAI's clients write them, and the field that has it."""
+BETWEEN_PARTS = "\n"
 
 
 def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
@@ -81,7 +84,7 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         raise UsageError(
             f"messages is of type {type(messages).__name__}; give a text, or a list of dicts of role and content"
         )
-    listed = list(messages)
+    listed = [_with_text(message) for message in messages]
     for message in listed:
         good = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
         if not good:
@@ -90,6 +93,21 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
         raise UsageError("messages is empty; give at least one dict of role and content")
     # A column of a table has every field for every message; templates ask whether one is there.
     return [{name: value for name, value in message.items() if value is not None} for message in listed]
+
+
+def _with_text(message: Any) -> Any:
+    """A message whose content is a text, where it was a list of parts. Raises UsageError for parts that are no text."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return {**message, "content": BETWEEN_PARTS.join(map(_part, content))} if is_list(content) else message
+
+
+def _part(part: Any) -> str:
+    """The text of a part of a message."""
+    text = part.get(TEXT_PARTS.get(str(part.get("type")), "")) if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        said = f"a part of a message is {str(part)[:60]!r}; packages read text alone, as in "
+        raise UsageError(said + "{'type': 'text', 'text': '...'}")
+    return text
 
 
 def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:

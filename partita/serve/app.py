@@ -105,7 +105,9 @@ class Endpoints:
         return json_response({"object": "list", "data": listed})
 
     async def one_model(self, name: str) -> Response:
-        """`GET /v1/models/NAME`."""
+        """`GET /v1/models/NAME`; a path that ends with its slash is that of the list."""
+        if not name:
+            return await self.list_models()
         return json_response(self._listed(name, self.names.named(name)))
 
     def _listed(self, name: str, named: Named) -> dict[str, Any]:

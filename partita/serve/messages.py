@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from partita.library.asking import BETWEEN_PARTS, TEXT_PARTS
 from partita.serve.api_errors import ApiError, invalid
 from partita.serve.fields import json_type, shown, text, wrong_type
 
@@ -11,10 +12,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 AS_TEMPLATES_SAY = {"developer": "system", "function": "tool"}
 """Newer and older names of roles, for which templates have one."""
 PASSED_ON = ("name", "tool_call_id")
-TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of parts that are text, and the field that has it."""
 CALLS = ("tool_calls", "function_call")
-BETWEEN_PARTS = "\n"
 
 
 def conversation(value: Any, name: str) -> tuple[dict[str, str], ...]:

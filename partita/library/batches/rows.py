@@ -191,6 +191,10 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
     """The row's options over the others, with a seed of its own where it draws."""
     named = {ALIASES.get(name, name): value for name, value in row.data.items()}
+    for name in (*ALIASES, *ALIASES.values()):
+        last = named.get(ALIASES.get(name, name))
+        if row.data.get(name, last) != last:
+            raise UsageError(f"{name} is {row.data[name]}, and another name of the same option has {last}")
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
     asked = Sampling(**{name: named[name] for name in SAMPLED if name in named})
     check_values(asked)

@@ -53,6 +53,27 @@ def test_messages_go_through_the_chat_template(text):
     with_system = tuple(text.encode_messages([{"role": "system", "content": "be brief"}, *said]))
     assert asked({"messages": said, "system": "be brief"}, text).prompt == with_system
     assert asked({"prompt": "hello", "system": "be brief"}, text).prompt == with_system
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert asked({"messages": parts}, text).prompt == expected
+    with pytest.raises(UsageError, match="packages read text alone"):
+        asked({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, text)
+
+
+@pytest.mark.parametrize(
+    ("data", "good"),
+    [
+        ({"max_tokens": 3, "max_new_tokens": 4}, False),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, False),
+        ({"max_new_tokens": 3, "max_tokens": 4}, False),
+        ({"max_tokens": 3, "max_new_tokens": 3, "max_completion_tokens": 3}, True),
+    ],
+)
+def test_an_option_that_is_said_twice_is_said_alike(text, data, good):
+    if good:
+        assert asked({"prompt": "a", **data}, text).sampling.max_new_tokens == 3
+    else:
+        with pytest.raises(UsageError, match="another name of the same option"):
+            asked({"prompt": "a", **data}, text)
 
 
 def test_rows_that_draw_have_seeds_of_their_own(text):
