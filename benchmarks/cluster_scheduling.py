@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster_scheduling --nodes 10 25 50 100 --blocks 8 --row-ms 1000
 
-Every node is a process of Ray on this machine (ray.cluster_utils), with a processor and a worker; the worker sleeps for
+Every node is a process of Ray on this machine (ray.cluster_utils), with a worker per processor; the worker sleeps for
 as long as its rows would take. What is measured is the run that `partita generate --address` makes, with its blocks,
 retries, ledger and desk. Sizes are measured on one cluster, which is made larger: the processor's time of the driver,
 of the process beside it (ledger and desk) and of Ray's head, once all workers have answered two blocks, and seconds
@@ -40,8 +40,8 @@ SLOTS = 16
 """Rows of the batch that a worker would have."""
 LEFT_MIB = 4096
 """Of memory, that is left alone: others are at work on this machine."""
-PAIR_MIB = 250
-"""What a node and its worker take, at most."""
+NODE_MIB, WORKER_MIB = 150, 145
+"""What a node takes, and each of its workers."""
 MIB = 2**20
 TRIES = 4
 PARTS = {"beside": "ray::Beside", "head": "gcs_server"}
@@ -116,41 +116,45 @@ def main() -> None:
     """Start the nodes, run at each size, print a line of JSON for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[10, 25, 50, 100, 200])
-    parser.add_argument("--workers", type=int, help="as many as nodes, where it is not given")
+    parser.add_argument("--per-node", type=int, default=1, help="processors of a node, with a worker for each")
+    parser.add_argument("--workers", type=int, help="as many as processors, where it is not given")
     parser.add_argument("--blocks", type=int, default=8, help="for each worker")
     parser.add_argument("--row-ms", type=float, default=1000.0, help="how long a turn of the batch takes, to its end")
     asked = parser.parse_args()
-    for line in measured(sorted(asked.nodes), asked.workers, asked.blocks, asked.row_ms):
+    for line in measured(sorted(asked.nodes), asked.per_node, asked.workers, asked.blocks, asked.row_ms):
         print(json.dumps(line), flush=True)
 
 
-def measured(sizes: list[int], workers: int | None, blocks: int, row_ms: float) -> Iterator[dict[str, Any]]:
+def measured(
+    sizes: list[int], per_node: int, workers: int | None, blocks: int, row_ms: float
+) -> Iterator[dict[str, Any]]:
     """A run on a cluster of each size."""
     # A process that Ray starts ahead has no environment of ours, and would never be used.
     os.environ.update(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200 * MIB})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": per_node, "object_store_memory": 200 * MIB})
     nodes = 1
     try:
         for size in sizes:
             began = time.perf_counter()
-            while nodes < size and _room() > 0:
-                _add(cluster)
+            while nodes < size and _room(per_node) > 0:
+                _add(cluster, per_node)
                 nodes += 1
             facts = {"nodes": nodes, "start_seconds": time.perf_counter() - began}
-            yield {**facts, **_run(str(cluster.address), min(workers or nodes, nodes), blocks, row_ms)}
+            places = nodes * per_node
+            yield {**facts, **_run(str(cluster.address), min(workers or places, places), blocks, row_ms)}
             if nodes < size:
                 return
     finally:
         cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
-def _add(cluster: Any) -> None:
+def _add(cluster: Any, per_node: int) -> None:
     """A node more. Ray gives one 30 s to start, which on a machine that is busy with the others may be too little."""
     for left in reversed(range(TRIES)):
         try:
-            cluster.add_node(num_cpus=1, object_store_memory=80 * MIB)
+            cluster.add_node(num_cpus=per_node, object_store_memory=80 * MIB)
         except Exception:
             if not left:
                 raise
@@ -158,9 +162,9 @@ def _add(cluster: Any) -> None:
             return
 
 
-def _room() -> int:
-    """Nodes that may be added, each with the worker that it has later."""
-    return int((psutil.virtual_memory().available / MIB - LEFT_MIB) // PAIR_MIB)
+def _room(per_node: int) -> int:
+    """Nodes that may be added, each with the workers that it has later."""
+    return int((psutil.virtual_memory().available / MIB - LEFT_MIB) // (NODE_MIB + per_node * WORKER_MIB))
 
 
 def _run(address: str, workers: int, blocks: int, row_ms: float) -> dict[str, Any]:
