@@ -3,8 +3,8 @@
 A small random llama is exported in every lowering and precision, once without any pass that can be left out and once
 with all. What is counted is what ONNX Runtime runs after its own optimiser: on the CPU provider, on CUDA in the dry
 run, and on WebGPU in the environment that has it. Packages are written for the provider: on the CPU and CUDA with
-`--target`, which decides what is multiplied in which type; on WebGPU without a target, because `gqa` is refused over a software driver
-that computes it wrongly. Nothing is timed, so the machine need not be idle; it takes some minutes.
+`--target`, which decides what is multiplied in which type; on WebGPU without a target, because `gqa` is refused over a
+software driver that computes it wrongly. Nothing is timed, so the machine need not be idle; it takes some minutes.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _messages(messages: Any) -> list[dict[str, Any]]:
 
 def _with_text(message: Any) -> Any:
     """A message whose content is a text, where it was a list of parts. Raises UsageError for parts that are no text."""
-    content = message.get("content") if isinstance(message, Mapping) else None
+    content: Any = message.get("content") if isinstance(message, Mapping) else None
     return {**message, "content": BETWEEN_PARTS.join(map(_part, content))} if is_list(content) else message
 
 
