@@ -36,10 +36,10 @@ default, a llama of four layers in float32, takes some ten minutes.
 ## Nodes of a layer
 
 `python -m benchmarks.layer_nodes` exports a llama of two layers without all of the passes that can be left out, and
-with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu 1.31.1,
-onnxruntime-webgpu 1.27; the CPU, of which fp16 is of 2026-11-26, and CUDA in the dry run, packages written with `--target`; WebGPU on a software Vulkan driver,
-packages written without a target). `?`: SwiftShader has no float16, and WebGPU refuses it; CUDA has no kernel for
-`--activations int8`, which is refused for it.
+with them, and prints the nodes of a layer that ONNX Runtime runs, before and after (2026-11-24, onnxruntime-gpu
+1.31.1, onnxruntime-webgpu 1.27; the CPU, of which fp16 is of 2026-11-26, and CUDA in the dry run, packages written
+with `--target`; WebGPU on a software Vulkan driver, packages written without a target). `?`: SwiftShader has no
+float16, and WebGPU refuses it; CUDA has no kernel for `--activations int8`, which is refused for it.
 
 | lowering | precision | cpu | cuda | webgpu |
 |---|---|---|---|---|
@@ -56,16 +56,15 @@ packages written without a target). `?`: SwiftShader has no float16, and WebGPU 
 | primitives | int4 | 56.5 → 56.5 | 62.5 → 62.5 | 61.5 → 68.5 |
 | primitives | int8 x int8 | 56.5 → 102.5 | ? → ? | 61.5 → 131 (15.5 on the CPU) |
 
-On the CPU fp16 has arithmetic in float32 ([precisions.md](precisions.md#16-bits)); float16 has Casts around what it multiplies there, 16 nodes
-with `gqa`. On CUDA fp32 has 12 with
-`gqa`, two more than fp16, because ONNX Runtime 1.31.1 has no float32 kernel of GroupQueryAttention there (`CUDA kernel
-not found in registries`): attention runs on the CPU, between a copy from the device and one back, and a Cast before it
-and one after it would be as many nodes. ONNX's own Attention has one, and `--attention auto` takes `onnx24` for such a
-package; int4 is multiplied in float16 there. Integers times integers cost nodes, because each row that is multiplied
-is rounded in standard operators. Other models, nodes of a whole tiny graph of two layers as it is written, before and
-after the passes saw where they turn queries and keys: deepseek_v2 186 → 156, deepseek_v3 177 → 144 (`onnx24` 173 →
-141), qwen2_vl 102 → 26, qwen3_vl 163 → 32; and where rows are divided by their length, qwen3_next of four layers 350 →
-320.
+On the CPU fp16 has arithmetic in float32 ([precisions.md](precisions.md#16-bits)); float16 has Casts around what it
+multiplies there, 16 nodes with `gqa`. On CUDA fp32 has 12 with `gqa`, two more than fp16, because ONNX Runtime 1.31.1
+has no float32 kernel of GroupQueryAttention there (`CUDA kernel not found in registries`): attention runs on the CPU,
+between a copy from the device and one back, and a Cast before it and one after it would be as many nodes. ONNX's own
+Attention has one, and `--attention auto` takes `onnx24` for such a package; int4 is multiplied in float16 there.
+Integers times integers cost nodes, because each row that is multiplied is rounded in standard operators. Other
+models, nodes of a whole tiny graph of two layers as it is written, before and after the passes saw where they turn
+queries and keys: deepseek_v2 186 → 156, deepseek_v3 177 → 144 (`onnx24` 173 → 141), qwen2_vl 102 → 26, qwen3_vl 163 →
+32; and where rows are divided by their length, qwen3_next of four layers 350 → 320.
 
 ## What each pass brings
 
