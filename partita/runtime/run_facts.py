@@ -96,14 +96,12 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
 
 def _choice_notes(runner: Runner) -> tuple[str, ...]:
     """That what crosses of the logits is another from some step on."""
-    choosing = runner.executor.choosing
-    if choosing is None or choosing.chooser is None:
-        return ()
-    found = choosing.chooser
-    return (
-        f"the likeliest token is chosen on the device ({found.form}), which was found to take "
-        f"{found.seconds * 1e3:.3f} ms a step, where a copy of all logits and a choice on the host take "
-        f"{found.copy_seconds * 1e3:.3f} ms; steps before that, and those that draw a token, copy all",
+    found = [each.chooser for each in runner.executor.choosing.values() if each.chooser is not None]
+    return tuple(
+        f"{each.choice.name}: chosen on the device ({each.form}), which was found to take "
+        f"{each.seconds * 1e3:.3f} ms a step, where a copy of all logits and a choice on the host take "
+        f"{each.copy_seconds * 1e3:.3f} ms; steps before that, and those that need other logits, copy all"
+        for each in found
     )
 
 

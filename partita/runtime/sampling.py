@@ -25,6 +25,9 @@ Ids = npt.NDArray[np.int64]
 Sampler = Callable[[Logits, Ids], int]
 """Next token of a row from its logits and all its tokens so far, prompt included; both are only read."""
 
+NO_IDS = np.empty(0, np.int64)
+MOST_DRAWN = 50
+"""With so many at most a draw can be among the largest logits alone: transformers' default of top k."""
 LOWEST = -2300
 """Below the exponent of every score but 0: float32 begins at 2**-149, and penalties span 2**-1074 to 2**1024."""
 EXACT_UP_TO = 4096
@@ -57,8 +60,7 @@ def make_sampler(
     if temperature == 0:
         return greedy if repetition_penalty == 1 else _penalised_greedy(repetition_penalty)
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    generator = np.random.Generator(np.random.PCG64(seed))
-    return lambda logits, history: filters.draw(logits, history, generator.random)
+    return Draws(filters, np.random.Generator(np.random.PCG64(seed)).random)
 
 
 def check(name: str, value: float | None, good: bool, allowed: str) -> None:
@@ -76,7 +78,7 @@ def _penalised_greedy(penalty: float) -> Sampler:
     """The likeliest token once those of the history are less likely; the first of equals."""
 
     def take(logits: Logits, history: Ids) -> int:
-        scores = _quick_scores(logits, history, penalty)
+        scores = _quick_scores(logits, history, len(logits), penalty)
         return int((_scores(logits, history, penalty)[0] if scores is None else scores[0]).argmax())
 
     return take
@@ -100,24 +102,31 @@ class Filters:
         place = selection.draw(weights, random, self.top_p, self.min_p)  # the largest weight is 1
         return place if places is None else int(places[place])
 
+    def draw_among(self, places: Ids, logits: Logits, vocab: int, random: Callable[[], float]) -> int:
+        """The token that `draw` takes, of what top k leaves of a vocabulary: ascending places, and the logits there.
+
+        Only without a penalty, which would have changed what is left.
+        """
+        values, far = self._distances(logits, NO_IDS, vocab)
+        return int(places[selection.draw(_weights(far, values), random, self.top_p, self.min_p)])
+
     def weights(self, logits: Logits, history: Ids) -> tuple[selection.Places | None, npt.NDArray[Any]]:
         """The tokens that top k leaves, ascending, and how likely each is beside the likeliest, which weighs 1; None
         and all [vocab] without top k. Valid until the next call.
 
         float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes.
         """
-        score, far = self._distances(logits, history)
+        score, far = self._distances(logits, history, len(logits))
         kept = selection.largest(score, self.top_k) if 0 < self.top_k < len(score) else None
-        with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
-            weight: npt.NDArray[Any] = far(score if kept is None else score[kept])
-            np.exp(weight, out=weight)
-        return kept, weight
+        return kept, _weights(far, score if kept is None else score[kept])
 
     def _distances(
-        self, logits: Logits, history: Ids
+        self, logits: Logits, history: Ids, vocab: int
     ) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], npt.NDArray[Any]]]:
-        """Penalised scores [vocab], and what makes exponents of some of them: 0 for the largest, else below."""
-        quick = _quick_scores(logits, history, self.repetition_penalty, self.temperature)
+        """Penalised scores of logits out of a vocabulary, and what makes exponents of some of them: 0 for the largest,
+        else below.
+        """
+        quick = _quick_scores(logits, history, vocab, self.repetition_penalty, self.temperature)
         if quick is not None:
             scores, top = quick
             factor = np.float32(1 / self.temperature)
@@ -135,13 +144,44 @@ class Filters:
         return score, lambda some: _shifted((some - best) / divisor, scale - exponent)
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """A sampler that draws."""
+
+    filters: Filters
+    random: Callable[[], float]
+    """Gives numbers from 0 to below 1."""
+
+    def __call__(self, logits: Logits, history: Ids) -> int:
+        """A token, by all logits."""
+        return self.filters.draw(logits, history, self.random)
+
+    @property
+    def few(self) -> int:
+        """So many of the largest logits, and those that equal the last, are all it looks at; 0: it looks at all."""
+        few = self.filters.repetition_penalty == 1 and 0 < self.filters.top_k <= MOST_DRAWN
+        return self.filters.top_k if few else 0
+
+    def among(self, places: Ids, logits: Logits, vocab: int) -> int:
+        """The same token by these few of a vocabulary: ascending places, and the logits there."""
+        return self.filters.draw_among(places, logits, vocab, self.random)
+
+
+def _weights(far: Callable[[npt.NDArray[Any]], npt.NDArray[Any]], scores: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """How likely each of the scores is beside the likeliest, which weighs 1."""
+    with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
+        weight: npt.NDArray[Any] = far(scores)
+        np.exp(weight, out=weight)
+    return weight
+
+
 def _quick_scores(
-    logits: Logits, history: Ids, penalty: float, temperature: float = 1.0
+    logits: Logits, history: Ids, vocab: int, penalty: float, temperature: float = 1.0
 ) -> tuple[Logits, np.float32] | None:
-    """Penalised logits, float32 [vocab], and their largest, where that does, as in transformers. None for a small
+    """Penalised logits, float32, and their largest, where that does, as in transformers. None for a small
     vocabulary, where float64 costs nothing, for extreme settings, and where float32 cannot hold the largest of them.
     """
-    if len(logits) <= EXACT_UP_TO or not all(1 / MODERATE <= value <= MODERATE for value in (penalty, temperature)):
+    if vocab <= EXACT_UP_TO or not all(1 / MODERATE <= value <= MODERATE for value in (penalty, temperature)):
         return None
     scores = _penalised(logits, history, penalty)
     top = scores.max()

@@ -14,7 +14,7 @@ import pytest
 
 from partita.errors import UsageError
 from partita.runtime import selection
-from partita.runtime.sampling import Filters, greedy, make_sampler
+from partita.runtime.sampling import Draws, Filters, greedy, make_sampler
 from tests.conftest import require
 
 HISTORY = np.array([3, 5, 5, 100, 3], np.int64)
@@ -369,3 +369,28 @@ def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
         for edge, temperature in itertools.product(edges, (0.0, 1e-4, 0.7, 1e4)):
             token = make_sampler(temperature, seed=3, **edge)(logits, np.array([1, 2, 2]))
             assert np.isfinite(logits[token]) and (shape != "masked" or token == 777), (edge, temperature)
+
+
+def drawing(**options: Any) -> Draws:
+    sampler = make_sampler(**options)
+    assert isinstance(sampler, Draws)
+    return sampler
+
+
+@pytest.mark.parametrize("vocab", [100, 20_000])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 20}, {"top_k": 50, "top_p": 0.9}, {"top_k": 5, "min_p": 0.2, "temperature": 1e-3}]
+)
+def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
+    """Equal logits at the edge too, as in 16 bits."""
+    samplers = [drawing(**{"temperature": 0.8, "seed": 7, **options}) for _ in range(2)]
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        logits = random.normal(size=vocab).astype(np.float16).astype(np.float32)
+        places = selection.largest(logits, samplers[0].few)
+        assert samplers[0].among(places, logits[places], vocab) == samplers[1](logits, HISTORY[:0])
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 51}, {"top_k": 5, "repetition_penalty": 1.1}])
+def test_other_draws_need_all_logits(options):
+    assert drawing(temperature=1.0, **options).few == 0

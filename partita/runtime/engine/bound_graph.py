@@ -18,6 +18,8 @@ from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache
+from partita.runtime.engine.choices import LARGEST, LIKELIEST, Choice
+from partita.runtime.engine.choosing import Choosing, Found
 from partita.runtime.engine.feeds import (
     Feed,
     Mask,
@@ -28,7 +30,6 @@ from partita.runtime.engine.feeds import (
     port_by_role,
     port_shapes,
 )
-from partita.runtime.engine.likeliest import Choosing
 from partita.runtime.engine.logits import Logits
 from partita.runtime.engine.recording import Recording
 from partita.runtime.model_file import ModelFile
@@ -82,7 +83,7 @@ class BoundGraph:
         rows: int,
         given: Mapping[str, Buffer],
         span: Span = None,
-        choosing: Choosing | None = None,
+        choosing: Mapping[Choice, Choosing] | None = None,
     ) -> None:
         graph, session = loaded.graph, loaded.session
         self.phase, self.file, self.new_tokens, self.span = phase, graph.file, new_tokens, span
@@ -113,7 +114,7 @@ class BoundGraph:
         self.tokens = self._fed if span is None else np.empty((contract.batch_size, new_tokens), self._fed.dtype)
         logits = _required(outputs, "logits", graph.file)
         self._logits_name = logits_port(graph).name
-        self._logits = Logits(logits, made.get(self._logits_name), choosing)
+        self._logits = Logits(logits, made.get(self._logits_name), choosing or {})
         self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
         if "logits_kept" in inputs:
             inputs["logits_kept"].array.fill(rows)
@@ -208,7 +209,14 @@ class BoundGraph:
 
     def likeliest(self, row: int, position: int) -> int | None:
         """The token of the largest of these, all of them finite; None where that is to be seen from themselves."""
-        return self._logits.likeliest(row - self._first, self._columns[position])
+        found = self._logits.chosen(LIKELIEST, row - self._first, self._columns[position])
+        return None if found is None else int(found[0][0])
+
+    def largest(self, row: int, position: int, count: int) -> Found | None:
+        """The `count` largest of these, finite ones, and all that equal the last, with their places, ascending; None
+        where they are to be seen from all.
+        """
+        return self._logits.chosen(LARGEST, row - self._first, self._columns[position], count)
 
     def release(self) -> None:
         """Free what it has of a device, before the session that it is of; what is known of it stays."""

@@ -18,13 +18,14 @@ from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph, Outcome
 from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache, Stores, by_contract
+from partita.runtime.engine.choices import Choice
+from partita.runtime.engine.choosing import Choosing, every_choice
 from partita.runtime.engine.feeds import (
     as_declared,
     logits_given,
     logits_port,
     port_by_role,
 )
-from partita.runtime.engine.likeliest import Choosing
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.ort.buffers import Buffer, host_buffer
 
@@ -148,7 +149,7 @@ class Executor:
                 rows=rows,
                 given={**self._zeros(entry), **self._given_to(span)},
                 span=span,
-                choosing=self.choosing if entry is self.graph("decode") else None,
+                choosing=self.choosing if entry is self.graph("decode") else {},
             )
         return kept
 
@@ -168,15 +169,16 @@ class Executor:
     def will_decode(self) -> float:
         """Have the sessions that decode made ready for many runs; seconds that this took, 0 when they are."""
         seconds = sum(will_repeat(entry.session) for entry in self.loaded if "decode" in entry.phases)
-        return seconds if self.choosing is None else seconds + self.choosing.find()
+        return seconds + sum(each.find() for each in self.choosing.values())
 
-    def _choosing(self) -> Choosing | None:
-        """Who chooses on the device of the graph that decodes; None where its logits are made on the host."""
+    def _choosing(self) -> dict[Choice, Choosing]:
+        """Who makes choices on the device of the graph that decodes; nobody where its logits are made on the host."""
         entry, batch = self.graph("decode"), self.contract.batch_size
         port = logits_port(entry.graph)
         if not entry.session.on_device(port.name):
-            return None
-        return Choosing(entry.session, port, as_declared(port.shape, (batch, 1, self.contract.vocab_size)), (batch, 1))
+            return {}
+        shape = as_declared(port.shape, (batch, 1, self.contract.vocab_size))
+        return every_choice(entry.session, port, shape, batch)
 
     def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> Outcome:
         """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors.

@@ -1,43 +1,51 @@
-"""The logits of a graph's runs: on the host once somebody asks for them, or of each row the likeliest token alone.
+"""The logits of a graph's runs: on the host once somebody asks for them, or of each row what is chosen alone.
 
-Where a provider makes them on its device they stay there: a draw needs all of them, the greedy token of a row does not.
+Where a provider makes them on its device they stay there: a draw from all of them needs all, the greedy token does not.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
+from partita.runtime.engine.choices import Choice
+from partita.runtime.engine.choosing import Choosing, Found, Taker
 from partita.runtime.engine.feeds import Feed
-from partita.runtime.engine.likeliest import Choosing, Taker
 from partita.runtime.ort.buffers import Buffer
+
+MOST_IN_VAIN = 4
+"""A choice that has left it to the host so often is made there from then on."""
 
 
 class Logits:
     """[B, K, vocab] of the last run."""
 
-    def __init__(self, feed: Feed, made: Buffer | None, choosing: Choosing | None) -> None:
+    def __init__(self, feed: Feed, made: Buffer | None, choosing: Mapping[Choice, Choosing]) -> None:
         """`feed`: their place on the host. `made`: where runs write them; None where that is this place. `choosing`:
-        finds who chooses tokens there.
+        who makes a choice there.
         """
         self.on_device = made is not None
-        self._feed, self._made, self._choosing = feed, made, choosing if made is not None else None
+        self._feed, self._made = feed, made
+        self._choosing = dict(choosing) if made is not None else {}
         self._values = feed.array
         self._wide = np.empty((len(feed.array), feed.array.shape[-1]), np.float32)
         self._here = True
-        self._taker: Taker | None = None
-        self._taken = self._asked = False
+        self._takers: dict[Choice, Taker] = {}
+        self._taken: list[Choice] = []
+        self._asked: Choice | None = None
+        self._in_vain: dict[Choice, int] = {}
         self.copied_bytes = feed.buffer.size_bytes
         """Bytes that came to the host after the last run, or would have."""
 
     def ran(self) -> None:
         """A run has made others."""
         if self._made is not None:
-            self._here, self._taken, self._asked, self.copied_bytes = False, False, False, 0
+            self._here, self._taken, self._asked, self.copied_bytes = False, [], None, 0
 
     def row(self, row: int, column: int) -> npt.NDArray[np.float32]:
         """Those of one row [vocab], after the K-th of its tokens that was chosen; valid until the next run."""
@@ -54,32 +62,40 @@ class Logits:
             np.copyto(wide, values)
         return wide
 
-    def likeliest(self, row: int, column: int) -> int | None:
-        """The first of a row's largest, which is finite; None where that has to be seen from all of them."""
-        if self._here or (taker := self._ready()) is None:
-            self._asked = True
+    def chosen(self, choice: Choice, row: int, column: int, count: int = 1) -> Found | None:
+        """Of one row the `count` largest, finite ones, and all that equal the last, of which a choice makes as many;
+        None where that has to be seen from all of them.
+        """
+        if self._here:
             return None
-        if not self._taken:
+        taker = self._ready(choice)
+        if taker is None:
+            self._asked = choice
+            return None
+        if choice not in self._taken:
             taker.take()
-            self._taken, self.copied_bytes = True, self.copied_bytes + taker.size_bytes
-        token = taker.token(row, column)
-        if token is None:
-            # Logits that are not finite end the row; where they only look so, this is not worth another step.
-            self._taker, self._choosing = None, None
-        return token
+            self._taken.append(choice)
+            self.copied_bytes += taker.size_bytes
+        found = taker.found(row, column, count)
+        if found is None:
+            self._in_vain[choice] = self._in_vain.get(choice, 0) + 1
+            if self._in_vain[choice] == MOST_IN_VAIN:
+                del self._choosing[choice], self._takers[choice]
+        return found
 
     def release(self) -> None:
         """Free what it has of a device."""
-        if self._taker is not None:
-            self._taker.release()
-        self._taker, self._made, self._choosing = None, None, None
+        for taker in self._takers.values():
+            taker.release()
+        self._made, self._choosing, self._takers = None, {}, {}
 
-    def _ready(self) -> Taker | None:
-        """Who takes tokens out of these."""
-        if self._taker is None and self._choosing is not None and self._choosing.chooser is not None:
+    def _ready(self, choice: Choice) -> Taker | None:
+        """Who takes a choice out of these."""
+        taker = self._takers.get(choice)
+        if taker is None and choice in self._choosing and (chooser := self._choosing[choice].chooser) is not None:
             assert self._made is not None
-            self._taker = self._choosing.chooser.taker(self._made, self._feed.array.shape[:-1])
-        return self._taker
+            taker = self._takers[choice] = chooser.taker(self._made, self._feed.array.shape[:-1])
+        return taker
 
     def _fetch(self) -> None:
         """Bring all of them to the host."""
@@ -87,5 +103,5 @@ class Logits:
         began = time.perf_counter()
         self._values = self._made.copy(self._feed.buffer).reshape(self._feed.array.shape)
         self._here, self.copied_bytes = True, self.copied_bytes + self._made.size_bytes
-        if self._asked and self._choosing is not None:
-            self._choosing.copied(time.perf_counter() - began)
+        if self._asked in self._choosing:
+            self._choosing[self._asked].copied(time.perf_counter() - began)

@@ -27,7 +27,7 @@ from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first, rows_at_work_first
-from partita.runtime.sampling import Sampler, greedy
+from partita.runtime.sampling import Draws, Sampler, greedy
 from partita.spelling import spelled
 
 PREFILL_CHUNK_TOKENS = 512
@@ -330,16 +330,21 @@ class Engine:
     def add_token(self, index: int, row: Row, graph: BoundGraph, position: int) -> tuple[int, ...]:
         """The next token of a row, by the logits of a position; none when the cache has no room for it."""
         sampler = row.request.sampler
+        assert sampler is not None
         token = graph.likeliest(index, position) if sampler is greedy else None
+        few = graph.largest(index, position, sampler.few) if isinstance(sampler, Draws) and sampler.few else None
+        whole = graph.logits(index, position) if token is None and few is None else None
         # The largest value is NaN if any is, so one pass finds both.
-        if token is None and not np.isfinite(graph.logits(index, position).max()) and self.fail(index, row):
+        if whole is not None and not np.isfinite(whole.max()) and self.fail(index, row):
             return ()
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
-        if token is None:
-            assert sampler is not None
-            token = sampler(graph.logits(index, position), row.history[: row.known])
+        if isinstance(sampler, Draws) and few is not None:
+            token = sampler.among(*few, self.executor.contract.vocab_size)
+        elif whole is not None:
+            token = sampler(whole, row.history[: row.known])
+        assert token is not None
         row.add(token)
         return (token,)
 
