@@ -50,6 +50,16 @@ class Narrow:
     """Only what the checkpoint has in that type is kept so, and nothing is rounded."""
 
 
+def in_question(options: ExportOptions, target: Target | None) -> bool:
+    """Whether the target has to be asked in what a package in 16 bits is to be computed with."""
+    computing = PRECISIONS[options.named]
+    if options.activations is not None or target is None or computing.dtype == WIDE:
+        return False
+    if computing.twin is not None:
+        return target.takes is not None
+    return target.times is not None and not target.by_default
+
+
 def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
     """The options with `activations` settled: as asked for, else float32 where the target multiplies in nothing else.
 
@@ -58,15 +68,14 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
     named: a package in float16 that was made without one may be for any device.
     """
     computing = PRECISIONS[options.named]
-    if options.activations is not None or target is None or computing.dtype == WIDE:
+    if target is None or not in_question(options, target):
         return options
-    if computing.twin is not None:
-        if target.takes is None or target.takes([_question("MatMul", computing.dtype)])[0]:
+    if target.takes is not None and computing.twin is not None:
+        if target.takes([_question("MatMul", computing.dtype)])[0]:
             return options
         why = f"has no kernel for products in {computing.dtype}"
     else:
-        if target.times is None or target.by_default:
-            return options
+        assert target.times is not None
         own, wide = target.times([_question("MatMul", dtype) for dtype in (computing.dtype, WIDE)])
         if own < SLOWER * wide:
             return options

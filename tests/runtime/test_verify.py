@@ -188,8 +188,8 @@ def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
         seen[self.step, position] += 1
         compare(self, position, ours)
 
+    runner = open_runner(batch_size=3)  # its export compares, too
     monkeypatch.setattr(Comparison, "compare", spy)
-    runner = open_runner(batch_size=3)
     replay(runner.folder, parse_chain("cpu"), threads=1)
     differing = ("rows of different length", "rows by themselves")
     alike = {key: count for key, count in seen.items() if key[0] not in differing}

@@ -23,7 +23,7 @@ from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
 from partita.export.fake_model import FakeModel, build_fake_model
 from partita.export.fewer_rows import BATCH, freeing
 from partita.export.mixes import Mixes
-from partita.export.narrow_weights import kept_narrow, narrow, narrow_floats, settled
+from partita.export.narrow_weights import in_question, kept_narrow, narrow, narrow_floats, settled
 from partita.export.options import ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
@@ -108,7 +108,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     """
     if work.options.with_adapters and target is not None and target.constant_defaults:
         _check_fixed(work.options, target)
-    if work.options.computing.bits is None and target is not None:
+    if target is not None and in_question(work.options, target):
         with stage(work.progress, "ask target", work.seconds, of=work.options.precision):
             work.options = settled(work.options, target, work.notes.append)
     options = work.options

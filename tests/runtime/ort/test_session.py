@@ -23,6 +23,7 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain import open_session
 from partita.runtime.engine.feeds import Feed
+from partita.runtime.engine.logits import Logits
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
 from partita.runtime.ort.native_log import captured_output
@@ -330,8 +331,7 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
     ):
         feed = open_runner().executor.bound("decode", 1, 1)
         buffer = host_buffer((1, 1, 4), dtype)
-        feed._logits = Feed(buffer, buffer.host)
-        feed._wide = np.empty((1, 4), np.float32)
+        feed._logits = Logits(Feed(buffer, buffer.host), None, {})
         buffer.host[0, 0] = stored
         np.testing.assert_array_equal(feed.logits(0, 0), wanted)
         assert feed.logits(0, 0).dtype == np.float32
