@@ -69,7 +69,7 @@ def test_a_token_crosses_in_place_of_its_logits(environment, target, package, pa
     assert found["notes"] == NOTES and found["copies"] == BYTES_OF_A_ROW, found
 
 
-@cases("target, package", devices("rows"))
+@cases("target, package", devices("rows"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_rows_that_draw_are_beside_rows_that_do_not(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 3)
@@ -77,7 +77,7 @@ def test_rows_that_draw_are_beside_rows_that_do_not(environment, target, package
     assert found["copies"] == [3 * count for count in BYTES_OF_A_ROW], found
 
 
-@cases("target, package", devices("captured"))
+@cases("target, package", devices("captured"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_of_a_step_that_is_replayed_a_token_is_all_that_comes_back(environment, target, package, packages, tmp_path):
     found = run(tmp_path, packages / package, target, 1, capture=True)

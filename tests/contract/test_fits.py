@@ -12,7 +12,7 @@ from tests.contract.commands import honoured, nodes_on
 CPU = "CPUExecutionProvider"
 
 
-@cases("target, package", packages_of("whole"))
+@cases("target, package", packages_of("whole"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_every_node_is_on_it_and_nothing_is_copied_in_between(
     environment, target, package, packages, partita, tmp_path

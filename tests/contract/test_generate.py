@@ -26,7 +26,7 @@ def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
     assert [check for check in content["checks"] if not check["passed"]] == []
 
 
-@cases("target, package", packages_of("with_cpu"))
+@cases("target, package", packages_of("with_cpu"), sample=True)
 @pytest.mark.usefixtures("device")
 def test_the_cache_stays_in_one_place(environment, target, package, packages, partita, tmp_path):
     report = tmp_path / "report.json"
