@@ -21,7 +21,7 @@ from partita.errors import PartitaError
 from partita.runtime import selection
 from partita.runtime.engine.choices import LARGEST, LIKELIEST, Choice, Row, choice_model, figure_dtype, keeps_axis
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
 
 LEAST_BYTES = 1 << 15
@@ -154,7 +154,7 @@ def _tried(chooser: Chooser, shape: Sequence[int], batch_and_rows: Sequence[int]
                 return None
         seconds = _lowest(taker.take)
         copy_seconds = _lowest(lambda: _on_host(choice, logits.copy(held).reshape(-1, shape[-1])))
-    except (PartitaError, NativeFailureError):
+    except (PartitaError, NativeFailureError, *NATIVE_ERRORS):
         return None  # the host can do without
     return replace(chooser, seconds=seconds, copy_seconds=copy_seconds)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from partita import dtypes
-from partita.runtime.ort.errors import buffer_error
+from partita.runtime.ort.errors import buffer_error, run_error
 
 HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
 POINTED = {HOST_MEMORY: "cpu", CUDA_MEMORY: "cuda"}
@@ -149,12 +149,15 @@ class Buffer:
 
     def copy(self, held: Buffer) -> npt.NDArray[Any]:
         """What is in it, on the host; only where `readable`. In `held`, a host buffer of the same shape and dtype, or
-        where ONNX Runtime puts it.
+        where ONNX Runtime puts it. Raises as a run does: a device that is lost may show here first.
         """
-        if self.memory == CUDA_MEMORY:
-            values: npt.NDArray[Any] = self.value.numpy()
-            return values
-        self.read(held)
+        try:
+            if self.memory == CUDA_MEMORY:
+                values: npt.NDArray[Any] = self.value.numpy()
+                return values
+            self.read(held)
+        except NATIVE_ERRORS as error:
+            raise run_error(f"a copy out of {self.memory} memory", error) from error
         return held.host
 
     def write(self, held: Buffer) -> None:

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from partita.contract import Port
-from partita.errors import ProviderError
+from partita.errors import PartitaError, ProviderError
 from partita.runtime import selection
 from partita.runtime.engine import choosing
 from partita.runtime.engine.choices import LARGEST, LIKELIEST, TAKEN, choice_model
@@ -254,3 +254,17 @@ def test_the_models_say_what_their_names_say(choice, form, dtype):
     np.testing.assert_allclose(given["figure"].astype(np.float32), wanted["figure"], rtol=1e-5)
     if choice is LARGEST:
         assert np.array_equal(given["values"].astype(np.float32), wanted["values"])
+
+
+@pytest.mark.parametrize("memory", ["Cuda", "WebGPU_Buf"])
+def test_a_copy_that_fails_is_an_error_of_the_run(memory, monkeypatch):
+    """Native errors are no errors of Partita's, and would end in a traceback."""
+
+    def lost(*_):
+        raise RuntimeError("the device was lost")
+
+    monkeypatch.setattr(onnxruntime, "copy_tensors", lost)
+    held = host_buffer((1, 1, 4), "float32")
+    value = SimpleNamespace(numpy=lost)
+    with pytest.raises(PartitaError, match=f"a copy out of {memory} memory"):
+        Buffer(value, None, "float32", memory, 16).copy(held)
