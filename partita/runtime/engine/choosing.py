@@ -29,6 +29,8 @@ LEAST_BYTES = 1 << 15
 PATIENCE_SECONDS = 0.1
 """To open a session on a GPU takes about as long, and a short text is over before that has paid."""
 ROUNDS = 5
+FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, *NATIVE_ERRORS)
+"""Of a trial."""
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Places, ascending, and the logits there; of the likeliest token the place alone."""
 NO_VALUES = np.empty(0, np.float32)
@@ -154,7 +156,7 @@ def _tried(chooser: Chooser, shape: Sequence[int], batch_and_rows: Sequence[int]
                 return None
         seconds = _lowest(taker.take)
         copy_seconds = _lowest(lambda: _on_host(choice, logits.copy(held).reshape(-1, shape[-1])))
-    except (PartitaError, NativeFailureError, *NATIVE_ERRORS):
+    except FAILURES:
         return None  # the host can do without
     return replace(chooser, seconds=seconds, copy_seconds=copy_seconds)
 
