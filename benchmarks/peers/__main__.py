@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,13 +20,16 @@ from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measured
 from benchmarks.peers.others import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
+from benchmarks.peers.parts import Part, Parts
 from benchmarks.peers.plan import PEERS, PLANS, Entry, Places, chosen
-from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare
+from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare, remove
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
-from benchmarks.peers.records import Contender, PeersResult, ShapeResult, Written
+from benchmarks.peers.records import Bits, Contender, PeersResult, ShapeResult, Written
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
 from partita import __version__
 from partita.package import read_manifest
+
+WIDTHS: tuple[Bits, ...] = (32, 16, 8, 4)
 
 
 def main() -> int:
@@ -56,7 +61,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=list(DEFAULT_SHAPES))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--precisions", nargs="+", default=[], help="forms as int4-b64, or widths as 4; default: all")
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        default=[],
+        help="forms as int4-b64, or widths as 4, for every shape; default: all of 135m, 16 and 4 of 0.5b, 4 of others",
+    )
     parser.add_argument("--provider", choices=sorted(PLANS), default="cpu", help="where all of them run")
     parser.add_argument("--prompts", nargs="+", type=int, default=[16, 128, 1024], metavar="TOKENS")
     parser.add_argument("--new-tokens", type=int, default=64)
@@ -64,7 +74,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--starts", type=int, help="times that each is started anew; default: as many as rounds")
     parser.add_argument("--start-prompt", type=int, default=128, help="prompt of the time to first token")
     parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1, help="default: the cores")
-    parser.add_argument("--work", type=Path, default=Path("build/peers"), help="checkpoints and files, which are kept")
+    parser.add_argument("--work", type=Path, default=Path("build/peers"), help="where checkpoints and files are made")
+    parser.add_argument("--keep-files", action="store_true", help="do not remove the files of a width behind its race")
+    parser.add_argument("--anew", action="store_true", help="also measure what a run that was stopped had measured")
     parser.add_argument("--environments", type=Path, default=Path(".venvs"), help="folder of peer-genai and the others")
     parser.add_argument("--json", type=Path, default=Path("build/peers/result.json"))
     parser.add_argument("--docs", type=Path, help="write this page, too")
@@ -92,7 +104,7 @@ def _make_files(given: argparse.Namespace) -> None:
     entries, places = _asked(given)
     for shape in (SHAPES[name] for name in given.shapes):
         make_checkpoint(places.checkpoint(shape.name), shape)
-        for entry in entries:
+        for entry in (each for each in entries if each.bits in _widths(shape, given)):
             _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given), again=given.export_again)
 
 
@@ -105,18 +117,28 @@ def _measure(given: argparse.Namespace) -> PeersResult:
     disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
     for reason in disturbed:
         say(f"disturbed: {reason}; these figures are not to be published")
-    shapes = [_shape(SHAPES[name], entries, places, given) for name in given.shapes]
+    parts = Parts(places.work / "parts", _commit(), machine)
+    if given.anew:
+        parts.forget()
+    earlier: list[str] = []
+    shapes = [_shape(SHAPES[name], entries, places, given, parts, earlier) for name in given.shapes]
+    parts.forget()
     return PeersResult(
         partita_version=__version__,
-        commit=_commit(),
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        commit=parts.commit,
+        date=_now(),
         command=shlex.join(["python", "-m", "benchmarks.peers", *_without_places(sys.argv[1:])]),
         machine=machine,
         rounds=given.rounds,
         start_prompt=given.start_prompt,
-        disturbed=(*disturbed, *_disturbances(shapes)),
+        disturbed=(*disturbed, *_disturbances(entry for shape in shapes for entry in shape.contenders)),
+        earlier=tuple(earlier),
         shapes=tuple(shapes),
     )
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _without_places(words: list[str]) -> list[str]:
@@ -136,27 +158,61 @@ def _wait_for_rest(threads: int, seconds: float) -> None:
         time.sleep(5)
 
 
-def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace) -> ShapeResult:
-    """Files, then a race per width."""
-    checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
+def _shape(
+    shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace, parts: Parts, earlier: list[str]
+) -> ShapeResult:
+    """Files and a race, width by width. `earlier`: what was taken over from a run that was stopped is added to it."""
     settings = _settings(shape, given)
-    written: dict[str, Written | None] = {}
-    racers = []
-    for entry in entries:
-        racers.append(Racer(entry, 0))
-        written[entry.name] = _prepared(racers[-1], shape.name, places, settings, again=given.export_again)
-    for bits in (32, 16, 8, 4):
-        group = [racer for racer in racers if racer.entry.bits == bits and racer.error is None]
-        if group:
-            say(f"{shape.name}, {bits} bits: {', '.join(racer.entry.name for racer in group)}")
-            Race(group, shape.name, places, settings).run()
+    done: list[Part] = []
+    for bits in _widths(shape, given):
+        group = [entry for entry in entries if entry.bits == bits]
+        if not group:
+            continue
+        part = parts.of(shape.name, group, settings)
+        if part is None:
+            part = _raced(shape, group, places, settings, given)
+            if not _disturbances(part.contenders):
+                parts.keep(shape.name, group, settings, part)
+        else:
+            earlier.append(f"{shape.title}, {bits} bits: {part.date}")
+            say(f"{shape.name}, {bits} bits: measured on {part.date}, before a stop")
+        done.append(part)
+    if not given.keep_files:
+        shutil.rmtree(places.checkpoint(shape.name), ignore_errors=True)
     return ShapeResult(
         shape=shape.name,
         title=shape.title,
+        parameters=done[0].parameters,
+        checkpoint_bytes=done[0].checkpoint_bytes,
+        contenders=tuple(contender for part in done for contender in part.contenders),
+    )
+
+
+def _widths(shape: Shape, given: argparse.Namespace) -> tuple[Bits, ...]:
+    """The widths of a shape, widest first: all that were asked for, or its own."""
+    return WIDTHS if given.precisions else shape.widths
+
+
+def _raced(shape: Shape, group: list[Entry], places: Places, settings: Settings, given: argparse.Namespace) -> Part:
+    """One width: its files are made, run beside each other, and removed, since a disk need not hold those of all."""
+    checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
+    racers = [Racer(entry, 0) for entry in group]
+    written = [_prepared(racer, shape.name, places, settings, again=given.export_again) for racer in racers]
+    ready = [racer for racer in racers if racer.error is None]
+    if ready:
+        say(f"{shape.name}, {group[0].bits} bits: {', '.join(racer.entry.name for racer in ready)}")
+        Race(ready, shape.name, places, settings).run()
+    part = Part(
+        conditions={},
+        date=_now(),
         parameters=parameters(checkpoint),
         checkpoint_bytes=file_bytes(checkpoint),
-        contenders=tuple(_record(racer, written[racer.entry.name], shape, places, settings) for racer in racers),
+        contenders=tuple(_record(*each, shape, places, settings) for each in zip(racers, written, strict=True)),
     )
+    for model in {places.model(shape.name, entry) for entry in group} - {checkpoint}:
+        if not given.keep_files:
+            remove(model)
+    return part
 
 
 def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
@@ -219,12 +275,11 @@ def _cache_token_bytes(package: Path) -> int:
     return graph.cache_bytes // graph.max_length
 
 
-def _disturbances(shapes: list[ShapeResult]) -> list[str]:
+def _disturbances(contenders: Iterable[Contender]) -> list[str]:
     """What other processes took, where that is too much."""
     taken = sorted(
         turn.others_cores
-        for shape in shapes
-        for entry in shape.contenders
+        for entry in contenders
         for work in entry.works
         for turn in work.turns
         if turn.others_cores is not None

@@ -98,6 +98,7 @@ def _machine(result: PeersResult) -> str:
         ("int8 product, the same", f"{decimals(machine.int8_gops)} GOP/s"),
         ("Partita", f"{result.partita_version}{f', commit {result.commit}' if result.commit else ''}"),
         ("command", f"`{result.command}`"),
+        *(("measured in a run that was stopped", each) for each in result.earlier),
     ]
     if machine.gpu is not None:
         rows.insert(1, ("GPU", f"{machine.gpu}, a copy in its memory {decimals(machine.gpu_copy_gbps)} GB/s"))

@@ -9,11 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from benchmarks.peers.records import PeerName
-
-Bits = Literal[4, 8, 16, 32]
+from benchmarks.peers.records import Bits, PeerName
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The files of a contender: made once by its own exporter, whose time and memory are measured, and kept."""
+"""The files of a contender: made once by its own exporter, whose time and memory are measured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def prepare(
         if not (again and before.disturbed):
             return before
     for old in (out, *out.parent.glob(f"{out.name}.*.json")):
-        _remove(old)
+        remove(old)
     written = _written(command, out, threads)
     note.write_text(written.model_dump_json(indent=1), "utf-8")
     return written
@@ -61,7 +61,7 @@ def _written(command: list[str], out: Path, threads: int) -> Written:
     ended = _run(command, log, threads)
     seconds = time.perf_counter() - began
     if ended.code:
-        _remove(out)
+        remove(out)
         raise ExportFailedError(_last_line(log) or f"exit code {ended.code}")
     return Written(
         command=" ".join(Path(word).name if os.sep in word else word for word in command),
@@ -119,7 +119,8 @@ def _last_line(log: Path) -> str:
     return lines[-1][:SAID] if lines else ""
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Take away a file or a folder, if it is there."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

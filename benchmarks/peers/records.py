@@ -12,6 +12,7 @@ from benchmarks.peers.others import DISTURBED_CORES
 from partita.observations.records import Record
 
 PeerName = Literal["partita", "genai", "llama", "optimum", "transformers"]
+Bits = Literal[4, 8, 16, 32]
 
 
 class Spread(Record):
@@ -105,7 +106,7 @@ class Contender(Record):
     peer: PeerName
     form: str
     """fp32, int4-b64, q4_0, …"""
-    bits: Literal[4, 8, 16, 32]
+    bits: Bits
     """What it is compared with."""
     error: str | None = None
     """Why there are no figures, or no more of them."""
@@ -179,6 +180,8 @@ class PeersResult(Record):
     start_prompt: int
     disturbed: tuple[str, ...]
     """Reasons why these figures are not to be published; none when the machine was idle."""
+    earlier: tuple[str, ...] = ()
+    """What a run that was stopped had measured, each with its date; the machine's rates are of the last one."""
     shapes: tuple[ShapeResult, ...]
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.records import Bits
+
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 """Files of the embedded checkpoint: some exporters refuse a checkpoint without a tokenizer. Nothing is tokenized."""
 
@@ -26,6 +28,8 @@ class Shape:
     title: str
     model_type: str
     settings: dict[str, Any]
+    widths: tuple[Bits, ...] = (32, 16, 8, 4)
+    """Bits per weight that are measured where none are asked for."""
 
 
 def _decoder(
@@ -63,15 +67,17 @@ _LISTED = (
         _decoder(2048, 256, 512, 2, 4, 2, **{**_MOE, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 4}),
     ),
     Shape("135m", "135 M llama", "llama", _decoder(49152, 576, 1536, 30, 9, 3)),
-    Shape("0.5b", "0.5 B qwen2", "qwen2", _decoder(151936, 896, 4864, 24, 14, 2)),
-    Shape("1b", "1 B llama", "llama", _decoder(128256, 2048, 8192, 16, 32, 8, head_dim=64)),
+    Shape("0.5b", "0.5 B qwen2", "qwen2", _decoder(151936, 896, 4864, 24, 14, 2), widths=(16, 4)),
+    Shape("1b", "1 B llama", "llama", _decoder(128256, 2048, 8192, 16, 32, 8, head_dim=64), widths=(4,)),
     Shape(
         "moe",
         "1 B-active mixture (16 experts, 4 used, 2.5 B in all)",
         "qwen3_moe",
         _decoder(151936, 2048, 6144, 20, 16, 4, **_MOE),
+        widths=(4,),
     ),
 )
+"""Where one is run in 4 bits alone by default, that is how it is used on a CPU; in 32 bits each turn takes minutes."""
 SHAPES = {shape.name: shape for shape in _LISTED}
 DEFAULT_SHAPES = ("135m", "0.5b", "1b", "moe")
 
