@@ -20,7 +20,7 @@ from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measured
 from benchmarks.peers.others import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
-from benchmarks.peers.parts import Part, Parts
+from benchmarks.peers.parts import PARTS, Part, Parts, forget
 from benchmarks.peers.plan import PEERS, PLANS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare, remove
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
@@ -45,6 +45,7 @@ def main() -> int:
         return 2
     if not given.read:
         records.write(results[0], given.json)
+        forget(given.work / PARTS)
         say(f"written: {given.json}")
     for result in results:
         print("\n".join(sections(result)))
@@ -117,12 +118,11 @@ def _measure(given: argparse.Namespace) -> PeersResult:
     disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
     for reason in disturbed:
         say(f"disturbed: {reason}; these figures are not to be published")
-    parts = Parts(places.work / "parts", _commit(), machine)
+    parts = Parts(places.work / PARTS, _commit(), machine)
     if given.anew:
-        parts.forget()
+        forget(parts.folder)
     earlier: list[str] = []
     shapes = [_shape(SHAPES[name], entries, places, given, parts, earlier) for name in given.shapes]
-    parts.forget()
     return PeersResult(
         partita_version=__version__,
         commit=parts.commit,

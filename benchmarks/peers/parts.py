@@ -17,6 +17,9 @@ from benchmarks.peers.race import Settings, say
 from benchmarks.peers.records import Contender, Machine
 from partita.observations.records import Record
 
+PARTS = "parts"
+"""Their folder, beside the files."""
+
 
 class Part(Record):
     """The contenders of one width, with all that has to be equal for them to be taken over."""
@@ -63,11 +66,6 @@ class Parts:
         kept = part.model_copy(update={"conditions": self._conditions(group, settings)})
         self._file(shape, group).write_text(kept.model_dump_json(by_alias=True, indent=1) + "\n", "utf-8")
 
-    def forget(self) -> None:
-        """The run is whole: the next one measures everything."""
-        for file in self.folder.glob("*.json"):
-            file.unlink()
-
     def _file(self, shape: str, group: list[Entry]) -> Path:
         return self.folder / f"{shape}-{group[0].provider}-{group[0].bits}.json"
 
@@ -78,3 +76,9 @@ class Parts:
             "contenders": [entry.name for entry in group],
             "machine": [self.machine.processor, self.machine.cores, self.machine.memory_bytes, self.machine.gpu],
         }
+
+
+def forget(folder: Path) -> None:
+    """A run is whole and stored: the next one measures everything."""
+    for file in folder.glob("*.json"):
+        file.unlink()

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.peers.parts import Part, Parts
+from benchmarks.peers.parts import Part, Parts, forget
 from benchmarks.peers.plan import ENTRIES
 from benchmarks.peers.race import Settings
 from benchmarks.peers.records import Contender, Machine
@@ -77,5 +77,5 @@ def test_a_file_that_was_cut_is_measured_anew(parts, capsys):
 
 def test_a_whole_run_leaves_nothing(parts):
     parts.keep("tiny", GROUP, SETTINGS, PART)
-    parts.forget()
+    forget(parts.folder)
     assert parts.of("tiny", GROUP, SETTINGS) is None
