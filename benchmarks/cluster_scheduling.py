@@ -6,9 +6,11 @@ Every node is a process of Ray on this machine (ray.cluster_utils), with a worke
 as long as its rows would take. What is measured is the run that `partita generate --address` makes, with its blocks,
 retries, ledger and desk. Sizes are measured on one cluster, which is made larger: the processor's time of the driver,
 of the process beside it (ledger and desk) and of Ray's head, once all workers have answered two blocks, and seconds
-to there and from there. A node takes some 100 MiB and a worker as much, and what all of them do at rest takes
+to there and from there. A node takes some 150 MiB and a worker as much, and what all of them do at rest takes
 processors, too: wall time is that of one machine that plays all of them, the driver's time is not. Nodes are added
-for as long as there is memory for them and their workers.
+for as long as there is memory for them and their workers; 200 of them fit in 24 GiB with compressed swap:
+
+    modprobe zram; echo 40G > /sys/block/zram0/disksize; mkswap /dev/zram0; swapon /dev/zram0
 """
 
 from __future__ import annotations
@@ -42,6 +44,25 @@ LEFT_MIB = 4096
 """Of memory, that is left alone: others are at work on this machine."""
 NODE_MIB, WORKER_MIB = 150, 145
 """What a node takes, and each of its workers."""
+SWAP_SHARE = 0.6
+"""Of swap that is free, what nodes and workers may be expected to find: compressed memory takes memory, too."""
+QUIET = {
+    # A process that Ray starts ahead has no environment of ours, and would never be used.
+    "enable_worker_prestart": "0",
+    "prestart_worker_first_driver": "0",
+    # Of what a node does at rest, and of how soon it is given up: one machine has the processors of two, not of 200.
+    "raylet_report_resources_period_milliseconds": "2000",
+    "gcs_pull_resource_loads_period_milliseconds": "5000",
+    "metrics_report_interval_ms": "120000",
+    "event_stats": "0",
+    "raylet_liveness_self_check_interval_ms": "60000",
+    "health_check_period_ms": "60000",
+    "health_check_timeout_ms": "120000",
+    "agent_register_timeout_ms": "300000",
+    "worker_register_timeout_seconds": "600",
+    "memory_monitor_refresh_ms": "0",
+}
+"""Settings of Ray, for `RAY_...`."""
 MIB = 2**20
 TRIES = 4
 PARTS = {"beside": "ray::Beside", "head": "gcs_server"}
@@ -129,8 +150,7 @@ def measured(
     sizes: list[int], per_node: int, workers: int | None, blocks: int, row_ms: float
 ) -> Iterator[dict[str, Any]]:
     """A run on a cluster of each size."""
-    # A process that Ray starts ahead has no environment of ours, and would never be used.
-    os.environ.update(RAY_enable_worker_prestart="0", RAY_prestart_worker_first_driver="0")
+    os.environ.update({f"RAY_{name}": value for name, value in QUIET.items()})
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": per_node, "object_store_memory": 200 * MIB})
@@ -164,7 +184,8 @@ def _add(cluster: Any, per_node: int) -> None:
 
 def _room(per_node: int) -> int:
     """Nodes that may be added, each with the workers that it has later."""
-    return int((psutil.virtual_memory().available / MIB - LEFT_MIB) // (NODE_MIB + per_node * WORKER_MIB))
+    free = psutil.virtual_memory().available + SWAP_SHARE * psutil.swap_memory().free
+    return int((free / MIB - LEFT_MIB) // (NODE_MIB + per_node * WORKER_MIB))
 
 
 def _run(address: str, workers: int, blocks: int, row_ms: float) -> dict[str, Any]:

@@ -56,6 +56,24 @@ HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+"""Files of a checkpoint that a package has as they are."""
 
 TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
 """Largest max_rel_error against the original model in float32 that passes, by precision of the package."""

@@ -124,6 +124,7 @@ def run_batch(
                 source,
                 options.output,
                 scheduler,
+                options.package,
                 manifest,
                 text,
                 defaults,

@@ -190,6 +190,8 @@ class Session:
     def __init__(self, options: ChatOptions, engine: LocalEngine, conversation: Conversation, lines: Lines) -> None:
         self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
         self.last: Ticket | None = None
+        self._generated = False
+        """Some answer of the session has a token."""
         self._commands: dict[str, Callable[[str], object]] = {
             "/help": self._help,
             "/reset": self._reset,
@@ -240,6 +242,7 @@ class Session:
             try:
                 self.conversation.finish()
             finally:
+                self._generated = self._generated or ticket.first_token is not None
                 write_stdout("\n")
         if self.lines.typed:
             note(self._figures(ticket))
@@ -273,7 +276,7 @@ class Session:
 
     def _system(self, rest: str) -> None:
         self.conversation.reset(rest)
-        note("the conversation begins anew, with this system message")
+        note(f"the conversation begins anew, {'with this' if rest else 'without a'} system message")
 
     def _save(self, rest: str) -> None:
         file = self._file(rest, "conversation", "/save")
@@ -290,7 +293,7 @@ class Session:
         from partita.partition_reports import storage
         from partita.partition_reports.render.view import REPORT_VIEWS, load_view
 
-        if self.last is None or self.last.first_token is None:
+        if self.last is None or not self._generated:
             raise UsageError("/report: nothing was generated yet; ask something first")
         file = self._file(rest, "report", "/report") if rest else None
         report = self.engine.report(

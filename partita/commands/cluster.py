@@ -23,8 +23,9 @@ from partita.library.chain import read_by
 from partita.library.cluster.filing import FiledByCluster, answer_file
 from partita.library.cluster.options import ClusterOptions, read_cluster
 from partita.library.cluster.records import WorkerFact
-from partita.library.cluster.setting_up import import_ray, manifest_hash
+from partita.library.cluster.setting_up import import_ray
 from partita.library.cluster.worker import Setup
+from partita.library.contents import contents_hash
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.text_format import listing, plural
 from partita.runtime.adapter_names import check_adapter
@@ -74,7 +75,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
     import_ray()
     setup = Setup(
         package=str(options.package.resolve()),
-        manifest_sha256=manifest_hash(options.package),
+        contents=contents_hash(options.package, manifest),
         partita=__version__,
         where=options.where,
         choice=options.choice.to_json(),

@@ -122,7 +122,7 @@ def _checked(options: ServeOptions) -> tuple[str, ...]:
     keys = options.keys or tuple(filter(None, [os.environ.get(KEY_VARIABLE, "")]))
     if any(not key.strip() or not key.isprintable() for key in keys):
         raise UsageError("--api-key is empty or has characters that no header can hold; give another one")
-    return keys
+    return tuple(key.strip() for key in keys)  # a header has no spaces around it
 
 
 def _say_line(text: str) -> None:

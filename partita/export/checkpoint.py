@@ -27,25 +27,8 @@ from partita.export.original import classes, of_text
 from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors
 from partita.export.stored_formats import Quantised
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
+from partita.package import COMPANIONS
 
-COMPANIONS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
-"""Files copied into the package as they are, where the checkpoint has them."""
 HUB_PATTERNS = [
     *COMPANIONS,
     *(name for name, _ in BESIDE),

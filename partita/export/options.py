@@ -252,6 +252,7 @@ def _check_packing(options: ExportOptions) -> None:
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),
+            ("quantiser", options.quantiser),
             ("calibrate", options.calibrate),
             ("max_perplexity_ratio", options.max_perplexity_ratio),
             ("max_weight_size", options.max_weight_size),

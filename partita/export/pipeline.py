@@ -88,9 +88,11 @@ def export(
         except OSError as error:
             raise translate_space(error, place.folder) from error
         except MemoryError as error:
+            # What rounds is not written without its quality, which takes the original model.
+            skips = "" if options.rounds else f", or {spelled('verify', False)}, which skips the original model"
             raise ResourceError(
                 f"{options.checkpoint}: out of memory; use a smaller {spelled('max_length')} or "
-                f"{spelled('batch_size')}, or {spelled('verify', False)}, which skips the original model"
+                f"{spelled('batch_size')}{skips}"
             ) from error
     return summary
 

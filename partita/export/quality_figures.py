@@ -14,6 +14,8 @@ from partita.package_records import LikelyDivergence, PhaseQuality, Quality
 
 MOST_LIKELY, LIKELY_BYTES = 64, 2 << 20
 """Tokens of a distribution of the original that are kept, fewer where the text is long: bytes of all of them."""
+LARGEST_LOSS = 709.0
+"""In nats: e to the power of more is no float."""
 LEAST_REST = 1e-12
 """Less than this is no probability: what all other tokens have is one minus a sum."""
 
@@ -107,19 +109,24 @@ def id_type(vocab_size: int) -> type[np.uint16] | type[np.int32]:
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
+def perplexity(loss: float) -> float:
+    """e to the power of a loss, or of the difference of two; the largest float where that is beyond it."""
+    return math.exp(min(loss, LARGEST_LOSS))
+
+
 def quality_of(text: Text, found: Measured, provider: str) -> Quality:
     """The figures."""
     heard = ~np.isnan(found.losses)
-    ours, theirs = (math.exp(losses[heard].mean()) for losses in (found.losses, found.original))
+    ours, theirs = (float(losses[heard].mean()) for losses in (found.losses, found.original))
     return Quality(
         text=text.name,
         text_sha256=text.sha256,
         tokens=int(heard.sum()),
         window_tokens=text.windows.shape[1],
         provider=provider,
-        original_perplexity=theirs,
-        perplexity=ours,
-        perplexity_ratio=ours / theirs,
+        original_perplexity=perplexity(theirs),
+        perplexity=perplexity(ours),
+        perplexity_ratio=perplexity(ours - theirs),
         top1_agreement=float(found.agrees[heard].mean()),
         kl_mean=float(found.divergence[heard].mean()),
         kl_p99=float(np.quantile(found.divergence[heard], 0.99)),
@@ -145,7 +152,7 @@ def phases_of(found: Measured, goes_on: int | None) -> tuple[PhaseQuality, ...]:
                 PhaseQuality(
                     phase=phase,
                     tokens=int(heard.sum()),
-                    perplexity_ratio=math.exp(ours - theirs),
+                    perplexity_ratio=perplexity(ours - theirs),
                     top1_agreement=float(found.agrees[:, part][heard].mean()),
                     kl_mean=float(found.divergence[:, part][heard].mean()),
                 )

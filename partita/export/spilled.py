@@ -25,7 +25,6 @@ from transformers import core_model_loading
 from partita.errors import ResourceError
 from partita.export.weight_files import TensorInfo
 from partita.process import trim
-from partita.spelling import spelled
 
 LEAST_PARAMETERS = 64 << 20
 """Models with fewer stay in memory: 256 MiB in float32, less than the rest of an export takes."""
@@ -94,7 +93,7 @@ def spilling(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> Iterato
                 except OSError as error:
                     raise ResourceError(
                         f"{scratch}: no room for the weights of the original model in float32 ({error.strerror}); make "
-                        f"room there, or export to another disk, or with {spelled('verify', False)}"
+                        "room there, or export to another disk"
                     ) from error
             if freed > TRIMMED_BYTES:  # else memory for weights of many sizes stays with the C library
                 freed = 0

@@ -61,6 +61,11 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
         )
     for name in OF_ROUNDING:
         value = getattr(options, name)
+        if value is not None and name == "calibrate" and options.cache_precision is not None:
+            raise UsageError(
+                f"{spelled(name, value)}: the weights of {checkpoint.given} are taken as they are stored, and the "
+                f"ranges of its cache are found on {spelled('quality_text')}: name the text there"
+            )
         if value is not None:
             raise UsageError(
                 f"{spelled(name, value)}: the weights of {checkpoint.given} are taken as they are stored "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import stat
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from partita.export.fake_model import quiet, translated
 from partita.spelling import spelled
 
 WINDOW_TOKENS = 512
+MOST_BYTES = 4 << 20
+"""Of a text that are looked at: 64 for each token that is ever used of one."""
 MOST_UNKNOWN = 0.5
 """Share of the tokens of a text that may be the one which stands for what the tokenizer does not know."""
 
@@ -61,14 +64,24 @@ class Tokens:
 
 
 def read(path: Path, option: str) -> tuple[str, str]:
-    """The text in a file and the SHA-256 of its bytes. Raises UsageError, which names the `option`."""
+    """The text in a file, of a large one its beginning, and the SHA-256 of all its bytes.
+
+    Raises UsageError, which names the `option`.
+    """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which is read once, and may never end"
             raise UsageError(f"{spelled(option, path)}: {what}; a text is read from a file")
-        raw = path.read_bytes()
-        return raw.decode("utf-8"), hashlib.sha256(raw).hexdigest()
+        with path.open("rb") as file:
+            begin = file.read(MOST_BYTES)
+            digest = hashlib.sha256(begin)
+            while piece := file.read(MOST_BYTES):
+                digest.update(piece)
+        whole = path.stat().st_size <= len(begin)
+        text = codecs.getincrementaldecoder("utf-8")().decode(begin, final=whole)
+        cut = max(map(text.rfind, " \n"))
+        return text if whole or cut < len(text) // 2 else text[:cut], digest.hexdigest()
     except OSError as error:
         raise UsageError(f"{spelled(option, path)}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:

@@ -6,7 +6,9 @@ to show.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ import onnx_ir as ir
 from partita.package import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
 
 Result = TypeVar("Result")
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What file systems say that give a file one name, as those of USB sticks do."""
 
 
 def beside(
@@ -31,6 +35,16 @@ def beside(
         return run(twin, changed)
 
 
+def _share(file: Path, place: Path) -> None:
+    """Have a file at another place, too; a copy of it where the file system has no links. Raises OSError."""
+    try:
+        os.link(file, place)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        shutil.copyfile(file, place)
+
+
 @contextmanager
 def made(folder: Path, manifest: Manifest, change: Callable[[ir.Model], ir.Model]) -> Iterator[tuple[Path, Manifest]]:
     """A folder in which every graph of the package is what `change` makes of it, and its manifest, for a `with`."""
@@ -41,7 +55,7 @@ def made(folder: Path, manifest: Manifest, change: Callable[[ir.Model], ir.Model
         linked = (WEIGHTS, KNOWN_ANSWER, *beside_weights)
         for shared in linked:
             if (folder / shared).is_file():  # without --verify there is no known answer
-                os.link(folder / shared, twin / shared)
+                _share(folder / shared, twin / shared)
         files = [graph.file for graph in manifest.graph.files]
         for file in files:
             ir.save(change(ir.load(folder / file)), twin / file)

@@ -109,10 +109,11 @@ def refuse_pointer(path: Path) -> None:
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """Every tensor of the checkpoint, and its weight files. Raises CheckpointError when they are missing or damaged."""
     for single, index in LAYOUTS:
-        if (folder / index).is_file():
-            return _read_sharded(folder, index)
+        # In the order of transformers, whose save_pretrained leaves the index of earlier shards beside a single file.
         if (folder / single).is_file():
             return {info.name: info for info in list_tensors(folder, single)}, (single,)
+        if (folder / index).is_file():
+            return _read_sharded(folder, index)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
     raise CheckpointError(

@@ -148,8 +148,8 @@ class Plain:
                     raise CheckpointError(f"{self.checkpoint.where}: {found}; the checkpoint is broken")
                 if target is torch.float16:
                     raise CheckpointError(
-                        f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
-                        f"{spelled('precision', 'bf16')} or fp32"
+                        f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; "
+                        f"ask for bf16 or fp32 in its place ({spelled('precision')}, or {spelled('keep')} for it alone)"
                     )
                 yield 0, cast.contiguous()
 

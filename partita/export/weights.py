@@ -23,6 +23,7 @@ from partita.export.element_types import CHECKPOINT, COMPUTING, to_ir
 from partita.export.naming import Sources
 from partita.export.origins import Origin, Stored
 from partita.export.progress import Stage
+from partita.export.scratch import scratch_in
 from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
 from partita.export.weight_sources import StoredPart, WeightSource, checkpoint_weight, stored
 from partita.observations.text_format import human_bytes, plural
@@ -190,7 +191,7 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
     Raises ResourceError when the disk is full.
     """
     try:
-        with (folder / WEIGHTS).open("wb") as stream:
+        with (folder / WEIGHTS).open("wb") as stream, scratch_in(folder):
             writer = _Writer(stream, stage)
             for model in models:
                 for value in model.graph.initializers.values():

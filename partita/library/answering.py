@@ -67,6 +67,7 @@ def generate_file(
         source,
         target,
         model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter),
+        model.folder,
         model.manifest,
         model.tokenizer,
         defaults,

@@ -29,6 +29,8 @@ AdapterNames: TypeAlias = str | Sequence[str | None]
 MAX_TOKENS = 1 << 24
 MOST_SEED = (1 << 64) - 1
 """So that a table of answers has a column for it."""
+MOST_BITS = 1023
+"""Of an integer that is a float as well."""
 WHOLE = ("top_k", "seed", "max_new_tokens")
 """Options that are integers."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -156,6 +158,8 @@ def _completed_for(folder: Path, wanted: Sampling, *, tell_ignored: bool = True)
 def check_values(sampling: Sampling) -> None:
     """Raise UsageError for a value of another type or out of range, by the name of its argument or field."""
     for name, value in sampling.figures().items():
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise UsageError(f"{called(name)} is an integer of more than 300 digits, which no option takes")
         kinds = (int,) if name in WHOLE else (int, float)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
             raise UsageError(f"{called(name)} is {value!r}; it must be {'an integer' if name in WHOLE else 'a number'}")

@@ -73,7 +73,11 @@ class Batch:
         self._adapters = [name if apart is False or index == row else had for index, had in enumerate(self._adapters)]
         if not trial:
             self._had[name] = None
-        self._runner.use_adapters(self._adapters)
+        try:
+            self._runner.use_adapters(self._adapters)
+        except BaseException:
+            self._engine.leave(row)  # else nobody knows of it, and it is never free again
+            raise
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched

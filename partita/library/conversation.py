@@ -94,9 +94,15 @@ class Conversation:
         return ticket
 
     def reset(self, system: str | None = None) -> None:
-        """Begin anew: with this message of the system, with the one there was, or without one."""
+        """Begin anew: with this message of the system, with the one there was, or without one where it is empty.
+
+        Raises GenerationError for one that the template refuses; the conversation is as it was then.
+        """
         kept = [message for message in self.messages[:1] if message["role"] == "system"]
-        self.messages = kept if system is None else [{"role": "system", "content": system}]
+        if system:
+            kept = [{"role": "system", "content": system}]
+            self._text.encode_messages([*kept, {"role": "user", "content": "1"}])
+        self.messages = [] if system == "" else kept
         self._forget()
 
     def _begin(self, tokens: tuple[int, ...], sampling: Sampling) -> Ticket:

@@ -292,8 +292,8 @@ class Scheduler:
         return self._limits.adapters_by_row or all(self._adapter(other) == self._adapter(ticket) for other in beside)
 
     def _begin(self, ticket: Ticket) -> None:
-        """Give a request a row; an error there is its own."""
-        work = ticket.work
+        """Give a request a row; an error there is its own. Where the batch is lost, it waits for the next one."""
+        work, had = ticket.work, self._begun is not None
         try:
             if self._begun is None:
                 self._begun = self._engine.open(*self._how)
@@ -303,10 +303,25 @@ class Scheduler:
         except PartitaError as error:
             if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
                 self._lose(error)
+                if had:
+                    self._wait_again(ticket)
+                    return
             _tell([(ticket, self._over(ticket, "error", error))])
             return
+        except Exception as error:  # want of memory, say: whoever waits for it must hear
+            said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
+            _tell([(ticket, self._over(ticket, "error", said))])
+            raise
+        except BaseException:  # Ctrl-C: it is to end with the others that wait
+            self._wait_again(ticket)
+            raise
         self._rows[row] = ticket
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
+
+    def _wait_again(self, ticket: Ticket) -> None:
+        """Put a request that was taken out of the queue back to its head."""
+        with self._changed:
+            self._queue.appendleft(ticket)
 
     def _shared(self, ticket: Ticket) -> int:
         """Tokens that those who wait begin with, too: what is read of them is kept for them."""

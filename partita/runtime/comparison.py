@@ -40,6 +40,12 @@ class Comparison:
     """Positions at which the reference's two best logits cannot be told apart."""
     set_aside: set[int] = field(default_factory=set)
     """Positions that do not count; see the function of that name."""
+    scale: float = field(init=False)
+    """See `scale_of`."""
+
+    def __post_init__(self) -> None:
+        """Find the scale."""
+        self.scale = scale_of(self.reference)
 
     def compare(self, position: int, ours: Logits) -> None:
         """Compare the logits [vocab] of one row of the batch with the reference at `position`."""
@@ -48,7 +54,7 @@ class Comparison:
         tie = first - second <= 2 * self.tolerance * self.scale
         if tie:
             self.ties.add(position)
-        error = difference(ours, wanted)
+        error = difference(ours, wanted, self.scale)
         worst = max(self.errors.get(position, 0.0), error) if np.isfinite(error) else float("inf")
         self.errors[position] = worst
         if not tie and int(ours.argmax()) != int(wanted.argmax()):
@@ -60,11 +66,6 @@ class Comparison:
         most = self.tolerance * self.scale
         beyond = {position for position, error in self.errors.items() if not error <= most}
         return {position for position in beyond | self.other_tokens if np.isfinite(self.errors[position])}
-
-    @property
-    def scale(self) -> float:
-        """Largest magnitude of the reference, without what a model rules out."""
-        return float(np.abs(self.reference[self.reference >= RULED_OUT]).max(initial=0.0)) or 1.0
 
     def result(self) -> StepError:
         """The step as a record; one that was not run agrees with nothing."""
@@ -80,16 +81,34 @@ class Comparison:
         )
 
 
-def difference(ours: Logits, wanted: Logits) -> float:
-    """Largest difference between the logits [vocab]; infinite where a token is ruled out by one of the two alone.
+def scale_of(reference: Logits) -> float:
+    """What differences are measured by: how far the likeliest tokens are from 0, or above the middle of their rows.
 
-    Some models give the lowest float to tokens that they must not write, which is not the same in every precision and
-    beside which no other difference would count.
+    Not the largest magnitude: some vocabularies are padded with tokens whose bias is -10,000, beside which no
+    difference between tokens that are written would count. Nor what a model rules out.
+    """
+    spread = largest = 0.0
+    for row in reference:
+        there = row[row >= RULED_OUT]
+        if len(there):
+            first = float(there.max())
+            spread = max(spread, abs(first), first - float(np.median(there)))
+            largest = max(largest, first, -float(there.min()))
+    return min(spread, largest) or 1.0
+
+
+def difference(ours: Logits, wanted: Logits, scale: float) -> float:
+    """Largest difference between the logits [vocab], of those beyond `scale` in proportion to their own magnitude.
+
+    Infinite where a token is ruled out by one of the two alone: some models give the lowest float to tokens that they
+    must not write, which is not the same in every precision and beside which no other difference would count.
     """
     out = wanted < RULED_OUT
     if not (ours[out] <= LOWEST).all():
         return float("inf")
-    return float(np.abs(ours[~out] - wanted[~out]).max(initial=0.0))
+    apart = np.abs(ours[~out] - wanted[~out])
+    far = np.abs(wanted[~out])
+    return float((apart / np.maximum(far / scale, 1)).max(initial=0.0))
 
 
 def set_aside(compared: Sequence[Comparison]) -> None:

@@ -97,7 +97,10 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
 def _choice_notes(runner: Runner) -> tuple[str, ...]:
     """That what crosses of the logits is another from some step on."""
     found = [each.chooser for each in runner.executor.choosing.values() if each.chooser is not None]
+    lost = [(choice, each.failed) for choice, each in runner.executor.choosing.items() if each.failed is not None]
     return tuple(
+        f"{choice.name}: chosen on the host again, since the device failed to: {failed}" for choice, failed in lost
+    ) + tuple(
         f"{each.choice.name}: chosen on the device ({each.form}), which was found to take "
         f"{each.seconds * 1e3:.3f} ms a step, where a copy of all logits and a choice on the host take "
         f"{each.copy_seconds * 1e3:.3f} ms; steps before that, and those that need other logits, copy all"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partita.capped import check_size, read_json_value
-from partita.errors import PackageError, UsageError
+from partita.errors import GenerationError, PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
@@ -41,9 +41,9 @@ class PlainTokenizer:
         """Token ids; `special` adds what the tokenizer puts around a text."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text; `special`: with special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
 
 
 class FullTokenizer:
@@ -60,9 +60,9 @@ class FullTokenizer:
         """Token ids; `special` adds what the tokenizer puts around a text."""
         return [int(token) for token in self.native(text, add_special_tokens=special)["input_ids"]]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        return str(self.native.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text; `special`: with special tokens."""
+        return str(self.native.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
 
 class Text:
@@ -70,15 +70,16 @@ class Text:
 
     def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path) -> None:
         self._tokenizer, self._folder = tokenizer, folder
+        self._written: dict[int, str] = {}
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
         """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text.
 
-        Raises UsageError for what is no text.
+        Raises UsageError for what is no text, GenerationError for one that the tokenizer cannot take apart.
         """
-        return self._tokenizer.encode(_unicode(prompt), special=True)
+        return self._encoded(_unicode(prompt), special=True)
 
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
         """Token ids of a conversation of one user message, up to where the assistant begins to speak.
@@ -111,7 +112,14 @@ class Text:
 
         # The template writes the special tokens itself.
         whole = rendered(render, messages, self._folder)
-        return self._tokenizer.encode(_unicode(whole), special=False)
+        return self._encoded(_unicode(whole), special=False)
+
+    def _encoded(self, text: str, *, special: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, special=special)
+        except Exception as error:  # a vocabulary without a token for what it does not know, say: plain exceptions
+            said = " ".join(str(error).split())[:200]
+            raise GenerationError(f"the tokenizer cannot take this text: {said}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out: what a stream of them shows.
@@ -125,6 +133,17 @@ class Text:
     def decode_at_once(self, ids: Sequence[int]) -> str:
         """Text as the tokenizer itself decodes it, special tokens left out."""
         return self._tokenizer.decode(ids)
+
+    def written(self, token: int) -> str:
+        """A token as it reads behind another one, with the space that some tokenizers drop where a text begins.
+
+        A special token by its name.
+        """
+        if token not in self._written:
+            one, two = (self.decode_at_once([token] * count) for count in (1, 2))
+            said = two[len(one) :] if two.startswith(one) else one
+            self._written[token] = said or self._tokenizer.decode([token], special=True)
+        return self._written[token]
 
     def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
         """A stream of the text that follows `prompt`, ending at the first of `stops`."""

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from partita.library.scheduler import Piece
@@ -31,13 +32,10 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     tokens: int = 0
     finish: str | None = None
-    length: int = 0
-    """Characters so far."""
 
     def take(self, piece: Piece, *, keep: bool) -> None:
         """Note a piece; `keep`: its text and log-probabilities, too, for an answer that is sent whole."""
         self.tokens += len(piece.tokens)
-        self.length += len(piece.text)
         self.finish = piece.finish_reason or self.finish
         if keep:
             self.pieces.append(piece.text)
@@ -63,6 +61,9 @@ class Format(Protocol):
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
         """A piece of a choice."""
 
+    def length(self, logprobs: Sequence[TokenLogprobs]) -> int:
+        """Characters of tokens, by which places of those behind them are told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
@@ -77,8 +78,8 @@ class Tokens:
         return [entry for entry in entries if entry.token not in self.ends]
 
     def written(self, token: int) -> str:
-        """A token by itself, which need not read as in its sentence."""
-        return self.text.decode_at_once([token])
+        """A token as it reads behind others; a special one by its name."""
+        return self.text.written(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,10 @@ class ChatFormat:
     def delta(self, text: str, logprobs: Sequence[TokenLogprobs], offset: int) -> dict[str, Any]:
         """More of the message."""
         return {"delta": {"content": text} if text else {}, "logprobs": self._logprobs(logprobs)}
+
+    def length(self, logprobs: Sequence[TokenLogprobs]) -> int:
+        """None: no places are told."""
+        return 0
 
     def _logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
         if not self.wanted:
@@ -151,14 +156,19 @@ class CompletionFormat:
         """More of the text."""
         return self.said(text, logprobs, offset)
 
+    def length(self, logprobs: Sequence[TokenLogprobs]) -> int:
+        """Of tokens that are told."""
+        return sum(len(self.tokens.written(entry.token)) for entry in self.tokens.said(logprobs)) if self.wanted else 0
+
     def _logprobs(self, entries: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
         if not self.wanted:
             return None
         kept = self.tokens.said(entries)
         texts = [self.tokens.written(entry.token) for entry in kept]
-        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        offsets = list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)]
         top = [
-            {self.tokens.written(token): value for token, value in entry.top} | {text: entry.logprob}
+            # Of tokens that read alike the likeliest, which comes first.
+            {self.tokens.written(token): value for token, value in reversed(entry.top)} | {text: entry.logprob}
             for text, entry in zip(texts, kept, strict=True)
         ]
         return {
@@ -182,6 +192,8 @@ class Answer:
         self.identity = f"{form.prefix}{secrets.token_hex(12)}"
         self._head = {"id": self.identity, "created": int(time.time()), "model": model}
         self._fingerprint = fingerprint
+        self._offsets = [len(echo) for echo in echoes]
+        """Characters of the tokens of each choice so far; their texts may be held back, for a stop string."""
 
     def finished(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """The answer as one object."""
@@ -212,11 +224,12 @@ class Answer:
                 events.append(self._event([{"index": index, **self.form.delta(echo, (), 0), "finish_reason": None}]))
         return events
 
-    def piece(self, index: int, piece: Piece, before: int) -> bytes | None:
-        """The event for a piece of a choice, after `before` characters; None when nobody would see anything."""
+    def piece(self, index: int, piece: Piece) -> bytes | None:
+        """The event for the next piece of a choice; None when nobody would see anything."""
         if not (piece.text or piece.finish_reason or (piece.logprobs and self.form_wants_logprobs)):
             return None
-        offset = len(self._echoes[index]) + before
+        offset = self._offsets[index]
+        self._offsets[index] += self.form.length(piece.logprobs)
         finish = FINISHES.get(piece.finish_reason or "", piece.finish_reason)
         return self._event(
             [{"index": index, **self.form.delta(piece.text, piece.logprobs, offset), "finish_reason": finish}]

@@ -65,7 +65,7 @@ class Endpoints:
         named = self.names.named(asked.model)
         served = self.models[named.package]
         exchange = Exchange(served, self.limits, began)
-        exchange.check(max(1, len(asked.prompts)) * asked.n)
+        exchange.check(max(1, len(asked.prompts)), asked.n)
         self._exchanges.add(exchange)
         ended = partial(self._ended, exchange, began)
         streams = False
@@ -213,8 +213,9 @@ def _works(asked: Asked, served: Served, adapter: str | None) -> Any:
 
 
 def _format(asked: Asked, served: Served) -> ChatFormat | CompletionFormat:
-    ends = frozenset() if asked.ignore_eos else served.reading.stop_ids
-    tokens = Tokens(served.reading.text, ends | frozenset(asked.stop_token_ids))
+    text, ends = served.reading.text, frozenset() if asked.ignore_eos else served.reading.stop_ids
+    # The text of one that the client stops at is part of the answer, where it has one.
+    tokens = Tokens(text, ends | {token for token in asked.stop_token_ids if not text.decode_at_once([token])})
     kind = ChatFormat if asked.messages else CompletionFormat
     return kind(tokens, asked.logprobs is not None)
 

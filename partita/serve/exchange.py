@@ -52,15 +52,21 @@ class Exchange:
         self._answers = 0
         """That were asked for."""
         self._left = 0
+        self._wrong: Exception | None = None
+        """What ends the request once the pieces before it are out."""
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
 
-    def check(self, answers: int) -> None:
-        """Note how many answers are asked for. Raises ApiError for more than there is room for at any time."""
-        self._answers = answers
+    def check(self, prompts: int, each: int) -> None:
+        """Note how many answers are asked for, `each` to every prompt.
+
+        Raises ApiError for more than there is room for at any time.
+        """
+        self._answers = answers = prompts * each
         if answers > self._room():
             raise invalid(
-                f"The request asks for {answers:,} answers, and this server takes {self._room():,} at once.", "n"
+                f"The request asks for {answers:,} answers, and this server takes {self._room():,} at once.",
+                "prompt" if each == 1 else "n",
             )
 
     def _room(self) -> int:
@@ -132,9 +138,14 @@ class Exchange:
 
     async def next(self) -> list[Said]:
         """The next pieces, as many as there are. Raises ApiError when the request ends without an answer, GoneError."""
-        found = [self._checked(await self._events.get())]
+        found = [self._checked(self._wrong or await self._events.get())]
         while not self.over and not self._events.empty():
-            found.append(self._checked(self._events.get_nowait()))
+            event = self._events.get_nowait()
+            try:
+                found.append(self._checked(event))
+            except Exception as error:  # noqa: BLE001 - it is raised when what came before it was sent
+                self._wrong = error
+                break
         return found
 
     def _checked(self, event: Said | Exception) -> Said:

@@ -73,9 +73,8 @@ class EventStream(Response):
         found = []
         for entry in said:
             choice = self._exchange.choices[entry.index]
-            before = choice.length
             choice.take(entry.piece, keep=False)
-            piece = self._answer.piece(entry.index, entry.piece, before)
+            piece = self._answer.piece(entry.index, entry.piece)
             if piece is not None:
                 found.append(piece)
         return found

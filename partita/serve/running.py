@@ -101,6 +101,13 @@ class Connection(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for a while; what the client has not read by then it does not read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def send_400_response(self, msg: str) -> None:
         """Tell that what came is no HTTP, in the format of all errors."""
         body = to_json(invalid(msg, code="invalid_http").body())
@@ -209,9 +216,9 @@ class Server:
         self._told(f"{signal.Signals(number).name}: ending; {open_ones}, unless it comes again")
         self._endpoints.draining = True
         self._http.should_exit = True
-        limit = self._endpoints.limits.drain_seconds
-        if limit is not None:
-            asyncio.get_running_loop().call_later(limit, self._end_now)
+        limits = self._endpoints.limits
+        limit = limits.seconds if limits.drain_seconds is None else limits.drain_seconds
+        asyncio.get_running_loop().call_later(limit, self._end_now)
 
     def _end_now(self) -> None:
         """Answers end with an error, which goes out where it is read."""
@@ -219,6 +226,9 @@ class Server:
         asyncio.get_running_loop().call_later(LAST_SECONDS, self._force)
 
     def _force(self) -> None:
+        # One whose client does not read would stay, and with it the server.
+        for connection in tuple(self._http.server_state.connections):
+            connection.transport.abort()
         self._http.force_exit = True
 
 

@@ -74,6 +74,8 @@ def test_a_text_of_absurd_size_in_a_checkpoint(name: str, tiny_checkpoint: TinyC
     path = folder / name
     with path.open("ab") as stream:
         stream.truncate(capped.LARGEST_BYTES + 1)
+    if "index" in name:
+        (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=rf"{name}: damaged, 134,217,729 bytes, and a text file of a model has"):
         open_checkpoint(str(folder))
 

@@ -10,6 +10,7 @@ import pytest
 
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.pipeline import ExportOptions, export
+from partita.export.weight_files import find_tensors
 from tests.conftest import TinyCheckpoint
 
 Copy = Callable[[Path], Path]
@@ -95,6 +96,15 @@ def test_shard_outside_the_folder(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
     index.write_text(json.dumps(content))
     error = refuse(folder, tmp_path / "o" / "out")
     assert repr(name) in str(error) and "refusing" in str(error)
+
+
+def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    """`save_pretrained` removes the shards and not their index; transformers reads the single file."""
+    folder = own_copy(tiny_checkpoint("llama"))
+    content = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    tensors, files = find_tensors(folder)
+    assert files == ("model.safetensors",) and "model.norm.weight" in tensors
 
 
 def test_tensor_of_the_wrong_shape(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:

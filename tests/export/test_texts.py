@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from partita.errors import UsageError
-from partita.export import quality
+from partita.export import quality, texts
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.quantisation import calibration
 from partita.export.texts import Text, Tokens, refuse_useless, tokens
@@ -109,3 +110,15 @@ def test_a_text_that_nobody_has_chosen_is_no_reason_not_to_export(words: Checkpo
     found = quality.read_text(path, words, 300, 64, 1 << 20, said.append, chosen=False)
     assert found.name == quality.RANDOM and found.tokens > 256
     assert ["has no tokens for it" in line for line in said] == [True]
+
+
+def test_of_a_large_text_the_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte would not fit in memory as tokens. It ends with a whole word, and is known by all its bytes."""
+    monkeypatch.setattr(texts, "MOST_BYTES", 101)
+    path = tmp_path / "text"
+    for whole in ("é word " * 40, "é" * 200, "short é"):
+        path.write_text(whole)
+        found, sha256 = texts.read(path, "calibrate")
+        assert whole.startswith(found) and (found == whole) == (len(whole.encode()) <= 101)
+        assert len(found.encode()) <= 101 and (" " not in whole or found == whole or whole[len(found)] == " ")
+        assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from partita.export.checkpoint import COMPANIONS
 from partita.export.tokenizer import TEXTS, probe_tokenizer
-from partita.package import read_manifest
+from partita.package import COMPANIONS, read_manifest
 from partita.runtime.text import load_text
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, Exported, TinyCheckpoint
 

@@ -489,3 +489,35 @@ def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
     told = token_logprobs(logits, 1, 4)
     assert told.logprob == IMPOSSIBLE == min(value for _, value in told.top) and len(told.top) == 4
     assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))
+
+
+def test_a_request_that_finds_the_batch_lost_waits_for_the_next_one(tmp_path, opened, monkeypatch):
+    """A process that ended while nobody was at work costs the next request nothing, where it can be opened again."""
+    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    scheduler = Scheduler(engine, None)
+    first = scheduler.submit(work(PROMPTS[0], 3))
+    run(scheduler)
+    join, lost = engine.join, list[bool]()
+
+    def joins(number, request):
+        if not lost:
+            lost.append(True)
+            raise ProviderError("the process has ended")
+        return join(number, request)
+
+    monkeypatch.setattr(engine, "join", joins)
+    second = scheduler.submit(work(PROMPTS[1], 3))
+    run(scheduler)
+    for ticket in (first, second):
+        assert ticket.error is None
+        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 3, KEYS)
+
+
+def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
+    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    scheduler = Scheduler(engine, None)
+    monkeypatch.setattr(engine, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    ticket = scheduler.submit(work(PROMPTS[0], 3))
+    with pytest.raises(MemoryError):
+        scheduler.step()
+    assert ticket.state == "over" and "MemoryError: no room" in str(ticket.error)

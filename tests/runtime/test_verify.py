@@ -289,3 +289,25 @@ def test_each_kind_of_step_has_to_agree_by_itself():
     decode += [compared(0, count=1, kind="decode") for _ in range(3)]
     set_aside([prompt, *decode])
     assert not any(entry.set_aside for entry in (prompt, *decode))
+
+
+@pytest.mark.parametrize("bias", [-1e4, -65504.0, -1e9])
+def test_rows_that_fill_up_a_vocabulary_do_not_hide_other_differences(bias):
+    """A head with a bias of -10,000 there: the likeliest tokens are what others are measured by."""
+    reference = np.array([[3.0, 1.0, -2.0, bias], [-1.0, 2.5, 0.5, bias]], np.float32)
+    for change, agrees in ((0.0, True), (1e-5, True), (0.5, False)):
+        comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)
+        for position, row in enumerate(reference):
+            ours = row.copy()
+            ours[1] += change
+            ours[3] *= 1 + 1e-5  # in proportion to itself this is little
+            comparison.compare(position, ours)
+        assert (comparison.result().max_rel_error <= 1e-4) is agrees
+        assert not comparison.ties
+
+
+def test_logits_that_are_all_far_from_zero_are_measured_by_their_distance():
+    """Their rounding is that of large numbers."""
+    reference = np.array([[-1000.0, -1001.0, -1003.0]], np.float32)
+    comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)
+    assert comparison.scale == 1000.0

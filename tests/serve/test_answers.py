@@ -172,6 +172,21 @@ def test_logprobs_of_a_completion(client):
     assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == len(found.text_offset) == 8
     assert found.text_offset[0] == 0 and found.text_offset == sorted(found.text_offset)
     assert all(max(top.values()) == own for top, own in zip(found.top_logprobs, found.token_logprobs, strict=True))
+    assert [offset + len(token) for offset, token in zip(found.text_offset, found.tokens, strict=True)][:-1] == (
+        found.text_offset[1:]
+    )
+    stop: Any = {**GREEDY, "stop": "".join(found.tokens[2:4]) + "@"}  # text is held back, which is not to come
+    stream = client.completions.create(model="tiny", prompt=PROMPT, logprobs=2, stream=True, **stop)
+    parts = [chunk.choices[0].logprobs for chunk in stream]
+    assert [offset for part in parts if part is not None for offset in part.text_offset] == found.text_offset
+
+
+def test_the_text_of_a_stop_token_of_the_client_has_its_figure(client, model):
+    tokens = generated(model, PROMPT, max_new_tokens=8).tokens[0]
+    asked: Any = {"temperature": 0, "max_tokens": 8, "extra_body": {"stop_token_ids": [tokens[3]]}}
+    answer = client.completions.create(model="tiny", prompt=PROMPT, logprobs=0, **asked)
+    found = answer.choices[0]
+    assert found.finish_reason == "stop" and "".join(found.logprobs.tokens) == found.text
 
 
 def test_without_a_limit_a_chat_ends_where_the_cache_is_full(client, model):

@@ -71,7 +71,9 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
             f"{spelled('calibrate')} out"
         )
     texts.refuse_useless(found, FEWEST_TOKENS, path, "calibrate")
-    return Text(path.name, sha256, found.windows(min(texts.WINDOW_TOKENS, max_length))[:MOST_WINDOWS])
+    length = min(texts.WINDOW_TOKENS, max_length)
+    # Short windows are more: what is learnt is of their tokens.
+    return Text(path.name, sha256, found.windows(length)[: MOST_WINDOWS * texts.WINDOW_TOKENS // length])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Each layout says which tensors a weight is, writes them in pieces, and reads row
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +19,7 @@ from partita.export.element_types import of_ir, to_torch
 from partita.export.quantisation.bits import pack, unpack
 from partita.export.quantisation.packing import Packing
 from partita.export.quantisers import Quantised
+from partita.export.scratch import unnamed_file
 from partita.export.weight_sources import SLICE_BYTES, Part
 
 SCALES, ZEROS = "scales", "zero_points"
@@ -146,7 +146,7 @@ class InColumns:
         A temporary file has them until then, a byte each.
         """
         grid, scales, zeros = weight.packing.grid, [], []
-        with tempfile.TemporaryFile() as file:
+        with unnamed_file() as file:
             for _, rows in weight.rows_quantised():
                 file.write(rows.integers.contiguous().numpy().data)
                 scales.append(weight.fitting(rows.scales))

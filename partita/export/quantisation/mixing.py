@@ -9,7 +9,6 @@ expects it would have, and far less noisy than the ratio itself on some thousand
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,6 +18,7 @@ import torch
 
 from partita.export.fake_model import quiet, translated
 from partita.export.origins import blocks
+from partita.export.quality_figures import perplexity
 from partita.export.quantisation.keep import Keep
 from partita.export.quantisation.packed import Packed, restored
 from partita.export.quantisation.plan import Plan
@@ -279,7 +279,7 @@ class _Judge:
             divergence += float((shares * (expected - found)).masked_fill_(shares == 0, 0.0).sum())
             worse += float((expected.gather(1, token) - found.gather(1, token)).sum())
             count += len(found)
-        return divergence / count, math.exp(worse / count)
+        return divergence / count, perplexity(worse / count)
 
 
 def _patterns(placed: Placed) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,9 +12,10 @@ from partita.errors import UsageError
 from partita.files import refuse_same
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.reading import InputFile, format_of, look_at, read_rows
-from partita.library.batches.rows import RowDefaults
+from partita.library.batches.rows import RowDefaults, told_unread
 from partita.library.batches.running import BatchRun
-from partita.library.batches.writing import check_library, write_answers
+from partita.library.batches.writing import check_library, refuse_there, write_answers
+from partita.library.contents import contents_hash
 from partita.library.scheduler import Scheduler
 from partita.package import Manifest
 from partita.runtime.text import Text
@@ -70,20 +70,15 @@ def check_files(source: Path, output: Path) -> None:
             what = "no file that can be read twice" if source.exists() else "no such file"
             raise UsageError(f"{spelled('input', str(source))}: {what}")
         refuse_same(journal, source, spelled("output"))
-    if output.exists():
-        raise UsageError(
-            f"{spelled('output', str(output))}: exists already; remove it or name another. A run that was cut short "
-            f"has its answers in {journal.name}, and goes on with them"
-        )
+    refuse_there(output, journal)
     check_library(output)
 
 
-def identity(source: InputFile, manifest: Manifest, options: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run this one: the rows, the package, and all options that make a difference to an answer."""
-    package = manifest.model_dump_json(exclude={"created"})
+def identity(source: InputFile, package: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What makes a run this one: the rows, the package (its hash), and options that make a difference to an answer."""
     return {
         "input file": {"sha256": source.sha256, "bytes": source.size_bytes},
-        "package": hashlib.sha256(package.encode()).hexdigest(),
+        "package": package,
         "options": options,
     }
 
@@ -92,6 +87,7 @@ def answer_file(
     source: Path,
     output: Path,
     scheduler: Scheduler,
+    folder: Path,
     manifest: Manifest,
     text: Text | None,
     defaults: RowDefaults,
@@ -106,14 +102,16 @@ def answer_file(
     ProviderError when the model cannot go on: the answers so far stay, and the same call goes on.
     """
     began = time.perf_counter()
-    looked = look_at(source)
-    with Journal(journal_path(output), identity(looked, manifest, options), defaults.base_seed) as journal:
+    looked, place = look_at(source), output.absolute()  # whoever hears of steps may go to another folder
+    run_of = identity(looked, contents_hash(folder, manifest), options)
+    with Journal(journal_path(output), run_of, defaults.base_seed) as journal:
+        refuse_there(output, journal.path)  # a run that had the journal may have ended since it was looked for
         run = BatchRun(
             scheduler, text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked)
         )
         run.go(read_rows(source))
         journal.sync()
-        write_answers(output, journal.answers())
+        write_answers(place, journal.answers())
         journal.remove()
         return FileAnswers(
             output,
@@ -123,6 +121,6 @@ def answer_file(
             run.prompt_tokens,
             run.tokens,
             time.perf_counter() - began,
-            tuple(sorted(run.unread)),
+            told_unread(run.unread),
             journal.seed,
         )

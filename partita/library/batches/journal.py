@@ -7,6 +7,7 @@ answer. When every row has its line they are put in order into the output, in on
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -26,6 +27,8 @@ SCHEMA = "partita.batch/1"
 SUFFIX = ".partial"
 SYNC_SECONDS = 5.0
 """A power failure costs the answers of this time; the end of the process costs none."""
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
+"""What a file system says that has no such thing."""
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
 
 
@@ -45,6 +48,7 @@ class Journal:
         written.
         """
         self.path = path
+        self._place = path.absolute()  # whoever hears of steps may go to another folder
         self.seed = seed
         """Of the run, which may have begun earlier."""
         self.tokens = self.errors = 0
@@ -52,12 +56,8 @@ class Journal:
         self._places = array("q")
         """Where the line of each row begins; -1 for one that has none."""
         self._done = 0
+        self._file = _locked(path)
         try:
-            self._file: IO[bytes] = path.open("r+b" if path.exists() else "x+b", buffering=0)
-        except OSError as error:
-            raise _cannot(path, error) from error
-        try:
-            _lock(self._file, path)
             self._end = self._read(json.loads(json.dumps(run)))  # as it is read back
         except BaseException:
             self._file.close()
@@ -83,35 +83,44 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Have the disk keep what was written."""
-        with suppress(OSError):  # not every file system can
+        """Have the disk keep what was written. Raises ResourceError where it does not, as file servers say late."""
+        try:
             os.fsync(self._file.fileno())
+        except OSError as error:
+            if error.errno not in CANNOT_SYNC:
+                raise _cannot(self.path, error) from error
         self._synced = time.monotonic()
 
     def answers(self) -> Iterator[bytes]:
-        """The lines of all rows, in the order of the rows. Raises UsageError where one is missing."""
-        with self.path.open("rb") as file:
+        """The lines of all rows, in the order of the rows. Raises UsageError where one is missing, OSError for one of
+        which not all is there.
+        """
+        with self._place.open("rb") as file:
             for index, place in enumerate(self._places):
                 if place < 0:
                     raise UsageError(f"{self.path}: row {index} has no answer, so the run is not done")
                 file.seek(place)
-                yield file.readline()
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    raise OSError(errno.EIO, f"{self.path} has lost the answer to row {index}")
+                yield line
 
     def remove(self) -> None:
         """The output is there: nothing of the run is left."""
         if os.name == "posix":  # while it is locked, so that no other run opens what is about to go
             with suppress(OSError):
-                self.path.unlink()
+                self._place.unlink()
             self.close()
             return
         self.close()
         with suppress(OSError):
-            self.path.unlink()
+            self._place.unlink()
 
     def close(self) -> None:
         """Let go of the file, which stays. May be called twice."""
         if not self._file.closed:
-            self.sync()
+            with suppress(ResourceError):  # what has to be kept was synced where that can be said
+                self.sync()
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -132,7 +141,7 @@ class Journal:
             _refuse_foreign(self.path, header)
             return self._anew(run)
         _refuse_foreign(self.path, header)
-        with self.path.open("rb") as file:
+        with self._place.open("rb") as file:
             file.seek(len(header))
             if not file.readline().endswith(b"\n"):  # without an answer nothing is lost, whatever run it was of
                 return self._anew(run)
@@ -227,6 +236,27 @@ def _begins(header: bytes) -> bool:
     """Whether these bytes are how the first line of a journal begins."""
     begin = json.dumps({"schema": SCHEMA}).encode()[:-1]
     return begin.startswith(header) or header.startswith(begin)
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """The file, opened or made, and kept from others. Raises UsageError where another process has it, ResourceError."""
+    while True:
+        try:
+            file: IO[bytes] = path.open("r+b" if path.exists() else "x+b", buffering=0)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot(path, error) from error
+        try:
+            _lock(file, path)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:  # the run that had it has ended, and took it along
+            pass
+        except BaseException:
+            file.close()
+            raise
+        file.close()
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

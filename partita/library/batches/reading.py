@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from partita.errors import GenerationError, UsageError
 from partita.extras import explain
-from partita.library.batches.rows import IDS, PROMPTS, InputRow
+from partita.library.batches.rows import IDS, PROMPTS, READ, InputRow
 from partita.observations.text_format import listing
 from partita.spelling import spelled
 
 Format = Literal["jsonl", "txt", "parquet"]
 SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".parquet": "parquet"}
 BLOCK_BYTES = 1 << 20
+DEEPEST = 100
+"""Lists and objects in each other; other readers of JSON, to which a row may go, stop at 128 or 200."""
 PARQUET_ROWS = 256
 """Per block that is in memory at a time."""
 
@@ -95,6 +97,8 @@ def _json_row(index: int, number: int, line: bytes) -> InputRow:
         return InputRow(index, error=f"line {number} is not JSON ({error})")
     except RecursionError:
         return InputRow(index, error=f"line {number} is not JSON that can be read: it is nested too deeply")
+    if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(data) > DEEPEST:
+        return InputRow(index, error=f"line {number} is nested more than {DEEPEST} deep")
     if b"\\ud" in line.lower() and not _is_text(data):
         named = (
             {name: data[name] for name in IDS if name in data and _is_text(data[name])}
@@ -105,6 +109,15 @@ def _json_row(index: int, number: int, line: bytes) -> InputRow:
     if not isinstance(data, dict):
         return InputRow(index, error=f"line {number} is {str(data)[:40]!r} and no JSON object")
     return InputRow(index, _without_nulls(data))
+
+
+def _depth(data: Any) -> int:
+    """How deep lists and objects are in each other."""
+    depth, level = 0, [data]
+    while level := [each for each in level if isinstance(each, (list, dict))]:
+        depth += 1
+        level = [one for each in level for one in (each.values() if isinstance(each, dict) else each)]
+    return depth
 
 
 def _is_text(data: Any) -> bool:
@@ -129,15 +142,17 @@ def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
 
 def _parquet_rows(path: Path) -> Iterator[InputRow]:
     file, index = _parquet(path), 0
-    names = set(file.schema_arrow.names)
-    if not names & set(PROMPTS):
+    names = list(dict.fromkeys(file.schema_arrow.names))
+    read, others = [name for name in names if name in READ], frozenset(names) - READ
+    if not set(names) & set(PROMPTS):
         raise GenerationError(
             f"{path}: none of the columns {listing(PROMPTS)} is there; it has {listing(sorted(names)) or 'none'}"
         )
     try:
         for group in range(file.num_row_groups):  # apart, so that damage in one does not take the rows before it along
-            for block in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[group]):
-                yield from _block_rows(block, index)
+            # Columns that mean nothing here may hold what is large, or has no form in Python.
+            for block in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[group], columns=read):
+                yield from (replace(row, others=others) for row in _block_rows(block, index))
                 index += block.num_rows
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise GenerationError(f"{path}: damaged behind row {index} ({' '.join(str(error).split())})") from error
@@ -147,11 +162,11 @@ def _block_rows(block: Any, first: int) -> Iterator[InputRow]:
     """The rows of a block, one by one where they cannot be read together: a text that is none is one row's error."""
     try:
         rows = block.to_pylist()
-    except ValueError:  # UnicodeDecodeError is one
+    except (ValueError, OverflowError):  # UnicodeDecodeError is a ValueError
         for number in range(block.num_rows):
             try:
                 (data,) = block.slice(number, 1).to_pylist()
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 said = " ".join(str(error).split())[:200]
                 yield InputRow(first + number, error=f"row {first + number} cannot be read ({said})")
             else:

@@ -33,6 +33,8 @@ OTHERS = ("stop", "stop_token_ids", "logprobs", "system", "adapter")
 READ = frozenset({*PROMPTS, *IDS, *SAMPLED, *ALIASES, *OTHERS})
 """Every field that means something."""
 MOST_LOGPROBS = 64
+MOST_UNREAD, AND_OTHERS = 20, "..."
+"""So many fields that mean nothing here are told of, and then that there are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class InputRow:
     """Fields without those that are null."""
     error: str | None = None
     """Why it is no row."""
+    others: frozenset[str] = frozenset()
+    """Fields of the file that were not read into `data`."""
 
     @property
     def key(self) -> str | int | None:
@@ -60,7 +64,7 @@ class InputRow:
     @property
     def unread(self) -> frozenset[str]:
         """Fields that mean nothing here."""
-        return frozenset(self.data) - READ
+        return (frozenset(self.data) - READ) | self.others
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,18 @@ class RowAnswer:
         if self.logprobs is None:
             del fields["logprobs"]
         return fields
+
+
+def note_unread(seen: set[str], row: InputRow) -> None:
+    """Add the fields of a row that mean nothing here to those that were seen, until there are enough to tell of."""
+    if len(seen) <= MOST_UNREAD and (new := row.unread - seen):
+        left = MOST_UNREAD - len(seen)
+        seen.update(sorted(new)[: max(left, 0)], [AND_OTHERS] if len(new) > left else [])
+
+
+def told_unread(seen: set[str]) -> tuple[str, ...]:
+    """What `note_unread` has gathered, in order."""
+    return tuple(sorted(seen, key=lambda name: (name == AND_OTHERS, name)))
 
 
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:

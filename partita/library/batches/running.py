@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from partita.errors import PartitaError
 from partita.library.batches.journal import Journal
-from partita.library.batches.rows import InputRow, RowDefaults, answered, failed, work_of
+from partita.library.batches.rows import InputRow, RowDefaults, answered, failed, note_unread, work_of
 from partita.library.requests import Piece, Ticket
 from partita.library.scheduler import Scheduler
 from partita.runtime.logprobs import TokenLogprobs
@@ -73,7 +73,7 @@ class BatchRun:
         return fed
 
     def _submit(self, row: InputRow) -> None:
-        self.unread |= row.unread
+        note_unread(self.unread, row)
         try:
             work = work_of(row, self.defaults, self.text, self.scheduler.begun.vocab_size)
             with read_as_fields(row.fields):

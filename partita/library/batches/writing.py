@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -10,22 +12,38 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from partita.errors import ResourceError
+from partita.errors import ResourceError, UsageError
 from partita.extras import explain
 from partita.library.batches.reading import SUFFIXES
+from partita.spelling import spelled
 
 PARQUET_ROWS = 1024
 """Per block that is in memory at a time."""
 
 
+def refuse_there(output: Path, journal: Path) -> None:
+    """Raise UsageError for answers that are there already: they are another run's."""
+    if output.exists():
+        raise UsageError(
+            f"{spelled('output', str(output))}: exists already; remove it or name another. A run that was cut short "
+            f"has its answers in {journal.name}, and goes on with them"
+        )
+
+
 def write_answers(path: Path, lines: Iterable[bytes]) -> None:
     """Write the answers, a JSON object each, to a file of the format that its name says.
 
-    Readers see the whole file or none. Raises ResourceError when there is no room; InstallationError without pyarrow.
+    Readers see the whole file or none. Raises UsageError where a file is there by now, ResourceError when there is no
+    room, InstallationError without pyarrow.
     """
     write = _write_parquet if SUFFIXES[path.suffix.lower()] == "parquet" else _write_lines
     try:
         _in_one_piece(path, lambda file: write(file, lines))
+    except FileExistsError as error:
+        raise UsageError(
+            f"{path}: was written while the rows were answered, and is left as it is; move it away, and the same "
+            "command puts its own answers in order there"
+        ) from error
     except OSError as error:
         raise ResourceError(
             f"{path}: cannot be written ({error.strerror or error}); every row has its answer, so make room and run "
@@ -42,18 +60,33 @@ def check_library(path: Path) -> None:
 def _in_one_piece(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write beside the file, then rename."""
     path = path.resolve()
-    # Of one name, so that what a killed run has left is written over: the journal is locked by one run at a time.
-    temporary = path.with_name(f".{path.name}.partita.tmp")
+    # Of one name, so that what a killed run has left is written over: the journal is locked by one run at a time. A
+    # short one: the name of the file may be as long as the file system allows.
+    temporary = path.with_name(f".partita-{hashlib.sha256(path.name.encode()).hexdigest()[:16]}.tmp")
     try:
         with temporary.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        _publish(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give a file its name. Raises FileExistsError where another has it."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links; a moment is left between the look and the rename
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        temporary.replace(path)
+    else:
+        temporary.unlink()
 
 
 def _write_lines(file: IO[bytes], lines: Iterable[bytes]) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from partita.library.batches.filing import FileAnswers, identity
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.reading import InputFile, look_at, read_rows
-from partita.library.batches.writing import write_answers
+from partita.library.batches.rows import told_unread
+from partita.library.batches.writing import refuse_there, write_answers
 from partita.library.cluster.options import ClusterOptions
 from partita.library.cluster.records import ClusterReport
 from partita.library.cluster.running import ClusterRun
@@ -46,8 +47,9 @@ def answer_file(
     """
     began = time.perf_counter()
     looked = look_at(source)
-    seed = setup.defaults.base_seed
-    with Journal(journal_path(output), identity(looked, manifest, told), seed) as journal:
+    seed, place = setup.defaults.base_seed, output.absolute()
+    with Journal(journal_path(output), identity(looked, setup.contents, told), seed) as journal:
+        refuse_there(output, journal.path)
         run = ClusterRun(
             options,
             replace(setup, defaults=replace(setup.defaults, base_seed=journal.seed)),
@@ -59,7 +61,7 @@ def answer_file(
         )
         report = run.go(read_rows(source))
         journal.sync()
-        write_answers(output, journal.answers())
+        write_answers(place, journal.answers())
         journal.remove()
         filed = FileAnswers(
             output,
@@ -69,7 +71,7 @@ def answer_file(
             run.prompt_tokens,
             run.tokens,
             time.perf_counter() - began,
-            tuple(sorted(run.unread)),
+            told_unread(run.unread),
             journal.seed,
         )
         return FiledByCluster(filed, report)

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.batches.journal import GOES_ON, Journal
-from partita.library.batches.rows import READ, InputRow, RowAnswer
+from partita.library.batches.rows import READ, InputRow, RowAnswer, note_unread
 from partita.library.cluster.desk import Desk
 from partita.library.cluster.ledger import Ledger
 from partita.library.cluster.options import LOCAL, ClusterOptions, block_rows, lacking, shares, worker_count
@@ -100,7 +100,8 @@ class Reader(threading.Thread):
                 "and another run has to be begun for all of them"
             )
         self._blocks -= 1
-        self.unread.update(*(row.unread for row in block))
+        for row in block:
+            note_unread(self.unread, row)
         texts = [ROWS.dump_json(portable(row)).decode() for row in block]
         self.read += len(block)
         try:

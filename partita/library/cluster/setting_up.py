@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -12,13 +11,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from partita.errors import InstallationError, ProviderError, UsageError
 from partita.extras import explain
 from partita.library.cluster.options import AUTO, LOCAL, Deal, Means, Share
-from partita.package import MANIFEST
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import captured_output
 from partita.spelling import spelled
@@ -270,12 +267,6 @@ def probe():
 
 def _minor() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-def manifest_hash(folder: Path) -> str:
-    """What tells packages apart: the hash of the manifest, which has those of all files; empty without one."""
-    path = folder / MANIFEST
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def run_error(told: str) -> ProviderError:

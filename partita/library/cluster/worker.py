@@ -49,8 +49,8 @@ class Setup:
     """What every worker of a run is given."""
 
     package: str
-    manifest_sha256: str
-    """Of the package that the run is of; empty for a folder that has none."""
+    contents: str
+    """Hash of the package that the run is of, by `contents_hash`."""
     partita: str
     """The version of the command."""
     where: ChainOptions
@@ -194,6 +194,7 @@ class Worker:
         from partita import __version__
         from partita.foreign.folder import choice_of, open_folder
         from partita.library.chain import read_chain_options
+        from partita.library.contents import contents_hash
         from partita.library.local import LocalEngine
         from partita.library.scheduler import Scheduler
         from partita.runtime.text import load_text
@@ -205,11 +206,15 @@ class Worker:
             )
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         folder = Path(setup.package)
-        check_same(folder, setup.manifest_sha256)
+        if not folder.is_dir():
+            host = socket.gethostname()
+            raise PackageError(f"no such folder on {host}; have it at the same path there", where=folder)
         threads = os.environ.get(THREADS_VARIABLE)
         chain = os.environ.get(CHAIN_VARIABLE) or setup.where.provider
         where = ChainOptions(**{**asdict(setup.where), "provider": chain, "threads": int(threads) if threads else None})
         manifest = open_folder(folder, choice_of(dict(setup.choice)))
+        if contents_hash(folder, manifest) != setup.contents:
+            raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
         self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer)
         self._defaults = setup.defaults
         engine = LocalEngine(folder, manifest, read_chain_options(where), threads=where.threads)
@@ -269,16 +274,6 @@ def told_of(number: int, answers: Sequence[str]) -> Any:
 def _ends_the_run(error: PartitaError | None) -> bool:
     """Whether an error is of the run of the model, and not of a row: another row would fare no better."""
     return error is not None and not isinstance(error, (GenerationError, UsageError, ResourceError))
-
-
-def check_same(folder: Path, sha256: str) -> None:
-    """Raise PackageError where the folder is not there, or is another package than the command's."""
-    from partita.library.cluster.setting_up import manifest_hash
-
-    if not folder.is_dir():
-        raise PackageError(f"no such folder on {socket.gethostname()}; have it at the same path there", where=folder)
-    if manifest_hash(folder) != sha256:
-        raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
 
 
 def placement_of(engine: Any) -> tuple[dict[str, Any], ...]:

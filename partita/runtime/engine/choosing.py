@@ -22,6 +22,7 @@ from partita.runtime import selection
 from partita.runtime.engine.choices import LARGEST, LIKELIEST, Choice, Row, choice_model, figure_dtype, keeps_axis
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
+from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.session import NativeFailureError, Session
 
 LEAST_BYTES = 1 << 15
@@ -29,8 +30,10 @@ LEAST_BYTES = 1 << 15
 PATIENCE_SECONDS = 0.1
 """To open a session on a GPU takes about as long, and a short text is over before that has paid."""
 ROUNDS = 5
-FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, *NATIVE_ERRORS)
-"""Of a trial."""
+FAILURES: tuple[type[Exception], ...] = (PartitaError, NativeFailureError, OSError, *NATIVE_ERRORS)
+"""Of a choice, which the host can make as well."""
+DTYPES = ("float32", "float16")
+"""Of logits that are compared on the host as they are: of others it compares what they are rounded to."""
 Found = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Places, ascending, and the logits there; of the likeliest token the place alone."""
 NO_VALUES = np.empty(0, np.float32)
@@ -99,8 +102,12 @@ class Chooser:
 
     def taker(self, logits: Buffer, batch_and_rows: Sequence[int]) -> Taker:
         """For one buffer of logits. Raises NativeFailureError, or as `Binding.run` does."""
-        model = choice_model(self.choice, self.form, logits.dtype, len(logits.value.shape()))
+        model = self.model(logits.dtype, len(logits.value.shape()))
         return Taker(self.session.beside(self.port.name, model), self.choice, self.form, logits, batch_and_rows)
+
+    def model(self, dtype: str, rank: int) -> bytes:
+        """What computes it."""
+        return choice_model(self.choice, self.form, dtype, rank)
 
 
 class Choosing:
@@ -115,6 +122,8 @@ class Choosing:
         self._copied_seconds = 0.0
         self._tried = dtypes.size_bytes(port.dtype, shape) < LEAST_BYTES
         self.chooser: Chooser | None = None
+        self.failed: str | None = None
+        """Why it is made on the host again."""
 
     def copied(self, seconds: float) -> None:
         """So long it took to bring logits to the host of which this choice alone was wanted."""
@@ -125,16 +134,26 @@ class Choosing:
         if self._tried or self._copied_seconds < PATIENCE_SECONDS:
             return 0.0
         self._tried, began = True, time.perf_counter()
-        choosers = (Chooser(self._session, self._port, self._choice, form) for form in self._choice.forms)
-        tried = (_tried(chooser, self._shape, self._batch_and_rows) for chooser in choosers)
-        right = next((chooser for chooser in tried if chooser is not None), None)
-        if right is not None and right.seconds < right.copy_seconds:
-            self.chooser = right
+        for form in self._choice.forms:
+            chooser = Chooser(self._session, self._port, self._choice, form)
+            right = _tried(chooser, self._shape, self._batch_and_rows)
+            if right is not None and right.seconds < right.copy_seconds:
+                self.chooser = right
+            else:
+                self._session.forget(chooser.model(self._port.dtype, len(self._shape)))
+            if right is not None:
+                break
         return time.perf_counter() - began
+
+    def lost(self, error: Exception) -> None:
+        """It could not be made on the device after all, for want of memory there, say."""
+        self.chooser, self.failed = None, one_line(str(error))
 
 
 def every_choice(session: Session, port: Port, shape: Sequence[int], batch: int) -> dict[Choice, Choosing]:
     """Who makes each choice, for logits of a decode step that have `shape`."""
+    if port.dtype not in DTYPES:
+        return {}
     return {choice: Choosing(choice, session, port, shape, (batch, 1)) for choice in (LIKELIEST, LARGEST)}
 
 
@@ -155,7 +174,7 @@ def _tried(chooser: Chooser, shape: Sequence[int], batch_and_rows: Sequence[int]
             if not all(_is_right(choice, row, each) for row, each in zip(rows_there, found, strict=True)):
                 return None
         seconds = _lowest(taker.take)
-        copy_seconds = _lowest(lambda: _on_host(choice, logits.copy(held).reshape(-1, shape[-1])))
+        copy_seconds = _lowest(lambda: _on_host(choice, logits.copy(held).reshape(-1, shape[-1]).astype(np.float32)))
     except FAILURES:
         return None  # the host can do without
     return replace(chooser, seconds=seconds, copy_seconds=copy_seconds)
@@ -186,7 +205,7 @@ def _cases(vocab: int) -> Iterator[Row]:
     middle, last = vocab // 2, vocab - 1
     yield plain
     for place in (0, middle, last):
-        for value in (9.0, math.nan, math.inf):
+        for value in (9.0, math.nan, -math.nan, math.inf):
             yield _with(plain, {place: value})
     for equal in ((0, last), (middle, middle + 1, last), (1, 2, 3, middle)):
         yield _with(plain, dict.fromkeys(equal, 9.0))

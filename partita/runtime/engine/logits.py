@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from partita import dtypes
 from partita.runtime.engine.choices import Choice
-from partita.runtime.engine.choosing import Choosing, Found, Taker
+from partita.runtime.engine.choosing import FAILURES, Choosing, Found, Taker
 from partita.runtime.engine.feeds import Feed
 from partita.runtime.ort.buffers import Buffer
 
 MOST_IN_VAIN = 4
-"""A choice that has left it to the host so often is made there from then on."""
+"""A choice that has left it to the host so often in a row is made there from then on."""
 
 
 class Logits:
@@ -68,20 +68,31 @@ class Logits:
         """
         if self._here:
             return None
-        taker = self._ready(choice)
-        if taker is None:
-            self._asked = choice
+        try:
+            taker = self._ready(choice)
+            if taker is None:
+                self._asked = choice
+                return None
+            if choice not in self._taken:
+                taker.take()
+        except FAILURES as error:  # the logits are there all the same; where the device is lost, their copy says so
+            self._choosing[choice].lost(error)
+            self._leave(choice)
             return None
         if choice not in self._taken:
-            taker.take()
             self._taken.append(choice)
             self.copied_bytes += taker.size_bytes
         found = taker.found(row, column, count)
-        if found is None:
-            self._in_vain[choice] = self._in_vain.get(choice, 0) + 1
-            if self._in_vain[choice] == MOST_IN_VAIN:
-                del self._choosing[choice], self._takers[choice]
+        self._in_vain[choice] = 0 if found is not None else self._in_vain.get(choice, 0) + 1
+        if self._in_vain[choice] == MOST_IN_VAIN:
+            self._leave(choice)
         return found
+
+    def _leave(self, choice: Choice) -> None:
+        """Make it on the host from now on."""
+        del self._choosing[choice]
+        if (taker := self._takers.pop(choice, None)) is not None:
+            taker.release()
 
     def release(self) -> None:
         """Free what it has of a device."""
@@ -91,8 +102,11 @@ class Logits:
 
     def _ready(self, choice: Choice) -> Taker | None:
         """Who takes a choice out of these."""
+        chooser = self._choosing[choice].chooser if choice in self._choosing else None
+        if chooser is None:
+            return None
         taker = self._takers.get(choice)
-        if taker is None and choice in self._choosing and (chooser := self._choosing[choice].chooser) is not None:
+        if taker is None:
             assert self._made is not None
             taker = self._takers[choice] = chooser.taker(self._made, self._feed.array.shape[:-1])
         return taker

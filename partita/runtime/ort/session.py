@@ -182,14 +182,17 @@ class Session:
             options = ort.SessionOptions()
             options.log_severity_level, options.intra_op_num_threads = FATAL, 1
             options.add_session_config_entry(STRICT_KEY, "1")
-            with captured_output() as captured:
-                try:
-                    providers = _chosen_providers(options, [owner.uncaptured()])
-                    self._keepers[model] = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
-                except NATIVE_ERRORS as error:
-                    traceback.clear_frames(error.__traceback__)
-                    raise NativeFailureError(error, captured.lines) from error
+            try:
+                providers = _chosen_providers(options, [owner.uncaptured()])
+                self._keepers[model] = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+            except NATIVE_ERRORS as error:
+                traceback.clear_frames(error.__traceback__)
+                raise NativeFailureError(error, ()) from error
         return Binding(self._keepers[model], name)
+
+    def forget(self, model: bytes) -> None:
+        """Close the session of a model that was run beside this one, if there is one."""
+        self._keepers.pop(model, None)
 
     def fresh_memory(self, name: str) -> FreshMemory:
         """Where an output is to be allocated that the next run reads as input `name`: where the session wants that."""

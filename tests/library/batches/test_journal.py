@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from partita.errors import ResourceError, UsageError
+from partita.library.batches import journal as journal_module
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.rows import RowAnswer
 from partita.library.batches.writing import write_answers
@@ -180,3 +182,82 @@ def test_what_a_killed_command_left_beside_the_output_goes(tmp_path: Path):
     out.unlink()
     write_answers(out, iter([b"{}\n"]))
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"] and out.read_bytes() == b"{}\n"
+
+
+def test_answers_that_are_there_by_now_are_left_as_they_are(tmp_path: Path, monkeypatch):
+    """Those of a run that ended while this one loaded its model, say; where there are no links, too."""
+    out = tmp_path / "out.jsonl"
+
+    def written_meanwhile():
+        yield b"{}\n"
+        out.write_bytes(b"theirs")
+
+    for links in (True, False):
+        out.unlink(missing_ok=True)
+        if not links:
+            monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no links")))
+        with pytest.raises(UsageError, match="was written while the rows were answered"):
+            write_answers(out, written_meanwhile())
+        assert out.read_bytes() == b"theirs" and [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+        out.unlink()
+        write_answers(out, iter([b"{}\n"]))
+        assert out.read_bytes() == b"{}\n"
+
+
+def test_a_name_as_long_as_the_file_system_allows_has_its_answers(tmp_path: Path):
+    out = tmp_path / f"{'a' * 241}.jsonl"
+    with Journal(journal_path(out), RUN, 1) as journal:
+        journal.append(answer(0))
+        write_answers(out, journal.answers())
+    assert out.is_file()
+
+
+def test_whoever_hears_of_steps_may_go_to_another_folder(tmp_path: Path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Journal(Path("journal"), RUN, 1) as journal:
+        journal.append(answer(0))
+        monkeypatch.chdir(tmp_path / "other")
+        assert [line["index"] for line in lines(journal)] == [0]
+        journal.remove()
+    assert not (tmp_path / "journal").exists()
+
+
+def test_a_journal_that_went_while_it_was_opened_is_made_anew(tmp_path: Path, monkeypatch):
+    """The run that had it has ended, and took it along."""
+    path = tmp_path / "journal"
+    Journal(path, RUN, 1).close()
+    lock, gone = journal_module._lock, list[bool]()
+
+    def late(file, where):
+        if not gone:
+            gone.append(True)
+            path.unlink()
+        lock(file, where)
+
+    monkeypatch.setattr(journal_module, "_lock", late)
+    with Journal(path, RUN, 1) as journal:
+        journal.append(answer(0))
+        assert path.is_file() and journal.resumed == 0
+
+
+@pytest.mark.parametrize(("code", "told"), [(errno.EIO, True), (errno.ENOSPC, True), (errno.EINVAL, False)])
+def test_a_disk_that_says_late_that_it_is_full_is_heard(tmp_path: Path, monkeypatch, code, told):
+    with Journal(tmp_path / "journal", RUN, 1) as journal:
+        journal.append(answer(0))
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(code, "late")))
+        if told:
+            with pytest.raises(ResourceError, match="late"):
+                journal.sync()
+        else:
+            journal.sync()
+
+
+def test_an_answer_that_was_lost_on_disk_is_not_passed_on(tmp_path: Path):
+    path = tmp_path / "journal"
+    with Journal(path, RUN, 1) as journal:
+        journal.append(answer(0))
+        os.truncate(path, path.stat().st_size - 3)
+        with pytest.raises(ResourceError, match="lost the answer to row 0"):
+            write_answers(tmp_path / "out.jsonl", journal.answers())
+    assert not (tmp_path / "out.jsonl").exists()

@@ -89,8 +89,7 @@ def source_of(folder: Path, count: int) -> Path:
 def filed(source: Path, count: int) -> None:
     """The way of a file of prompts to a file of answers."""
     out, looked = source.with_suffix(".out.jsonl"), look_at(source)
-    package: Any = SimpleNamespace(model_dump_json=lambda exclude: "{}")
-    with Journal(source.with_suffix(".journal"), identity(looked, package, {}), 0) as journal:
+    with Journal(source.with_suffix(".journal"), identity(looked, "", {}), 0) as journal:
         scheduler: Any = AtOnce()
         BatchRun(scheduler, None, RowDefaults(Sampling(temperature=0.0, max_new_tokens=8)), journal).go(
             read_rows(source)

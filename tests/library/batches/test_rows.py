@@ -11,7 +11,17 @@ import pytest
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.asking import conversations
 from partita.library.batches.reading import look_at, read_rows
-from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, row_seed, work_of
+from partita.library.batches.rows import (
+    AND_OTHERS,
+    MOST_UNREAD,
+    InputRow,
+    RowAnswer,
+    RowDefaults,
+    note_unread,
+    row_seed,
+    told_unread,
+    work_of,
+)
 from partita.library.batches.writing import write_answers
 from partita.library.requests import Work
 from partita.library.sampling import Sampling, completed
@@ -238,3 +248,46 @@ def test_the_largest_seed_has_a_place_in_a_table_and_a_larger_one_is_refused(tmp
     assert parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]["seed"] == largest
     with pytest.raises(PartitaError, match="seed"):
         asked({"tokens": [1], "temperature": 1.0, "seed": largest + 1}, None)
+
+
+def test_an_integer_that_no_float_holds_is_the_error_of_its_row(text):
+    """It would end the run at the first draw, and again with every run that goes on."""
+    for field in ("temperature", "repetition_penalty", "top_p", "top_k", "seed", "max_new_tokens"):
+        with pytest.raises(UsageError, match=f"{field} is an integer of more than 300 digits"):
+            asked({"prompt": "a", field: 10**400}, text)
+    with pytest.raises(UsageError, match="300 digits"):
+        asked({"prompt": "a", "temperature": 10**5000}, text)
+
+
+def test_what_is_nested_deeper_than_other_readers_go_is_the_error_of_its_row(tmp_path: Path) -> None:
+    """A worker of a cluster reads a row again, and stops at 200."""
+    path = tmp_path / "in.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt": "a"})[:-1] + f', "x": {"[" * deep}{"]" * deep}}}\n' for deep in (99, 100, 210))
+    )
+    assert [row.error is None for row in read_rows(path)] == [True, False, False]
+    assert "nested more than 100 deep" in str([row.error for row in read_rows(path)])
+
+
+def test_columns_that_mean_nothing_are_not_read(tmp_path: Path) -> None:
+    """They may have no form in Python, as a moment in the year 294247, and be larger than memory."""
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    moments = pyarrow.array([2**63 - 1, 0], pyarrow.timestamp("us"))
+    parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "valid_to": moments}), tmp_path / "in.parquet")
+    rows = list(read_rows(tmp_path / "in.parquet"))
+    assert [row.data for row in rows] == [{"prompt": "a"}, {"prompt": "b"}] and all(row.error is None for row in rows)
+    assert rows[0].unread == {"valid_to"}
+
+
+def test_only_so_many_fields_that_mean_nothing_are_told_of() -> None:
+    seen: set[str] = set()
+    for index in range(1000):
+        note_unread(seen, InputRow(index, {"prompt": "a", f"field {index:04}": 1}))
+    assert told_unread(seen) == (*(f"field {index:04}" for index in range(MOST_UNREAD)), AND_OTHERS)
+    few: set[str] = set()
+    note_unread(few, InputRow(0, {"b": 1, "a": 1}))
+    note_unread(few, InputRow(1, {"b": 1, "a": 1}))
+    assert told_unread(few) == ("a", "b")

@@ -15,6 +15,7 @@ import pytest
 from partita import __version__
 from partita.cli import run
 from partita.errors import PackageError, ResourceError
+from partita.foreign.folder import open_folder
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowDefaults
 from partita.library.chain import ChainOptions
@@ -22,11 +23,12 @@ from partita.library.cluster import worker as worker_module
 from partita.library.cluster.ledger import Ledger
 from partita.library.cluster.options import CHAIN_VARIABLE, read_cluster
 from partita.library.cluster.running import ClusterRun, portable
-from partita.library.cluster.setting_up import manifest_hash
 from partita.library.cluster.worker import ANSWER, BLOCK, SETUPS, Setup, Worker
 from partita.library.cluster.worker import ROWS as ROWS_ADAPTER
+from partita.library.contents import contents_hash
 from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation
+from partita.package import MANIFEST
 from tests.conftest import REPOSITORY, require
 from tests.runtime.handmade import handmade, known_tokens
 
@@ -49,7 +51,7 @@ def working_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 def setup_of(package: Path, **others: Any) -> Setup:
     given: dict[str, Any] = {
         "package": str(package),
-        "manifest_sha256": manifest_hash(package),
+        "contents": contents_hash(package, open_folder(package)) if (package / MANIFEST).is_file() else "",
         "partita": __version__,
         "where": ChainOptions(threads=1),
         "choice": {"variant": None, "contract": None, "max_length": None},
@@ -224,7 +226,7 @@ def test_another_package_at_the_path_of_the_workers_is_refused(tmp_path):
     require("ray")
     package = handmade(tmp_path / "package", batch=3)
     with Journal(tmp_path / "journal", {}, 0) as journal:
-        setup = setup_of(package, manifest_sha256="0")
+        setup = setup_of(package, contents="0")
         asked = ClusterRun(read_cluster("local", 1, "cpu"), setup, 3, journal, len(ROWS))
         with pytest.raises(PackageError, match="another package on"):
             asked.go(iter(ROWS))

@@ -29,6 +29,9 @@ MAX, SUM, TOP = LIKELIEST.forms
 FEW_MAX, FEW_SUM = LARGEST.forms
 
 
+FORM_OF = {choice_model(choice, form, "float32", 3): form for choice in CHOICES for form in choice.forms}
+
+
 class OnDevice:
     """Memory that only copies reach; `copies` counts those to the host."""
 
@@ -80,13 +83,13 @@ class Device:
 
     def __init__(self, **ways: Any) -> None:
         self.ways, self.opened, self.runs = ways, 0, 0
+        self.closed: list[str] = []
 
     def state_buffer(self, name: str, shape: tuple[int, ...], dtype: str) -> Any:
         return OnDevice(tuple(shape))
 
     def beside(self, name: str, model: bytes) -> Any:
-        known = {choice_model(choice, form, "float32", 3): form for choice in CHOICES for form in choice.forms}
-        form = known[model]
+        form = FORM_OF[model]
         if form not in self.ways:
             raise NativeFailureError(RuntimeError("no kernel"), ())
         self.opened += 1
@@ -100,6 +103,9 @@ class Device:
 
         bind = bound.__setitem__
         return SimpleNamespace(bind_input=bind, bind_output=bind, run=run, release=bound.clear)
+
+    def forget(self, model: bytes) -> None:
+        self.closed.append(FORM_OF[model])
 
     def choosing(self, shape: tuple[int, ...] = SHAPE) -> dict[Any, Choosing]:
         return every_choice(cast(Session, self), PORT, shape, shape[0])
@@ -136,9 +142,12 @@ def due(made):
     ],
 )
 def test_the_first_form_that_is_right_on_known_rows_is_taken(choice, ways, form):
-    found = due(Device(**ways).choosing()[choice])
+    device = Device(**ways)
+    found = due(device.choosing()[choice])
     assert found.find() > 0
     assert (found.chooser and found.chooser.form) == form
+    before = choice.forms if form is None else choice.forms[: choice.forms.index(form)]
+    assert device.closed == list(before), "what is not used is not kept open"
 
 
 @pytest.mark.usefixtures("quick")
@@ -226,6 +235,39 @@ def test_logits_that_are_not_finite_are_looked_at_on_the_host_and_after_some_tim
     made.held[:] = 0
     logits.ran()
     assert logits.chosen(LIKELIEST, 1, 0) is None, "it did not pay"
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_that_the_host_has_to_see_now_and_then_end_nothing():
+    logits, made = logits_of(Device(**{MAX: right}))
+    for step in range(4 * MOST_IN_VAIN):
+        made.held[0, 0, 7] = 0.0 if step % 2 else np.nan
+        logits.ran()
+        assert (logits.chosen(LIKELIEST, 0, 0) is None) == (step % 2 == 0)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_device_that_fails_later_leaves_it_to_the_host_and_says_why():
+    """Of a wider step than was tried there may be no memory: its logits are there all the same."""
+    device = Device(**{MAX: right})
+    choices = device.choosing()
+    for each in choices.values():
+        due(each).find()
+    made, held = OnDevice(SHAPE), host_buffer(SHAPE, "float32")
+    logits = Logits(Feed(held, held.host), cast(Buffer, made), choices)
+    made.held[0, 0, 7] = 9.0
+    device.ways[MAX] = failing
+    for _ in range(2):
+        logits.ran()
+        assert logits.chosen(LIKELIEST, 0, 0) is None
+        assert logits.row(0, 0).argmax() == 7
+    assert choices[LIKELIEST].chooser is None and choices[LIKELIEST].failed == "out of memory"
+
+
+def test_logits_that_the_host_rounds_are_left_to_it():
+    """1 + 1e-12 and 1 are equal there, and are not on the device."""
+    port = PORT.model_copy(update={"dtype": "float64"})
+    assert every_choice(cast(Session, Device()), port, SHAPE, BATCH) == {}
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.name)
