@@ -15,6 +15,8 @@ Logits = npt.NDArray[np.float32]
 
 RULED_OUT = -1e30
 """Logits of the reference, which is in float32, below this are of tokens that the model must not write."""
+OUTLIERS = 4
+"""Logits of so many times the magnitude of the likeliest are of tokens that are never written."""
 LOWEST = -6e4
 """The same in float16, whose lowest number is -65504."""
 
@@ -82,10 +84,11 @@ class Comparison:
 
 
 def scale_of(reference: Logits) -> float:
-    """What differences are measured by: how far the likeliest tokens are from 0, or above the middle of their rows.
+    """What differences are measured by: the largest magnitude, unless it is many times that of the likeliest tokens.
 
-    Not the largest magnitude: some vocabularies are padded with tokens whose bias is -10,000, beside which no
-    difference between tokens that are written would count. Nor what a model rules out.
+    Theirs is how far they are from 0, or above the middle of their rows. Some vocabularies are padded with tokens whose
+    bias is -10,000, beside which no difference between tokens that are written would count; nor does what a model
+    rules out.
     """
     spread = largest = 0.0
     for row in reference:
@@ -94,7 +97,7 @@ def scale_of(reference: Logits) -> float:
             first = float(there.max())
             spread = max(spread, abs(first), first - float(np.median(there)))
             largest = max(largest, first, -float(there.min()))
-    return min(spread, largest) or 1.0
+    return min(OUTLIERS * spread, largest) or 1.0
 
 
 def difference(ours: Logits, wanted: Logits, scale: float) -> float:

@@ -72,8 +72,8 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
         )
     texts.refuse_useless(found, FEWEST_TOKENS, path, "calibrate")
     length = min(texts.WINDOW_TOKENS, max_length)
-    # Short windows are more: what is learnt is of their tokens.
-    return Text(path.name, sha256, found.windows(length)[: MOST_WINDOWS * texts.WINDOW_TOKENS // length])
+    most = max(MOST_WINDOWS, -(-FEWEST_TOKENS // length))
+    return Text(path.name, sha256, found.windows(length)[:most])
 
 
 @dataclass(frozen=True, slots=True)
