@@ -40,7 +40,7 @@ from partita.commands.verbs import (
     support,
     verify,
 )
-from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, public_type
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, UsageError, public_type
 from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
@@ -196,8 +196,16 @@ def run(arguments: list[str], *, debug: bool = False, own_process: bool = False)
         return ending.unforeseen(error)
 
 
+def _is_odd(argument: str) -> bool:
+    """Whether it has bytes that are no UTF-8, as names of files may."""
+    return any("\ud800" <= character <= "\udfff" for character in argument)
+
+
 def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
     """Run one command line. Raises what is no error of ours."""
+    odd = next((each for each in arguments if _is_odd(each) and os.path.lexists(each)), None)
+    if odd is not None:  # ONNX Runtime and JSON have no such names
+        return ending.explained(UsageError(f"{odd}: the name is not UTF-8 text; give the file or folder another one"))
     try:
         result = app(
             _with_shell(arguments),

@@ -6,6 +6,7 @@ link or another spelling of a path is the same file. Knows nothing of what is wr
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -89,9 +90,11 @@ def check_writable(path: Path, what: str) -> None:
     """Raise ReportError when nothing could be written to `path`: better said before a long run than after it."""
     if path.is_dir():
         raise ReportError(f"{path}: a folder; give a file name for the {what}")
-    if not path.parent.is_dir():
-        raise ReportError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    place = path.resolve()  # of a link, the file that it names
+    if not place.parent.is_dir():
+        parent = place.parent if path.is_symlink() else path.parent
+        raise ReportError(f"{path}: the folder {parent} does not exist; make it first")
+    if not os.access(place if place.exists() else place.parent, os.W_OK):
         raise ReportError(f"{path}: no permission to write there; choose another file")
 
 
@@ -142,14 +145,27 @@ def temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def replace(path: Path, data: bytes | str) -> None:
-    """Write `data`, text in UTF-8, beside `path`, then rename; permissions stay. Raises OSError, leaving nothing."""
+    """Write `data`, text in UTF-8, beside `path`, then rename; permissions stay. Raises OSError, leaving nothing.
+
+    Into the file itself where that alone may be written: its folder may not, or it is mounted by itself in a container.
+    """
+    content = data.encode("utf-8") if isinstance(data, str) else data
+    try:
+        _rename_over(path, content)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EROFS) or not os.access(path, os.W_OK):
+            raise
+        path.write_bytes(content)
+
+
+def _rename_over(path: Path, content: bytes) -> None:
     # A name of its own, and a short one: a name as long as the file system allows has no room for a suffix.
     temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as stream:
             with suppress(FileNotFoundError):
                 temporary.chmod(stat.S_IMODE(path.stat().st_mode))
-            stream.write(data.encode("utf-8") if isinstance(data, str) else data)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

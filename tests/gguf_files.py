@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,7 @@ def save_gguf(out: Path, checkpoint: Path, kind: Kind = "F32", *, tokenizer: boo
         _add_tokenizer(writer, checkpoint)
         given.pop("tokenizer.ggml.model")
     for key, value in given.items():
-        if isinstance(value, str):
-            writer.add_string(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        else:
-            writer.add_uint32(key, value)
+        _add(writer, key, value)
     source = Safetensors(checkpoint / "model.safetensors")
     for plan in planned(list(source), config):
         array = arranged(plan, source)
@@ -42,6 +37,46 @@ def save_gguf(out: Path, checkpoint: Path, kind: Kind = "F32", *, tokenizer: boo
             writer.add_tensor(plan.name, array.astype(np.float32 if wanted == "F32" else np.float16))
         else:
             writer.add_tensor(plan.name, gguf.quants.quantize(array, number), raw_dtype=number)
+    return _written(writer, out)
+
+
+def save_settings(out: Path, architecture: str, settings: Mapping[str, Any]) -> Path:
+    """Write a file of any architecture with the settings of a small model, and those that are given; a tensor is there
+    so that it is a file, and no others.
+    """
+    import gguf
+    import numpy as np
+
+    small = {
+        "context_length": 64,
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+    }
+    writer = gguf.GGUFWriter(out, architecture)
+    for name, value in {**small, **settings}.items():
+        _add(writer, f"{architecture}.{name}", value)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
+    return _written(writer, out)
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """One setting, in the type that llama.cpp has for such."""
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def _written(writer: Any, out: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ import pytest
 from partita.cli import VERBS, run
 from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError
-from partita.files import STDIN, claim, temporary_directory, write_text
+from partita.files import STDIN, check_writable, claim, temporary_directory, write_text
 from partita.remedies import what_to_do
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
@@ -493,3 +494,39 @@ def test_a_report_in_a_temporary_folder_of_ours_is_not_moved_with_an_option(monk
     for folder, says in (("partita-1", "set TMPDIR"), ("mine", "choose another file")):
         with pytest.raises(ReportError, match=says):
             write_text("{}", tmp_path / folder / "missing" / "0.json", "report")
+
+
+@pytest.mark.parametrize("code", [errno.EBUSY, errno.EACCES])
+def test_a_file_whose_folder_takes_nothing_is_written_itself(tmp_path: Path, monkeypatch, code: int) -> None:
+    """One that is mounted by itself in a container cannot be renamed over."""
+    path = tmp_path / "report.json"
+    path.write_text("old")
+
+    def refuses(*_: object) -> None:
+        raise OSError(code, "refused")
+
+    monkeypatch.setattr(Path, "replace", refuses)
+    write_text("new", path, "report")
+    assert path.read_text() == "new" and [each.name for each in tmp_path.iterdir()] == ["report.json"]
+    with pytest.raises(ReportError, match="refused"):
+        write_text("new", tmp_path / "other.json", "report")
+
+
+def test_a_link_into_a_folder_that_is_not_there_is_said_before_the_work(tmp_path: Path) -> None:
+    link = tmp_path / "report.json"
+    link.symlink_to(tmp_path / "nowhere" / "report.json")
+    with pytest.raises(ReportError, match=r"the folder .*nowhere does not exist"):
+        check_writable(link, "report")
+
+
+def test_stdout_by_another_name_is_stdout(tmp_path: Path) -> None:
+    """Two objects in one file are no JSON: `--json --report r.json > r.json`, or /dev/stdout."""
+    target = tmp_path / "r.json"
+    code = (
+        "import sys; from pathlib import Path; from partita.commands.outputs import goes_to_stdout\n"
+        "sys.stderr.write(' '.join(str(goes_to_stdout(Path(name))) for name in sys.argv[1:]))"
+    )
+    names = [str(target), "/dev/stdout", "-", str(tmp_path / "other"), "/dev/null"]
+    with target.open("wb") as stdout:
+        done = subprocess.run([sys.executable, "-c", code, *names], stdout=stdout, stderr=subprocess.PIPE, check=True)
+    assert done.stderr.decode() == "True True True False False"

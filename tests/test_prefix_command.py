@@ -166,6 +166,12 @@ def _metadata(file: Path) -> dict[str, str]:
         (("a", "--save-prefix", "f", "--json"), 2, "--json cannot be given with it"),
         (("a", "--save-prefix", "f", "--report", "r.json"), 2, "--report cannot be given with it"),
         (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "looks at no limits of placement"),
+        (
+            ("a", "--save-prefix", "f", "-n", "5", "--seed", "1"),
+            2,
+            "--seed and --max-new-tokens cannot be given with it",
+        ),
+        (("a", "--save-prefix", "f", "--stop", "x"), 2, "--stop cannot be given with it"),
         (("--input", "f", "--output", "g", "--address", "a", "--prefix", "h"), 2, "is for a run on this machine"),
         (("--input", "f", "--output", "g", "--save-prefix", "h"), 2, "--input cannot be given with it"),
         (("a", "--system", "b", "--prefix", "f"), 2, "leave out --system"),

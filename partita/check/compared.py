@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from partita.check.measures import Found, is_cache_in_place, repeated_phase
+from partita.check.measures import NOT_ALL_SEEN, Found, is_cache_in_place, repeated_phase
 from partita.diff.compare import compare
 from partita.diff.records import CopyChange, NodeChange, ReportDiff
 from partita.errors import ReportError
 from partita.observations.text_format import decimals, human_bytes, listing, name_some, named_provider, plural
+from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.outcome import wanted_of
-from partita.partition_reports.records import Report
+from partita.partition_reports.records import Phase, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,11 @@ def _rank(chain: Sequence[str], provider: str) -> int:
     return chain.index(provider) if provider in chain else len(chain)
 
 
-def _wanted_other(both: Beside) -> Found | None:
-    """1 when another provider is preferred now. A baseline that wanted the same has nothing to be said of that."""
+def _wanted_other(both: Beside) -> Found:
+    """1 when another provider is preferred now."""
     if both.same_wanted:
-        return None
-    return Found(1, "", f"{wanted_of(both.report)} is preferred here, {wanted_of(both.baseline)} in the baseline")
+        return Found(0, f"{wanted_of(both.report)} is preferred in both")
+    return Found(1, f"{wanted_of(both.report)} is preferred here, {wanted_of(both.baseline)} in the baseline")
 
 
 def _count_lost_phases(both: Beside) -> Found:
@@ -69,10 +71,8 @@ def _count_lost_phases(both: Beside) -> Found:
     return Found(len(lost), "the same" if not lost else f"{listing(lost)} missing here")
 
 
-def _count_nodes_left(both: Beside) -> Found | None:
-    """Nodes that moved to a provider that is preferred less; None when two are wanted."""
-    if not both.same_wanted:
-        return None
+def _count_nodes_left(both: Beside) -> Found:
+    """Nodes that moved to a provider that is preferred less."""
     left: dict[str | None, list[NodeChange]] = {}
     for change in both.diff.moved:
         if both.is_lower(change.before, change.after):
@@ -124,19 +124,51 @@ def _count_more_copies(both: Beside) -> Found:
     """How many copies more, in the phase where they are most."""
     more: dict[tuple[str, str], list[str]] = {}
     same, grown = [], 0.0
+    phases = _common_phases(both)
+    inside = {now.name: _count_inside(now) - _count_inside(was) for was, now in phases}
+    unsure = [now.name for was, now in phases if _is_unsure(was, now)]
     for figure in both.diff.figures:
         was, now = figure.before, figure.after
-        if figure.name != "copies":
+        if figure.name != "copies" or was is None or now is None:
             continue
-        if was is None or now is None or now <= was:
-            same.append(f"{now or 0:,.0f} in {figure.phase}")
+        if now <= was:
+            same.append(f"{now:,.0f} in {figure.phase}")
             continue
         changes = [entry for entry in both.diff.copies if entry.phase == figure.phase and entry.change == "new"]
-        said = f"{was:,.0f} in the baseline: {name_some(list(map(_say_copy, changes)))}"
+        named = [*map(_say_copy, changes)]
+        named += [f"{inside[figure.phase]:,} in control-flow subgraphs"] if inside[figure.phase] > 0 else []
+        said = f"{was:,.0f} in the baseline: {name_some(named)}"
         more.setdefault((f"{now:,.0f}", said), []).append(figure.phase)
         grown = max(grown, now - was)
     told = [f"{now} in {listing(phases)}, {rest}" for (now, rest), phases in more.items()]
-    return Found(grown, "; ".join(told or same))
+    return Found(
+        value=grown,
+        held="; ".join(told or same),
+        most=math.inf if unsure else None,
+        unsure=f"cannot be confirmed in {listing(unsure)}: {NOT_ALL_SEEN}",
+    )
+
+
+def _common_phases(both: Beside) -> list[tuple[Phase, Phase]]:
+    """Phases of the baseline and of the report."""
+    later = {phase.name: phase for phase in both.report.phases}
+    return [(was, later[was.name]) for was in both.baseline.phases if was.name in later]
+
+
+def _count_inside(phase: Phase) -> int:
+    """Copies in control-flow subgraphs that were counted."""
+    return phase.bodies.copies or 0 if phase.bodies is not None else 0
+
+
+def _is_unsure(was: Phase, now: Phase) -> bool:
+    """Whether there may be more copies in control-flow subgraphs, and nobody can tell.
+
+    A run is not behind itself: copies that no source sees count where the baseline is known to have had none.
+    """
+    if any(phase.bodies is not None and phase.bodies.copies is None for phase in (was, now)):
+        return True
+    had_none = was.bodies is None or was.bodies.unseen is False
+    return had_none and now.bodies is not None and now.bodies.unseen is True
 
 
 def _say_copy(change: CopyChange) -> str:
@@ -149,11 +181,13 @@ def _count_more_copy_bytes(both: Beside) -> Found:
     Per run, not per token: runs with another number of tokens have no figure here, for they cannot be compared.
     """
     larger, grown, known = [], 0.0, True
+    phases = _common_phases(both)
+    more = [now.name for was, now in phases if _count_inside(now) > _count_inside(was) or _is_unsure(was, now)]
     for figure in both.diff.figures:
         was, now = figure.before, figure.after
         if figure.name != "copy_bytes_per_run" or was is None:
             continue
-        if now is None:
+        if now is None or figure.phase in more:
             known = False
             larger.append(f"cannot be confirmed in {figure.phase}: the size of a copy is not known")
         elif now > was:
@@ -163,11 +197,13 @@ def _count_more_copy_bytes(both: Beside) -> Found:
     return Found(grown if known else None, "; ".join(larger) or "no more where known")
 
 
-def _lost_cache(both: Beside) -> Found | None:
-    """1 when the cache stayed in place in the baseline and no longer does; None when it did not there, either."""
-    if is_cache_in_place(both.baseline).value != 1:
-        return None
-    now = is_cache_in_place(both.report)
+def _lost_cache(both: Beside) -> Found:
+    """1 when the cache stayed in place in the baseline and no longer does."""
+    was, now = is_cache_in_place(both.baseline), is_cache_in_place(both.report)
+    if was.value == 0 or status_of(both.baseline.cache) == "no_cache":
+        return Found(0, "it was not in place in the baseline, either")
+    if was.value is None:
+        return Found(None, "", f"{was.broken or was.held} in the baseline")
     return Found(None if now.value is None else 1 - now.value, now.held, now.broken)
 
 
@@ -181,7 +217,7 @@ def _measure_slowdown(both: Beside) -> Found:
     return Found(round(ratio - 1, 12), said)
 
 
-COMPARED: dict[str, Callable[[Beside], Found | None]] = {
+COMPARED: dict[str, Callable[[Beside], Found]] = {
     "wanted_other": _wanted_other,
     "lost_phases": _count_lost_phases,
     "nodes_left": _count_nodes_left,
@@ -191,3 +227,12 @@ COMPARED: dict[str, Callable[[Beside], Found | None]] = {
     "lost_cache": _lost_cache,
     "slowdown": _measure_slowdown,
 }
+
+
+def is_of_use(field: str, both: Beside) -> bool:
+    """Whether a baseline asks for a field by itself. One that wanted another provider is told so, and not which nodes
+    left it; what it did not have cannot be lost.
+    """
+    if field in ("wanted_other", "nodes_left"):
+        return both.same_wanted == (field == "nodes_left")
+    return field != "lost_cache" or is_cache_in_place(both.baseline).value == 1

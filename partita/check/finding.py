@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.check.compared import COMPARED, Beside
-from partita.check.measures import MEASURES, Found
+from partita.check.measures import MEASURES, NOT_ALL_SEEN, Found
 from partita.check.requirements import (
     COUNTED,
     LOST,
@@ -18,9 +19,11 @@ from partita.check.requirements import (
     Selector,
 )
 from partita.errors import UsageError
+from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
+from partita.partition_reports.copies import copies_inside
 from partita.partition_reports.groups import total_us
-from partita.partition_reports.node_keys import stands_for
+from partita.partition_reports.node_keys import Part, is_added, parts_of
 from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.spelling import spelled
@@ -54,23 +57,21 @@ def find(requirement: Requirement, report: Report, beside: Beside | None = None)
     """Whether each measure holds, and the figures; phases with the same outcome share a sentence.
 
     `beside`: the report beside its baseline, which measures of `LOST` need. Without a phase that is meant there is one
-    sentence, and it does not hold. Empty when there is nothing to be said of a baseline.
+    sentence, and it does not hold.
     """
     whole = [measure for measure in requirement.measures if measure.field in STATED or measure.field in LOST]
-    found = [told for measure in whole if (told := _weigh_whole(measure, report, beside)) is not None]
+    found = [_weigh_whole(measure, report, beside) for measure in whole]
     parts = [measure for measure in requirement.measures if measure not in whole]
     return [*found, *(_find_in_phases(requirement, parts, report) if parts else ())]
 
 
-def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tuple[bool, str] | None:
-    """One measure of the whole report; None when it does not apply. Raises UsageError for the want of a baseline."""
+def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tuple[bool, str]:
+    """One measure of the whole report. Raises UsageError for the want of a baseline."""
     if measure.field in STATED:
-        found: Found | None = MEASURES[measure.field](report)
-    elif beside is None:
+        return _decide(MEASURES[measure.field](report), measure)
+    if beside is None:
         raise UsageError(f"{measure.field} needs {spelled('baseline')}: {LOST[measure.field]}")
-    else:
-        found = COMPARED[measure.field](beside)
-    return None if found is None else _decide(found, measure)
+    return _decide(COMPARED[measure.field](beside), measure)
 
 
 def _decide(found: Found, measure: Measure) -> tuple[bool, str]:
@@ -107,7 +108,7 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
     if value is None and phase.folded is not None and measure.field in COUNTED:
         return Finding(True, f"{measure.field} not asked: ONNX Runtime folded the whole graph at load time")
     if value is None:
-        return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure)}")
+        return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure, phase)}")
     holds = COMPARE[measure.sign](value, measure.value)
     shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _say(measure, value)
     left_out = phase.bodies.nodes - len(_parts(phase)) if phase.bodies and measure.field in COUNTED else 0
@@ -121,14 +122,12 @@ def _say(measure: Measure, value: float) -> str:
 
 
 def _measure_phase(field: str, phase: Phase) -> float | None:
-    """A figure of a whole phase."""
-    if field == "copies" and phase.bodies is not None:
-        inside = phase.bodies.copies
-        return None if inside is None else len(phase.copies) + inside
+    """A figure of a whole phase. Nobody knows the size of what is copied in control-flow subgraphs."""
+    inside = copies_inside(phase)
     figures: dict[str, float | None] = {
         "partitions": len(phase.partitions),
-        "copies": len(phase.copies),
-        "copy_bytes_per_token": phase.cost.copy_bytes_per_token if phase.cost else None,
+        "copies": None if inside is None else len(phase.copies) + inside,
+        "copy_bytes_per_token": phase.cost.copy_bytes_per_token if phase.cost and inside == 0 else None,
         "tokens_per_second": phase.tokens_per_second,
         "p50_ms": phase.step_p50_ms,
     }
@@ -145,6 +144,13 @@ class Chosen:
     """Those of them on the provider, and with the reason."""
     reasons: Mapping[str, tuple[str, ...]]
     """Of each node, for every provider that was preferred and skipped."""
+    weights: Mapping[int, int]
+    """Nodes of the file behind each of `base`, by its identity: those of the operator and module, where it is made of
+    several."""
+    doubtful: tuple[NodePlacement, ...]
+    """Nodes made of some of which the report does not say whether they are of the operator and module."""
+    perhaps: tuple[NodePlacement, ...]
+    """Those of them that would be in `nodes`, and are not known to be in `base`."""
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
@@ -153,26 +159,52 @@ class Chosen:
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
         there = (*phase.nodes, *_parts(phase))
-        base = tuple(node for node in there if all(_fits(node, entry, reasons) for entry in kinds))
-        return cls(base, tuple(node for node in base if all(_fits(node, entry, reasons) for entry in places)), reasons)
+        meant = {id(node): _count_meant(node, kinds) for node in there}
+        base = tuple(node for node in there if meant[id(node)][True])
+        doubtful = tuple(node for node in there if meant[id(node)][None])
+        return cls(
+            base=base,
+            nodes=tuple(node for node in base if all(_fits(node, entry, reasons) for entry in places)),
+            reasons=reasons,
+            weights={id(node): meant[id(node)][True] for node in base},
+            doubtful=doubtful,
+            perhaps=tuple(
+                node
+                for node in doubtful
+                if not meant[id(node)][True] and all(_fits(node, entry, reasons) for entry in places)
+            ),
+        )
 
     def measure(self, field: str) -> float | None:
         """A figure of the chosen nodes; None when it is not known, or there is nothing to take a part of."""
         if field == "nodes":
-            return len(self.nodes)
+            return len(self.nodes) if not self.perhaps else None
+        if self.doubtful:
+            return None
         if field == "share":
-            whole = _weight(self.base)
-            return _weight(self.nodes) / whole if whole else None
+            whole = self.weigh(self.base)
+            return self.weigh(self.nodes) / whole if whole else None
         # The time of what is in a body is that of the node that has the body.
         base, nodes = ([each for each in some if each.position != INSIDE] for some in (self.base, self.nodes))
         whole_us, part_us = total_us(base), total_us(nodes) if nodes else 0.0
         return part_us / whole_us if whole_us and part_us is not None else None
 
-    def why_unknown(self, measure: Measure) -> str:
+    def weigh(self, nodes: Iterable[NodePlacement]) -> int:
+        """Nodes of the file behind some of `base`."""
+        return sum(self.weights[id(node)] for node in nodes if not is_added(node))
+
+    def why_unknown(self, measure: Measure, phase: Phase) -> str:
         """Why a figure is not there."""
+        if measure.field == "copies":
+            return NOT_ALL_SEEN
+        if measure.field == "copy_bytes_per_token" and copies_inside(phase) != 0:
+            return "the size of copies in control-flow subgraphs is not known"
         if measure.field in MEASURED:
             return "the report does not have it"
-        return "no time is known" if _weight(self.base) else "no node of the file is selected"
+        if self.doubtful:
+            names = name_some([node.name for node in self.perhaps or self.doubtful])
+            return f"the report does not tell operators and modules of all that is in {names}"
+        return "no time is known" if self.weigh(self.base) else "no node of the file is selected"
 
     def blame(self, measure: Measure) -> str:
         """The nodes because of which it does not hold: those that are missing, or those that are too many."""
@@ -206,29 +238,47 @@ def _parts(phase: Phase) -> tuple[NodePlacement, ...]:
             output_bytes=None,
             replaces=part.replaces,
             replaces_op_types=part.replaces_op_types,
+            replaces_modules=part.replaces_modules,
             sources=("assignment",),
         )
         for part in (phase.bodies.parts if phase.bodies else ())
     )
 
 
-def _weight(nodes: Iterable[NodePlacement]) -> int:
-    """Nodes of the file behind these."""
-    return sum(len(stands_for(node)) for node in nodes if node.replaces or "model_file" in node.sources)
+def _count_meant(node: NodePlacement, selectors: Sequence[Selector]) -> Counter[bool | None]:
+    """How many nodes of the file behind a node are meant by operator and module, how many are not, and of how many the
+    report does not tell (None).
+    """
+    parts = parts_of(node)
+    found: Counter[bool | None] = Counter()
+    for part in parts:
+        answers = [_is_meant(node, part, parts, selector) for selector in selectors]
+        found[False if False in answers else None if None in answers else True] += 1
+    return found
+
+
+def _is_meant(node: NodePlacement, part: Part, parts: Sequence[Part], selector: Selector) -> bool | None:
+    """Whether a node of the file is meant; None where the report does not tell. One without a module, and one of which
+    no source knew the operator, is neither equal nor unequal to anything.
+    """
+    if selector.field == "module":
+        if part.module == UNKNOWN:  # what it is part of begins as the modules of all its parts do
+            return selector.equal if _is_within(node.module, selector.value) else None
+        return part.module is not None and _is_within(part.module, selector.value) == selector.equal
+    if selector.value == node.op_type and all(each.op_type != selector.value for each in parts):
+        return selector.equal  # an operator of ONNX Runtime alone: all that it was made of
+    if part.op_type == UNKNOWN:
+        return None
+    return part.op_type is not None and (part.op_type == selector.value) == selector.equal
+
+
+def _is_within(module: str | None, value: str) -> bool:
+    """Whether a part of a module's path is this one."""
+    return module is not None and f".{value}." in f".{module}."
 
 
 def _fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, tuple[str, ...]]) -> bool:
-    """The node is meant. What is not known is neither equal nor unequal to anything."""
+    """The node is on the provider, or has the reason. What is not known is neither equal nor unequal to anything."""
     if selector.field == "reason":
         return (selector.value in reasons.get(node.name, ())) == selector.equal
-    if selector.field == "op" and selector.value in node.replaces_op_types:
-        return selector.equal
-    value = {
-        "op": node.op_type,
-        "module": node.module,
-        "provider": node.provider,
-    }[selector.field]
-    if value is None:
-        return False
-    same = f".{selector.value}." in f".{value}." if selector.field == "module" else value == selector.value
-    return same == selector.equal
+    return node.provider is not None and (node.provider == selector.value) == selector.equal

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from partita.check.compared import Beside
+from partita.check.compared import Beside, is_of_use
 from partita.check.finding import find
 from partita.check.limits import Limits
 from partita.check.requirements import Requirement, short_form
@@ -80,11 +80,13 @@ class GateResult(Record):
     outcomes: tuple[Outcome, ...]
 
 
-def _kept_up(asked: Sequence[Requirement]) -> tuple[Requirement, ...]:
+def _kept_up(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement, ...]:
     """What a baseline asks for, without that for which there is a requirement."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
-        short_form(f"{spelled('baseline')}: {name}", field, "=", 0) for field, name in KEPT.items() if field not in own
+        short_form(f"{spelled('baseline')}: {name}", field, "=", 0)
+        for field, name in KEPT.items()
+        if field not in own and is_of_use(field, beside)
     )
 
 
@@ -98,8 +100,8 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     if any(is_known(phase) for phase in report.phases):
         beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
-        asked = asked if baseline is None else (*asked, *_kept_up(asked))
-        outcomes += [outcome for requirement in asked for outcome in _held(requirement, report, beside)]
+        asked = asked if beside is None else (*asked, *_kept_up(asked, beside))
+        outcomes += [_held(requirement, report, beside) for requirement in asked]
     return GateResult(
         report=name,
         baseline=baseline[0] if baseline else None,
@@ -117,14 +119,13 @@ def _sound(report: Report) -> Iterator[Outcome]:
         yield Outcome(check="report", holds=False, detail=f"it does not add up: {'; '.join(failed)}")
 
 
-def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Iterator[Outcome]:
-    """What came of one requirement; nothing where it does not apply to this pair of reports."""
+def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:
+    """What came of one requirement."""
     findings = find(requirement, report, beside)
-    if findings:
-        bad = [said for holds, said in findings if not holds]
-        yield Outcome(
-            check=requirement.written,
-            requirement=requirement.text,
-            holds=not bad,
-            detail="; ".join(bad or [said for _, said in findings]),
-        )
+    bad = [said for holds, said in findings if not holds]
+    return Outcome(
+        check=requirement.written,
+        requirement=requirement.text,
+        holds=not bad,
+        detail="; ".join(bad or [said for _, said in findings]),
+    )

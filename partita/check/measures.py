@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.observations.names import CPU
-from partita.observations.text_format import decimals, name_some, plural
+from partita.observations.text_format import decimals, listing, name_some, plural
 from partita.partition_reports.cache_state import is_in_place, status_of
+from partita.partition_reports.copies import copies_inside
 from partita.partition_reports.outcome import is_known, main_phase
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
+
+NOT_ALL_SEEN = "copies in control-flow subgraphs are not all known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,16 @@ def _count_cpu_nodes(report: Report) -> Found:
     counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
     phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
     unknown = [node.name for node in phase.nodes if node.provider is None]
+    unlisted = [each.name for each, _ in counted if each.bodies is not None and not each.bodies.listed]
+    unsure = f"unknown in {phase.name}: no source names a provider for {name_some(unknown)}"
+    if unlisted:
+        unsure = f"cannot be confirmed in {listing(unlisted)}: nodes in control-flow subgraphs are not listed"
     return Found(
         value=len(names),
         held=f"at most {len(names)} in a phase",
         broken=f"{plural(len(names), 'node')} on {CPU} in {phase.name}: {name_some(names)}",
-        most=len(names) + len(unknown),
-        unsure=f"unknown in {phase.name}: no source names a provider for {name_some(unknown)}",
+        most=math.inf if unlisted else len(names) + len(unknown),
+        unsure=unsure,
     )
 
 
@@ -66,8 +73,8 @@ def _count_memcpy_nodes(report: Report) -> Found:
         value=count,
         held=f"{count} in {phase.name}{f', {inside} of them in control-flow subgraphs' if inside else ''}",
         broken=f"{plural(count, 'Memcpy node')} in {phase.name}: {name_some(named)}",
-        most=math.inf if inside is None else None,
-        unsure=f"cannot be confirmed in {phase.name}: subgraphs are not counted",
+        most=math.inf if copies_inside(phase) is None else None,
+        unsure=f"cannot be confirmed in {phase.name}: {NOT_ALL_SEEN}",
     )
 
 
@@ -77,7 +84,7 @@ def _count_copy_bytes(report: Report) -> Found:
     assert phase is not None
     total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
     unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
-    if phase.bodies and phase.bodies.copies != 0:
+    if copies_inside(phase) != 0:
         unknown.append("those in control-flow subgraphs")
     more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
     run = f"{plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name})"

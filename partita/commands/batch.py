@@ -138,7 +138,9 @@ def run_batch(
         _say_end(options, engine, filed, bar)
         if filed is not None and options.as_json:
             print_record(_as_record(options, engine, scheduler, filed, notes))
-        if sink is not None and engine.runner.steps:
+        if sink is not None and not engine.runner.steps:
+            say("nothing was run, so there is no report")
+        elif sink is not None:
             reason = "error" if error else "interrupted" if interrupted else "stop"
             cut_short = write_report(
                 sink,

@@ -29,7 +29,7 @@ def run(options: BenchOptions, *, out: Path | None, as_json: bool) -> int:
     contender that failed, and KeyboardInterrupt when not one round was complete.
     """
     plan = Plan(options)
-    sink = None if out is None else claim_output(out, "result", plan.reads, option="--out")
+    sink = None if out is None else claim_output(out, "result", (*plan.reads, *plan.files.values()), option="--out")
     for line in plan.notes:
         note(f"note: {line}")
     with _saying() as say:
@@ -66,14 +66,14 @@ def _saying() -> Iterator[Say]:
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
     """The result on stdout and in the file that was asked for, and where the rest of it is."""
     text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
-    if sink is not None:
-        sink.write(text)
     if as_json and not isinstance(sink, Stdout):
         write_stdout(text)
     elif not isinstance(sink, Stdout):
         from partita.bench.views import text as view
 
         view.render(bench, stdout_console())
+    if sink is not None:  # last: where that fails, the figures were seen
+        sink.write(text)
     if isinstance(sink, Output):
         say_written("result", sink.path)
     for entry in bench.contenders:

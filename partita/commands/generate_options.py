@@ -19,6 +19,7 @@ from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import listing
 from partita.runtime.suggested import Suggestion, suggestion
+from partita.spelling import spelled
 
 MAX_TOKENS = 1 << 24
 
@@ -139,6 +140,9 @@ def _check_saving(options: GenerateOptions) -> None:
     beside = {"--prefix": options.prefix, "--input": options.input, "--report": options.report}
     given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
     given += [f"--{name}" for name in options.speculation.told]
+    asked = {**options.sampling.figures(), "sampling": options.sampling.source}
+    given += [spelled(name) for name, value in asked.items() if value is not None]
+    given += ["--stop"] * bool(options.stop)
     if given:
         raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
     if options.limits.given():

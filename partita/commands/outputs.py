@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from partita.files import Output, claim
 from partita.remedies import shell
 
 STDOUT = Path("-")
+OTHER_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +42,20 @@ def say_written(what: str, path: Path | str) -> None:
     note(f"{what}: {path} (see it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
+def goes_to_stdout(path: Path) -> bool:
+    """Whether what is written to `path` comes out of stdout, or into the file that stdout is redirected to."""
+    if path == STDOUT or str(path) in OTHER_NAMES:
+        return True
+    with suppress(OSError):
+        mine, theirs = path.stat(), os.fstat(1)
+        return os.path.samestat(mine, theirs) and (stat.S_ISREG(mine.st_mode) or stat.S_ISFIFO(mine.st_mode))
+    return False
+
+
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
     """Raise UsageError when a report and another JSON object would both go to stdout."""
-    if report == STDOUT and as_json:
-        raise UsageError("--report - and --json would both write to stdout; give --report a file")
+    if report is not None and as_json and goes_to_stdout(report):
+        raise UsageError(f"--report {report} and --json would both write to stdout; give --report another file")
 
 
 def data_files(model: Path) -> tuple[Path, ...]:

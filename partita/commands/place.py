@@ -87,14 +87,14 @@ def _finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, 
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
-    if sink is not None:
-        sink.write(storage.to_json(report))
     if shown.as_json:
         write_stdout(storage.to_json(report))
     elif shown.report != STDOUT:
         from partita.partition_reports.views import text
 
         text.render(report, stdout_console())
+    if sink is not None:  # last: where that fails, the report was seen
+        sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         say_written("report", sink.path)
     if error is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from partita.diagnosis import (
@@ -22,7 +22,8 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.observations.records import PhaseName, Source
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"})
+"""Operators with graphs in them that ONNX Runtime runs node by node: ONNX's own, and those of com.microsoft."""
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 """Phases of a generation, in order."""
 HOST_DEVICE = "0"
@@ -93,6 +94,11 @@ class SessionIndex:
         node = self.exported.get(name) or self.inner.get(name)
         return node.op_type if node is not None else "unknown"
 
+    def exported_module(self, name: str) -> str | None:
+        """Module of a node of the file, in its main graph or in a body; None where it has none."""
+        node = self.exported.get(name) or self.inner.get(name)
+        return node.module if node is not None else None
+
     def module(self, name: str) -> str | None:
         """Module path of a node, where the file or the name tells; else what its exported nodes have in common."""
         node = self.exported.get(name)
@@ -101,6 +107,11 @@ class SessionIndex:
         by_name = naming.module_of(name, self.modules)
         known = (self.exported.get(each) or self.inner.get(each) for each in self.replaces(name))
         return by_name or naming.common_module(node.module for node in known if node is not None)
+
+    @property
+    def has_bodies(self) -> bool:
+        """Whether control flow runs: of an If whose condition is a constant, nodes of a branch do, and it does not."""
+        return any(self.op_type(name) in CONTROL_FLOW for name in self.order)
 
     def in_bodies(self) -> tuple[AssignedNode, ...] | None:
         """Nodes that ONNX Runtime lists and that are in no main graph; None when there is no control flow.
@@ -188,6 +199,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         optimised=optimised,
         compiled=compiled,
         stands_for=stands_for
+        | _fused_in_bodies(facts, {*order, *exported})
         | branches
         | {name: behind for group in groups for name, behind in group.shares.items() if behind},
         beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
@@ -201,6 +213,20 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         within=within,
         copied_as=copies.copied_as,
     )
+
+
+def _fused_in_bodies(facts: SessionFacts, main: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """For each listed node that is not of the main graph, the nodes of bodies that it took the place of, as its name
+    tells: the list is made after the first fusions.
+    """
+    inner = {node.name for node in facts.inner if node.name}
+    listed = dict.fromkeys(node.name for node in facts.assigned or () if node.name)
+    found = {
+        name: tuple(each for each in naming.replaced_by(name, inner) if each not in listed)
+        for name in listed
+        if inner and name not in inner and name not in main
+    }
+    return {name: behind for name, behind in found.items() if behind}
 
 
 def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from partita.diagnosis import naming
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import fullest
@@ -40,7 +41,12 @@ def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
         node.name: node
         for node in index.in_bodies() or ()
         if node.name not in index.present
-        and (node.name in index.inner or node.name in index.parts or _is_inlined(node.name, fused))
+        and (
+            node.name in index.inner
+            or node.name in index.parts
+            or naming.replaced_by(node.name, index.inner)
+            or _is_inlined(node.name, fused)
+        )
     }
     return tuple(listed.values())
 
@@ -151,7 +157,7 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     A fused node stands for the nodes that it replaces, a node without a name for itself.
     """
     placed = [(name, choose_provider(index.claims[name]), index.tried_as(name)) for name in index.order]
-    placed += [(node.name, node.provider, (node.name,)) for node in _in_bodies(index)]
+    placed += [(node.name, node.provider, index.tried_as(node.name)) for node in _in_bodies(index)]
     undecided = {reason.code for reason in load_reasons() if reason.undecided}
     found: list[str] = []
     for name, provider, names in placed:

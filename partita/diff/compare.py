@@ -29,7 +29,9 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
         before=_side(before, names[0]),
         after=_side(after, names[1]),
         unrelated=_why_unrelated(before, after, phases, names),
-        same=not (moved or came or gone or reasons or copies) and _same_phases(before, after),
+        same=not (moved or came or gone or reasons or copies)
+        and all(both.as_many_inside for both in phases)
+        and _same_phases(before, after),
         changes=changes_around(before, after),
         moved=moved,
         came=came,

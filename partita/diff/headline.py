@@ -83,16 +83,24 @@ def _copies(diff: ReportDiff) -> Iterator[str]:
     if not phases:
         return
     phase = "decode" if "decode" in phases else phases[-1]
+    differ = [each for each in phases if figures[each, "copies"].before != figures[each, "copies"].after]
+    if differ and phase not in differ and not diff.copies:  # in control-flow subgraphs of another phase
+        phase = differ[0]
     count = figures[phase, "copies"]
     size = figures.get((phase, "copy_bytes_per_token")) or figures.get((phase, "copy_bytes_per_run"))
     moved = _say_bytes(size, figures.get((phase, "copy_bytes_per_run")))
-    more = int((count.after or 0) - (count.before or 0))
+    unknown = count.before is None or count.after is None
+    more = 0 if unknown else int((count.after or 0) - (count.before or 0))
     told = [change for change in diff.copies if change.phase == phase]
+    if more != sum((change.change == "new") - (change.change == "gone") for change in told):
+        moved = ""  # of those in control-flow subgraphs nobody knows the size
     if more:
         word = "more" if more > 0 else "fewer"
         yield f"{plural(abs(more), f'{word} copy')} in {phase}{moved}"
     elif told:
         yield f"{plural(len(told), 'change')} among the copies of {phase}{moved}"
+    elif unknown and count.before != count.after:
+        yield f"copies in control-flow subgraphs counted in one report only, in {phase}"
     elif diff.copies:
         phases = list(dict.fromkeys(change.phase for change in diff.copies))
         yield f"{plural(len(diff.copies), 'change')} among the copies of {listing(phases)}"

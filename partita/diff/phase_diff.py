@@ -74,6 +74,12 @@ class BothPhases:
         return self.pairs.by_name / max(len(self.units_before), len(self.units_after), 1)
 
     @property
+    def as_many_inside(self) -> bool:
+        """As many copies were counted in control-flow subgraphs."""
+        ours, theirs = (each.bodies.copies if each.bodies is not None else 0 for each in (self.before, self.after))
+        return ours == theirs
+
+    @property
     def tokens(self) -> tuple[int | None, int | None]:
         """New tokens per run, where known."""
         ours, theirs = self.before.cost, self.after.cost
@@ -300,12 +306,13 @@ def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
 
 
 def _counted(phase: Phase) -> dict[str, float | None]:
-    """Figures that are counted, not measured."""
+    """Figures that are counted, not measured. Bytes are those of the main graph, which alone are known."""
     cost = phase.cost
+    inside = phase.bodies.copies if phase.bodies is not None else 0
     return {
         "nodes": len(phase.nodes),
         "partitions": len(phase.partitions),
-        "copies": len(phase.copies),
+        "copies": None if inside is None else len(phase.copies) + inside,
         "copy_bytes_per_run": cost.copy_bytes_per_run if cost else None,
         "copy_bytes_per_token": cost.copy_bytes_per_token if cost else None,
     }

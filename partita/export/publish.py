@@ -179,7 +179,12 @@ def _recover(out: Path, *, force: bool) -> list[str]:
         if re.fullmatch(rf"\.{name}{re.escape(PARTIAL)}{UNIQUE}(-(twin|rounded|optimum)-{UNIQUE})?", path.name):
             shutil.rmtree(path, ignore_errors=True)
             notes.append(f"removed {path}, left behind by a killed export")
-        elif re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name) and not os.path.lexists(out):
+        elif not re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):
+            continue
+        elif os.path.lexists(out):  # killed between the new package's coming and the old one's going
+            shutil.rmtree(path, ignore_errors=True)
+            notes.append(f"removed {path}, which a killed export had replaced")
+        else:
             (path / "package").rename(out)
             path.rmdir()
             if not force:
@@ -229,21 +234,22 @@ def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
     """
     if out.is_symlink() or _snapshot(out) != seen:
         raise TakenError("the package there has changed")
-    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
-    try:
-        out.rename(aside / "package")
+    with held():  # a signal between the two moves would find the package at neither place, or at both
+        aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
         try:
-            if _snapshot(aside / "package") != seen:
-                raise TakenError("the package there has changed")
-            _move(folder, out)
+            out.rename(aside / "package")
+            try:
+                if _snapshot(aside / "package") != seen:
+                    raise TakenError("the package there has changed")
+                _move(folder, out)
+            except BaseException:
+                _move(aside / "package", out)
+                raise
         except BaseException:
-            _move(aside / "package", out)
+            _remove_if_empty(aside)
             raise
-    except BaseException:
-        _remove_if_empty(aside)
-        raise
-    # Not the old package's only place any more: what a kill leaves from here on is swept by the next export.
-    waste = aside.rename(aside.with_name(aside.name.replace(OLD, PARTIAL)))
+        # Not the old package's only place any more: what a kill leaves from here on is swept by the next export.
+        waste = aside.rename(aside.with_name(aside.name.replace(OLD, PARTIAL)))
     shutil.rmtree(waste, ignore_errors=True)
 
 

@@ -171,6 +171,12 @@ def _told(settings: Any) -> Method | None:
     """The method that settings name, or else that their keys fit; None when nothing is quantised."""
     if not isinstance(settings, Mapping):
         return UNKNOWN if settings else None
+    method = _named(settings)
+    return None if method is None or _is_of_the_cache(method, settings) else method
+
+
+def _named(settings: Mapping[str, Any]) -> Method | None:
+    """The method that settings name, or else that their keys fit; None when there are none."""
     named = settings.get("quant_method")
     if named:
         known = (m for m in METHODS if str(named).lower().replace("_", "-") in [n.replace("_", "-") for n in m.methods])
@@ -180,6 +186,18 @@ def _told(settings: Any) -> Method | None:
     present = {key for key, value in settings.items() if value is not None}
     by_keys = (m for m in METHODS if any(present.issuperset(group.split()) for group in m.keys))
     return next(by_keys, UNKNOWN) if present else None
+
+
+def _is_of_the_cache(method: Method, settings: Mapping[str, Any]) -> bool:
+    """Whether settings of compressed-tensors say how the cache is rounded, and nothing of weights, which are floats."""
+    sparse = settings.get("sparsity_config")
+    form = sparse.get("format") if isinstance(sparse, Mapping) else sparse
+    return (
+        "compressed-tensors" in method.methods
+        and bool(settings.get("kv_cache_scheme"))
+        and not any(settings.get(key) for key in ("config_groups", "transform_config"))
+        and (not form or form == "dense")
+    )
 
 
 def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:

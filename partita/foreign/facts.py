@@ -59,6 +59,8 @@ class GraphFacts:
     """Inputs of floats that need not be given, because the file has values for them."""
     empty: frozenset[str] = frozenset()
     """Those of them whose values are none at all: a size is 0."""
+    whole: Mapping[str, int] = field(default_factory=dict)
+    """Constants that are one whole number."""
     data_files: tuple[str, ...] = ()
     """Relative to the folder."""
     weight_bytes: int = 0

@@ -7,7 +7,7 @@ name it and what both sides say.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import PackageError
@@ -17,8 +17,17 @@ from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
-from partita.foreign.shapes import CORRECT, Shapes, batch_axis, length_of
-from partita.foreign.states import Pair, contradiction_of, layer_in, pair_up, rolls, rows_axis, window_of
+from partita.foreign.shapes import CORRECT, Shapes, Short, batch_axis, length_of
+from partita.foreign.states import (
+    Pair,
+    contradiction_of,
+    frequencies_change_at,
+    layer_in,
+    pair_up,
+    rolls,
+    rows_axis,
+    window_of,
+)
 from partita.foreign.written import LAYER, NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
@@ -89,7 +98,7 @@ class Inference:
             self.written,
             self.max_length,
             self.notes,
-            window=self.missing_window(main, pairs),
+            short=self.short(main, pairs),
         )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
@@ -143,7 +152,9 @@ class Inference:
                     raise self.wrong(graph, f"the input {port.declared} cannot be for {role} by its type and rank")
                 found[port.name] = Meaning(role, WRITTEN)
             elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
-                found[port.name] = meaning
+                # Olive's graphs call the input that attention reads as its last index by a name of past lengths.
+                last = any(node.op_type == GQA and node.inputs[5:6] == (port.name,) for node in graph.nodes)
+                found[port.name] = replace(meaning, role="last_index") if last else meaning
         if all(meaning.role != "tokens" for meaning in found.values()):
             left = {port.name: port for port in graph.inputs if port.name not in found}
             name = tokens_by_use(graph, left)
@@ -317,6 +328,25 @@ class Inference:
         makers = [graph.producer_of(pair.present.name) for pair in pairs]
         told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
         return self.evidence.window if told and not any(window_of(pair, graph) for pair in pairs) else 0
+
+    def short(self, graph: GraphFacts, pairs: Sequence[Pair]) -> Short | None:
+        """Up to which length texts have the tokens of the model, where that is not all lengths."""
+        window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph)
+        found = []
+        if window:
+            source = self.evidence.source
+            found.append(
+                Short(window, f"{source} says a window of {window:,} tokens, and the graph's attention has none")
+            )
+        if turns:
+            found.append(
+                Short(
+                    turns,
+                    f"the graph turns keys with other frequencies in texts of more than {turns:,} tokens, which do not "
+                    "go with those that were cached before",
+                )
+            )
+        return min(found, key=lambda each: each.length, default=None)
 
     # --- files --------------------------------------------------------------------------------------------------------
 

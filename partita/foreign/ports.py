@@ -59,7 +59,7 @@ def fits(port: PortFact, role: Role) -> bool:
 
 def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     """What an input means by its name, type and rank. `roles`: those that a configuration gives names."""
-    if port.name in roles:
+    if port.name in roles and fits(port, roles[port.name]):
         return Meaning(roles[port.name], "configuration")
     for sign in INPUTS:
         if (

@@ -39,6 +39,7 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
         outputs=tuple(_port(port) for port in proto.graph.output),
         defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
+        whole=dict(filter(None, map(_whole, proto.graph.initializer))),
         nodes=tuple(_node(node) for node in proto.graph.node),
         node_count=len(model.nodes) + len(model.inner),
         opsets=dict(model.opsets),
@@ -56,6 +57,15 @@ def _dtype(number: int) -> str:
         return dtypes.numbered(number).name
     except ValueError:
         return ""
+
+
+def _whole(tensor: onnx.TensorProto) -> tuple[str, int] | None:
+    """Name and value of a constant that is one whole number, and in the file itself."""
+    from onnx import numpy_helper
+
+    if _dtype(tensor.data_type) not in ("int64", "int32") or math.prod(tensor.dims) != 1 or tensor.external_data:
+        return None
+    return tensor.name, int(numpy_helper.to_array(tensor).reshape(()))
 
 
 def _port(port: onnx.ValueInfoProto) -> PortFact:

@@ -31,6 +31,14 @@ OTHER_CACHE = Remedy("export it with a cache that grows, or that is written at a
 CORRECT = Remedy("correct the contract file")
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Up to which length a text has the tokens of the model, and why not beyond."""
+
+    length: int
+    why: str
+
+
 def length_of(
     where: str,
     pairs: Sequence[Pair],
@@ -40,12 +48,12 @@ def length_of(
     asked: int | None,
     notes: list[str],
     *,
-    window: int = 0,
+    short: Short | None = None,
 ) -> int:
     """N: as the user wants it, as far as graph and configuration allow; else the configuration's, up to a limit.
 
-    `rows`: the axis of each pair that has an entry for every token; `window`: that the model has and its graph has not,
-    so that longer texts are only taken where they are asked for. Raises PackageError for more than is allowed. `notes`
+    `rows`: the axis of each pair that has an entry for every token; `short`: up to where texts are the model's, so that
+    longer ones are only taken where they are asked for. Raises PackageError for more than is allowed. `notes`
     gets what was decided.
     """
     fixed = _fixed_length(pairs, rows)
@@ -54,15 +62,15 @@ def length_of(
         source = "the graph" if fixed else evidence.source
         raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
     length = fixed or wanted or min(most or UNKNOWN_LENGTH, MOST_TOKENS)
-    if 0 < window < length:
-        lacks = f"{evidence.source} says a window of {window:,} tokens, and the graph's attention has none"
+    if short is not None and short.length < length:
         if fixed or wanted:
-            notes.append(f"{lacks}: longer texts may have other tokens than the model")
+            notes.append(f"{short.why}: longer texts may have other tokens than the model")
             return length
         notes.append(
-            f"{lacks}: texts of {window:,} tokens were taken; longer ones may have other tokens than the model"
+            f"{short.why}: texts of {short.length:,} tokens were taken; longer ones may have other tokens than the "
+            "model"
         )
-        return window
+        return short.length
     if not (fixed or wanted or most):
         notes.append(f"nothing says how long a text may be: {UNKNOWN_LENGTH:,} tokens were taken")
     elif length < (most or 0) and not (fixed or wanted):

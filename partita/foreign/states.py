@@ -41,6 +41,8 @@ ROWS_AXIS = 2
 PAST_OF = {3: 1, 4: 2}
 """GroupQueryAttention's inputs for past keys and values, and the outputs that are their present."""
 
+ROTARY = "RotaryEmbedding"
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -217,6 +219,22 @@ def window_of(pair: Pair, graph: GraphFacts) -> int | None:
     node = graph.producer_of(pair.present.name)
     size = node.attributes.get("local_window_size", -1) if node is not None and node.op_type == GQA else -1
     return size if isinstance(size, int) and size > 0 else None
+
+
+def frequencies_change_at(graph: GraphFacts) -> int:
+    """The length beyond which a graph takes other cosines and sines for rotary embeddings; 0 where none is seen.
+
+    As the LongRoPE models of onnxruntime-genai's builder do: `If` a length is `Greater` than the original one.
+    """
+    for node in graph.nodes:
+        readers = [reader for output in node.outputs for reader in graph.readers_of(output)]
+        if node.op_type != "If" or not any(reader.op_type in (GQA, ROTARY) for reader in readers):
+            continue
+        asks = graph.producer_of(node.inputs[0])
+        if asks is not None and asks.op_type in ("Greater", "GreaterOrEqual"):
+            limit = graph.whole.get(asks.inputs[1], 0)
+            return max(limit - (asks.op_type == "GreaterOrEqual"), 0)
+    return 0
 
 
 def rolls(pair: Pair, graph: GraphFacts) -> bool:

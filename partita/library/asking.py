@@ -182,6 +182,8 @@ def stops(
 ) -> tuple[tuple[str, ...], TokenIds]:
     """Texts and tokens to stop at; None: those of the package in `folder`. Raises UsageError."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(texts):
+        raise UsageError(f"{called('stop')} is empty; give the text to stop at")
     if texts and not has_text:
         raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
     return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 import partita.errors as errors
 from partita.errors import PartitaError, public_class
 from partita.extras import explain
+from partita.library.edge import of_system
 
 FAREWELL = "that is all\n"
 """The line after which no question comes, and the parent still is there."""
@@ -22,7 +23,7 @@ FAREWELL = "that is all\n"
 
 def told(error: Exception) -> dict[str, Any]:
     """An exception as data: ours as what it is, a library that is missing as what brings it, and others by name."""
-    ours = error if isinstance(error, PartitaError) else explain(error, foreign=True)
+    ours = error if isinstance(error, PartitaError) else of_system(error) or explain(error, foreign=True)
     if ours is None:
         ours = PartitaError(f"internal error: {type(error).__name__}: {error}")
     kind = public_class(ours)

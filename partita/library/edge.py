@@ -53,6 +53,17 @@ class ArgumentError(UsageError, ValueError, TypeError):
     """A function was called with an argument that makes no sense."""
 
 
+def of_system(error: Exception) -> ResourceError | None:
+    """What is told where memory, or the system, gives out; None for another error."""
+    if isinstance(error, MemoryError):
+        return ResourceError("out of memory; close other models, or use a smaller one")
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = what_to_do(error, "check the disk and its permissions")
+        return ResourceError(f"{where}{error.strerror or error}; {remedy}")
+    return None
+
+
 @contextmanager
 def one_tree() -> Iterator[None]:
     """Let nothing out but errors of ours, KeyboardInterrupt, and what else is no Exception.
@@ -68,12 +79,10 @@ def one_tree() -> Iterator[None]:
         raise ArgumentError(error.said, where=error.where, remedy=error.remedy) from error
     except PartitaError:
         raise
-    except MemoryError as error:
-        raise ResourceError("out of memory; close other models, or use a smaller one") from error
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = what_to_do(error, "check the disk and its permissions")
-        raise ResourceError(f"{where}{error.strerror or error}; {remedy}") from error
+    except (MemoryError, OSError) as error:
+        said = of_system(error)
+        assert said is not None
+        raise said from error
     except Exception as error:
         lacking = explain(error, foreign=True)
         if lacking is not None:

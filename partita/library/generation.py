@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
@@ -128,7 +128,7 @@ class Generation:
         """What the model was asked since, which ended it; whoever goes on with it is told."""
         self.keeps: object = None
         """What is to last as long as the generation goes on."""
-        self._taking = threading.Lock()
+        self._taking = threading.RLock()
         """Held while a step is taken in, or something else ends it: none is taken in by half."""
 
     def __iter__(self) -> Iterator[GenerationStep]:
@@ -143,22 +143,15 @@ class Generation:
         try:
             with self._guard():
                 step = self._engine.step(self.begun.number)
+                tokens = None if step is None else self._take(step)
         except BaseException as error:
-            self.error = error
+            if self._displaced is None:
+                self.error = error
             self.close()
             raise
-        if step is None:
+        if step is None or tokens is None:
             self.close()
             raise StopIteration
-        with self._taking:
-            if self._displaced is not None:
-                raise GenerationError(self._displaced)
-            self.steps.append(step)
-            tokens = tuple(
-                row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
-            )
-            if all(row.finish is not None for row in self._rows):
-                self.close()
         return GenerationStep(
             index=step.index,
             phase=step.phase,
@@ -168,6 +161,24 @@ class Generation:
             seconds=step.run_seconds,
         )
 
+    def _take(self, step: Step) -> tuple[tuple[int, ...], ...] | None:
+        """Take in what a step added; the new tokens of each row, None where it was closed meanwhile."""
+        with self._taking:
+            if self._displaced is not None:
+                raise GenerationError(self._displaced)
+            if self._over:
+                return None
+            self.steps.append(step)
+            try:
+                tokens = tuple(
+                    row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
+                )
+            except Exception as error:  # the tokenizer's
+                raise GenerationError(f"the tokens make no text: {type(error).__name__}: {error}") from error
+            if all(row.finish is not None for row in self._rows):
+                self.close()
+            return tokens
+
     def run(self) -> Generation:
         """Go to the end; the generation itself, for `model.generate(...).run().text`."""
         for _ in self:
@@ -175,10 +186,12 @@ class Generation:
         return self
 
     def close(self) -> None:
-        """End it here. May be called twice; what there is stays."""
-        self._over, self.keeps = True, None
-        for row in self._rows:
-            row.end()
+        """End it here, from any thread. May be called twice; what there is stays."""
+        with self._taking:
+            self._over, self.keeps = True, None
+            for row in self._rows:
+                with suppress(Exception):  # a tokenizer that fails is told of where it fails first
+                    row.end()
 
     def displace(self, why: str) -> None:
         """End it because the model was asked something else, as `why` says. Its steps so far stay; asked for another,

@@ -91,6 +91,10 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
     try:
         if path.is_file() and path.suffix == ONNX_SUFFIX:
             refuse_absent(path)
+            if choice.given:
+                raise UsageError(
+                    f"{spelled(choice.given[0])} is for folders that Partita did not write, not for a file"
+                )
             found = look(path, None, (), hashes=hashes)
             if not found.graphs:
                 raise PackageError(found.findings[0].what)

@@ -62,9 +62,10 @@ def load(
     manifest = open_folder(folder, choice)
     # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    engine = open_engine(folder, manifest, given, target, choice, observe=observe, process=process)
+    # A program may go to another folder; files of the package are read later, too.
+    engine = open_engine(folder.absolute(), manifest, given, target, choice, observe=observe, process=process)
     _log_chain(target, engine, manifest)
-    return Model(folder, manifest, engine)
+    return Model(folder.absolute(), manifest, engine)
 
 
 def in_child(target: Target, process: Process) -> bool:

@@ -237,9 +237,8 @@ class Model:
                 prefix=None if prefix is None else str(Path(prefix).absolute()),
             )
             scheduler.keeps = self._held
-            if self._last is not None:
-                self._last.displace(ANOTHER)
-            self._last, self._scheduler = None, scheduler
+            self._displace()
+            self._scheduler = scheduler
         return scheduler
 
     @public
@@ -271,7 +270,9 @@ class Model:
             said = Said(tuple(text or ()))
         path = Path(file).absolute()
         claim(path, "prefix", (self.folder,), option="file")
-        engine.save_prefix(PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter))
+        with self._beginning:
+            self._displace()
+            engine.save_prefix(PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter))
 
     @public
     def verify(self, reference: str | None = None) -> Verification:
@@ -323,6 +324,13 @@ class Model:
         )
         return self._report(request)
 
+    def _displace(self) -> None:
+        """Something else was asked: what went on is over."""
+        for going in (self._last, self._scheduler):
+            if going is not None:
+                going.displace(ANOTHER)
+        self._last = self._scheduler = None
+
     def _report(self, request: ReportRequest) -> Report:
         report = self._open().report(request)
         if report.interrupted:
@@ -357,7 +365,7 @@ class Model:
         return self._engine
 
     def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
-        asked = Speculation(speculate, None if draft is None else str(Path(draft)))
+        asked = Speculation(speculate, None if draft is None else str(Path(draft).absolute()))
         check_speculation(self.folder, self.manifest, asked)
         return asked
 
@@ -422,9 +430,8 @@ class Model:
                 guard=one_tree,
             )
             generation.keeps = self._held
-            if self._last is not None:
-                self._last.displace(ANOTHER)
-            self._last, self._scheduler = generation, None
+            self._displace()
+            self._last = generation
         for line in filter(None, (placeholder_note(self.folder, ids), *generation.notes)):
             LOGGER.warning(line)
         return generation

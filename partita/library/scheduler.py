@@ -72,6 +72,8 @@ class Scheduler:
         """What is to last as long as requests are taken."""
         self.lost_by: PartitaError | None = None
         """What ended the last batch that was lost, with all requests in it."""
+        self._displaced: str | None = None
+        """What the model was asked since: no other batch is opened, which would end that."""
 
     @property
     def slots(self) -> int:
@@ -114,6 +116,10 @@ class Scheduler:
             self._queue.append(ticket)
             self._changed.notify_all()
         return ticket
+
+    def displace(self, why: str) -> None:
+        """The model was asked something else, as `why` says: requests that have no row by then end with that."""
+        self._displaced = why
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until `step` has something to do, or for so long; whether it has."""
@@ -295,6 +301,8 @@ class Scheduler:
         """Give a request a row; an error there is its own. Where the batch is lost, it waits for the next one."""
         work, had = ticket.work, self._begun is not None
         try:
+            if self._begun is None and self._displaced is not None:
+                raise GenerationError(self._displaced)
             if self._begun is None:
                 self._begun = self._engine.open(*self._how)
             asked = RowRequest(ticket.history, ticket.sampling, work.stop_ids, work.logprobs)

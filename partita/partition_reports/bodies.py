@@ -5,8 +5,10 @@ ONNX Runtime's assignment list has them without saying so, and its log has the c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from partita.diagnosis import native_log
-from partita.diagnosis.session_index import SessionIndex
+from partita.diagnosis.session_index import HOST_DEVICE, SessionIndex, choose_provider
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.partition_reports.records import Bodies, BodyNode
@@ -17,17 +19,20 @@ def find_bodies(index: SessionIndex) -> Bodies | None:
     listed = index.in_bodies()
     if listed is None:
         return None
-    inserted = {line for line in index.facts.log if native_log.MEMCPY_ADDED.search(line)}
+    # Branches of an If have copies of one tensor each, which have lines that are the same.
+    inserted = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
     in_plan = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
     logged = native_log.is_at_info(index.facts.log)
     nodes = [_body_node(index, node) for node in listed]
     on_cpu = tuple(node for node in nodes if node.provider == CPU)
     return Bodies(
         nodes=len(listed),
+        listed=index.facts.assigned is not None or not index.has_bodies,
         cpu_nodes=tuple(f"{node.name} ({node.op_type})" for node in on_cpu),
         on_cpu=on_cpu,
         parts=tuple(node for node in nodes if any(each in index.exported for each in node.replaces)),
-        copies=max(len(inserted) - in_plan, 0) if logged else None,
+        copies=max(inserted - in_plan, 0) if logged else None,
+        unseen=index.has_bodies and _reads_around(index) and _spans_devices(index, listed),
     )
 
 
@@ -41,4 +46,31 @@ def _body_node(index: SessionIndex, node: AssignedNode) -> BodyNode:
         module=index.module(node.name) if node.name else None,
         replaces=replaces,
         replaces_op_types=tuple(index.exported_op(each) for each in replaces),
+        replaces_modules=tuple(index.exported_module(each) for each in replaces),
     )
+
+
+def _reads_around(index: SessionIndex) -> bool:
+    """Whether a node in a body reads what the main graph makes or is given.
+
+    ONNX Runtime inserts no Memcpy node for such a tensor: the kernel that has the body copies it (`ProcessDefs` in
+    onnxruntime/core/optimizer/transformer_memcpy.cc).
+    """
+    facts = index.facts
+    optimised = facts.optimised or ()
+    around = {port.name for port in facts.ports if port.direction == "input"}
+    around |= {tensor for node in (*facts.graph, *optimised) for tensor in node.outputs if tensor}
+    inside = (*facts.inner, *(each for node in optimised for each in node.inside))
+    return any(tensor in around for node in inside for tensor in node.inputs)
+
+
+def _spans_devices(index: SessionIndex, listed: Iterable[AssignedNode]) -> bool:
+    """Whether nodes of main graph and bodies are on providers with memories of their own, as far as anybody knows.
+
+    A provider whose nodes of the main graph are on the device of the CPU computes in its memory.
+    """
+    facts = index.facts
+    main = {choose_provider(claims) for claims in index.claims.values()} - {None}
+    inside = {node.provider for node in listed} if facts.assigned is not None else {*facts.registered}
+    on_host = {CPU, *(main if set(facts.plan_devices or ()) == {HOST_DEVICE} else ())}
+    return len({CPU if provider in on_host else provider for provider in (*main, *inside)}) > 1

@@ -7,7 +7,7 @@ from partita.observations.facts import PortFact
 from partita.observations.records import PhaseName
 from partita.partition_reports.causes import Cause, find_causes
 from partita.partition_reports.partitions import port_bytes
-from partita.partition_reports.records import Copy, NodePlacement
+from partita.partition_reports.records import Copy, NodePlacement, Phase
 
 MEMCPY = {"MemcpyFromHost": "host_to_device", "MemcpyToHost": "device_to_host"}
 
@@ -17,6 +17,13 @@ def is_memcpy(node: NodePlacement) -> bool:
     if node.op_type is None:
         return node.name == "Memcpy" or node.name.startswith("Memcpy_token_")
     return node.op_type in MEMCPY
+
+
+def copies_inside(phase: Phase) -> int | None:
+    """Copies in control-flow subgraphs in one run; None where there may be more than anybody knows."""
+    if phase.bodies is None:
+        return 0
+    return None if phase.bodies.unseen else phase.bodies.copies
 
 
 def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:

@@ -135,4 +135,10 @@ def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: Cha
             None,
             f"it takes {percent(part)} of the node time of {phase.name}; what compiled nodes copy is not visible",
         )
+    if phase.bodies is not None and phase.bodies.unseen:
+        return (
+            None,
+            f"it takes {percent(part)} of the node time of {phase.name}; what is copied for control-flow subgraphs is "
+            "not visible",
+        )
     return True, f"it causes no copy and takes {percent(part)} of the node time of {phase.name}"

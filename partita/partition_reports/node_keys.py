@@ -11,7 +11,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from partita.diagnosis import naming
+from partita.observations.names import UNKNOWN
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.records import NodePlacement
 
@@ -22,6 +25,27 @@ def stands_for(node: NodePlacement) -> tuple[str, ...]:
     """Nodes of the file whose work a node of the plan does: itself, those it took the place of, or both."""
     own = (node.name,) if "model_file" in node.sources or not node.replaces else ()
     return (*own, *node.replaces)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node of the file whose work a node of the plan does, or that node itself."""
+
+    op_type: str | None
+    module: str | None
+
+
+def parts_of(node: NodePlacement) -> tuple[Part, ...]:
+    """What `stands_for` names, each with its operator and its module; None where it has none, `unknown` where the
+    report does not say. The module of a report that was written without is that in the name.
+    """
+    names, operators, modules = node.replaces, node.replaces_op_types, node.replaces_modules
+    if len(operators) != len(names):
+        operators = (UNKNOWN,) * len(names)
+    if len(modules) != len(names):
+        modules = tuple(naming.module_in(name) or UNKNOWN for name in names)
+    own = (Part(node.op_type, node.module),) if len(stands_for(node)) > len(names) else ()
+    return (*own, *map(Part, operators, modules))
 
 
 def is_added(node: NodePlacement) -> bool:

@@ -32,6 +32,8 @@ def _is_mild(report: Report) -> bool:
     """Whether every fallback is harmless; without times, as in a dry run, none may make a copy necessary."""
     if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
         return False
+    if any(phase.bodies is not None and phase.bodies.unseen for phase in report.phases):
+        return False
     if is_timed(report):
         return all(entry.cost is not None and entry.cost.harmless is True for entry in report.fallbacks)
     return all(entry.cost is not None and not entry.cost.copies for entry in report.fallbacks)

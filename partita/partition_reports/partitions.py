@@ -161,9 +161,11 @@ def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
 
 
 def _output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
-    """Bytes per output of one execution; a single output is the whole, several are told apart by their shapes."""
+    """Bytes per output of one execution; a single output is the whole, several are told apart by their shapes. One
+    without a shape is no tensor, and has no size.
+    """
     if len(outputs) == 1:
-        return {outputs[0]: event.output_bytes}
+        return {outputs[0]: event.output_bytes} if event.output_shapes else {}
     if len(outputs) != len(event.output_shapes):
         return {}
     sizes = zip(outputs, map(_shape_bytes, event.output_shapes), strict=True)

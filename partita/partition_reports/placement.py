@@ -36,6 +36,7 @@ def _place_node(
         output_bytes=times.output_bytes.get(name),
         replaces=index.replaces(name),
         replaces_op_types=tuple(index.exported_op(each) for each in index.replaces(name)),
+        replaces_modules=tuple(index.exported_module(each) for each in index.replaces(name)),
         element_type=_element_type(index, times, name),
         matrix_type=_matrix_type(index, casts, name),
         sources=_sources_of(index, name),

@@ -52,6 +52,8 @@ class NodePlacement(Record):
     far as the optimised graph or its name tells."""
     replaces_op_types: tuple[str, ...] = ()
     """The operator of each of them, as the ONNX file has it; empty in a report that was written without."""
+    replaces_modules: tuple[str | None, ...] = ()
+    """The module of each of them; empty in a report that was written without."""
     keys: tuple[str, ...] = ()
     """What the node is known by in every report of the model: the nodes of the file whose work it does, by name. Empty
     for a Memcpy node, and in a report that was written without.
@@ -161,6 +163,7 @@ class BodyNode(Record):
     replaces: tuple[str, ...] = ()
     """Exported nodes that it is a part of: functions that ONNX Runtime unfolded."""
     replaces_op_types: tuple[str, ...] = ()
+    replaces_modules: tuple[str | None, ...] = ()
 
 
 class Bodies(Record):
@@ -168,6 +171,8 @@ class Bodies(Record):
 
     nodes: int
     """Those that ONNX Runtime lists; it can leave out nodes of a provider that prefers another layout."""
+    listed: bool = True
+    """False where it has no such list: then nothing is known of the nodes in bodies."""
     cpu_nodes: tuple[str, ...]
     """`on_cpu` for people, `NAME (OPERATOR)` each."""
     on_cpu: tuple[BodyNode, ...] = ()
@@ -176,6 +181,9 @@ class Bodies(Record):
     """Those of functions of the main graph that ONNX Runtime unfolded: they count in requirements."""
     copies: int | None
     """Memcpy nodes, from the log; null when the log was not at INFO."""
+    unseen: bool | None = None
+    """There may be copies beside those: what a body reads from around it is copied to its device without a Memcpy node
+    and without a line. Null in a report that was written without."""
 
     @model_validator(mode="before")
     @classmethod

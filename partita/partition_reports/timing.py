@@ -22,7 +22,9 @@ class NodeTimes:
     host_us: dict[str, float]
     """Median over the timed runs of all executions of a node within a run."""
     output_bytes: dict[str, int]
-    """All outputs of all executions in the last observed run."""
+    """All outputs of all executions in the last observed run. A node without an output that is a tensor is left out:
+    ONNX Runtime counts no byte of a sequence.
+    """
     last: dict[str, NodeEvent]
     """Last execution of a node in the last observed run."""
     observed_runs: int
@@ -67,6 +69,7 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
     per_run: dict[str, dict[int, int]] = {}
     output_bytes: dict[str, int] = {}
     last: dict[str, NodeEvent] = {}
+    unmeasured: set[str] = set()
     for event in index.events:
         if event.run in timed:
             of_node = per_run.setdefault(event.name, {})
@@ -74,6 +77,9 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
         if event.run == last_run:
             output_bytes[event.name] = output_bytes.get(event.name, 0) + event.output_bytes
             last[event.name] = event
+            if not event.output_shapes:
+                unmeasured.add(event.name)
+    output_bytes = {name: size for name, size in output_bytes.items() if name not in unmeasured}
     earlier = any(window.earlier for window in windows)
     host_us = {name: float(statistics.median(of_node.values())) for name, of_node in per_run.items()}
     return NodeTimes(host_us, output_bytes, last, observed_runs=len(runs), timed_runs=len(timed), earlier=earlier)

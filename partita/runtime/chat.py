@@ -18,6 +18,8 @@ from partita.remedies import FROM_CHECKPOINT
 Message = dict[str, Any]
 """role and content."""
 Render = Callable[[Sequence[Message]], str]
+CHANCE = 24
+"""Characters of a message that no template has by itself."""
 OTHER = "other words"
 """What nobody quotes or trims: it shows whether a template takes what a message says, whatever it makes of it."""
 OF_PROCESSORS = "chat_template.json"
@@ -48,7 +50,7 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
     for form in (list, _in_parts):
         try:
             text = render(form(messages))
-            left_out = [m["role"] for i, m in enumerate(messages) if not _is_said(render, form, messages, i, text)]
+            left_out = _left_out(render, form, messages, text)
         except Exception as error:  # noqa: BLE001 - a template is the checkpoint's code, and raises what it likes
             refusal = refusal or error
             continue
@@ -61,19 +63,23 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
     raise GenerationError(f"the chat template leaves out what the {lost} message says", where=where)
 
 
-def _is_said(
-    render: Render,
-    form: Callable[[Sequence[Message]], list[Message]],
-    messages: Sequence[Message],
-    index: int,
-    text: str,
-) -> bool:
-    """Whether `text` has what a message says: as it is, or in another form that changes with it."""
-    content = messages[index]["content"].strip()
-    if not content or content in text:
-        return True
-    changed = [{**m, "content": OTHER} if i == index else m for i, m in enumerate(messages)]
-    return OTHER in render(form(changed))
+def _left_out(
+    render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], text: str
+) -> list[str]:
+    """Roles of messages of which `text` has nothing: neither what they say, nor a form of it that changes with it."""
+    contents = [message["content"].strip() for message in messages]
+    # A short one may be in the text by chance: "a" is in the name of a role.
+    unsure = [i for i, said in enumerate(contents) if said and (len(said) < CHANCE or said not in text)]
+    if not unsure:
+        return []
+    others = {i: f"{OTHER}-{i}-" for i in unsure}
+    try:
+        changed = render(form([{**m, "content": others.get(i, m["content"])} for i, m in enumerate(messages)]))
+    except Exception:
+        if any(contents[i] not in text for i in unsure):
+            raise
+        return []  # it takes these messages, and has what they say
+    return [messages[i]["role"] for i in unsure if others[i] not in changed]
 
 
 def template_of_processor(folder: Path) -> str | None:

@@ -129,6 +129,84 @@ def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
 
 
 @pytest.mark.parametrize(
+    ("inside", "bytes_hold", "copies_hold"),
+    [
+        ({"copies": 0}, True, True),
+        ({"copies": 2}, False, True),
+        ({"copies": None}, False, False),
+        ({"copies": 0, "unseen": False}, True, True),
+        ({"copies": 0, "unseen": True}, False, False),
+    ],
+)
+def test_what_is_copied_in_bodies_has_no_known_size_and_may_not_be_seen(inside, bytes_hold, copies_hold):
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), **inside)})
+    for text in ("phase=decode,copy_bytes_per_token<=9999", "copy_bytes<=9999"):
+        held, said = required(text, report)
+        assert held is bytes_hold and (held or "cannot be confirmed in decode" in said), text
+    for text in ("phase=decode,copies<=99", "memcpy_nodes<=99"):
+        held, said = required(text, report)
+        assert held is copies_hold and (held or "copies in control-flow subgraphs are not all known" in said), text
+    assert not required("memcpy_nodes<=2", report)[0], "three are in the main graph"
+
+
+def test_nodes_in_bodies_that_nobody_listed_may_be_on_the_cpu():
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=0, listed=False, cpu_nodes=(), copies=0)})
+    assert required("cpu_nodes<=99", report) == (
+        False,
+        "cannot be confirmed in prefill and decode: nodes in control-flow subgraphs are not listed",
+    )
+    assert required("cpu_nodes<=3", report)[1].startswith("4 nodes on CPUExecutionProvider in decode")
+
+
+FUSED = ("model.layers.0.mlp/Mul", "model.layers.0.self_attn.q_proj/MatMul", "lm_head/MatMul")
+
+
+def fused(operators=("Mul", "MatMul", "MatMul"), **changes):
+    """The sample with these nodes as one on the CPU; the modules are those of their names unless given."""
+    made = compiled(1, *FUSED, provider=CPU)(mixed())
+    given = {"replaces_op_types": operators, "module": "model.layers.0", **changes}
+    return each_node(made, lambda node: node.model_copy(update=given) if node.replaces else node)
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("op=MatMul,provider=cpu,share=1", True),
+        ("op=Mul,provider=cpu,share=1", True),
+        ("op!=MatMul,provider=cpu,share<=0.572", True),  # Mul, Gather, Concat and Det of 7, without the two MatMul
+        ("op!=MatMul,provider=cpu,share>=0.571", True),
+        ("op=CompiledSubgraph,provider=cpu,share=1", True),
+        ("module=lm_head,provider=cpu,nodes=0", False),
+        ("module=q_proj,provider=cpu,nodes=1", True),
+        ("module=layers.0,provider=cpu,share=1", True),
+        ("module=norm,provider=cpu,nodes=0", True),
+        ("op=Mul,module=lm_head,provider=cpu,nodes=0", True),
+    ],
+)
+def test_a_node_made_of_several_counts_as_those_of_the_operator_and_module(text, holds):
+    assert required(text, fused())[0] is holds, required(text, fused())
+
+
+def test_a_fused_node_weighs_what_is_of_the_operator_beside_the_others():
+    gather = "op=Gather,provider=webgpu,share"
+    report = fused(("Gather", "MatMul", "MatMul"))
+    assert required(f"{gather}>=0.3", report)[0] and not required(f"{gather}>=0.34", report)[0], "one of three"
+
+
+def test_what_a_node_is_made_of_must_be_known():
+    nameless = {"replaces": ("node_1", "node_2", "node_3")}
+    for text in ("module=lm_head,provider=cpu,nodes=0", "module=lm_head,provider=webgpu,share=0"):
+        assert "EP_subgraph_1_0" in required(text, fused(**nameless))[1]
+    unsaid = fused(())
+    held, said = required("op=MatMul,provider=cpu,nodes=0", unsaid)
+    assert not held and said.startswith("nodes cannot be confirmed in prefill and decode: the report does not tell")
+    assert required("op=MatMul,provider=webgpu,nodes=0", unsaid)[0], "it is not there, whatever it is"
+    assert required("module=layers.0,provider=cpu,nodes=1", fused(**nameless))[1].startswith("nodes 2"), "all of it is"
+    told = fused(**nameless, replaces_modules=("model.layers.0.mlp", None, "lm_head"))
+    assert required("module=lm_head,provider=cpu,nodes=1", told)[0]
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
@@ -257,6 +335,21 @@ def test_what_a_baseline_asks_for_can_be_asked_for_with_another_number():
     assert not {"--baseline: nodes", "--baseline: reasons"} & names and "--baseline: copies" in names
 
 
+def test_a_requirement_of_ones_own_is_never_left_out():
+    other = mixed().model_copy(update={"chain": tuple(reversed(GPU_CHAIN))})
+    asked = Gate(requirements=tuple(parse_requirement(f"{field}=0", WORDS) for field in ("nodes_left", "wanted_other")))
+    outcomes = {outcome.check: outcome for outcome in check(moved(QUERY), asked, "r", ("a", other)).outcomes}
+    assert not outcomes["--require nodes_left=0"].holds and QUERY in outcomes["--require nodes_left=0"].detail
+    assert not outcomes["--require wanted_other=0"].holds
+    outcomes = {outcome.check: outcome for outcome in check(mixed(), asked, "r", ("a", mixed())).outcomes}
+    assert outcomes["--require nodes_left=0"].holds and outcomes["--require wanted_other=0"].holds
+    lost = Gate(requirements=(parse_requirement("lost_cache=0", WORDS),))
+    unseen, seen = (mixed().model_copy(update={"cache": facts}) for facts in (cache(checked_steps=0), cache()))
+    assert "no step was observed" in failures(lost, seen, unseen)["--require lost_cache=0"]
+    assert failures(lost, seen, mixed()) == {}, "there was none to be lost"
+    assert failures(Gate(), seen, unseen) == {}, "a baseline asks for what it has"
+
+
 def test_what_only_a_baseline_tells_needs_one():
     with pytest.raises(UsageError, match="nodes_left needs --baseline"):
         failures(Gate(requirements=(parse_requirement("nodes_left=0", WORDS),)))
@@ -349,6 +442,21 @@ def test_more_copies_and_more_bytes_are_behind():
     assert found["--baseline: copies"].startswith("4 in prefill and decode, 2 in the baseline: ")
     assert "1.51 KiB, 100 B in the baseline, per run of decode" in found["--baseline: bytes copied"]
     assert failures(Gate(), each_phase(mixed(), fewer), mixed()) == {}
+
+
+def test_copies_in_bodies_are_behind_where_they_are_more_or_may_be():
+    def inside(**copies):
+        return each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), **copies)})
+
+    found = failures(Gate(), inside(copies=40), inside(copies=0))
+    assert found["--baseline: copies"].startswith("44 in prefill and decode, 4 in the baseline: 40 in control-flow")
+    assert "the size of a copy is not known" in found["--baseline: bytes copied"]
+    assert failures(Gate(), inside(copies=0), inside(copies=40)) == {}
+    for was, now in (({"copies": 0}, {"copies": None}), ({"copies": None}, {"copies": 0})):
+        assert "cannot be confirmed in prefill" in failures(Gate(), inside(**now), inside(**was))["--baseline: copies"]
+    clear, unseen = inside(copies=0, unseen=False), inside(copies=0, unseen=True)
+    assert "cannot be confirmed in prefill" in failures(Gate(), unseen, clear)["--baseline: copies"]
+    assert failures(Gate(), unseen, unseen) == failures(Gate(), unseen, inside(copies=0)) == {}
 
 
 def test_bytes_that_nobody_knows_any_more_are_behind():

@@ -6,7 +6,9 @@ import pytest
 
 from partita.diagnosis.naming import common_module
 from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import AssignedNode, GraphNode, PortFact
+from partita.partition_reports.bodies import find_bodies
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -222,6 +224,24 @@ def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borde
 )
 def test_the_module_that_nodes_have_in_common(modules, common):
     assert common_module(modules) == common
+
+
+def test_a_node_of_a_body_that_was_fused_before_it_was_listed_has_a_reason_and_stands_for_what_it_fused():
+    """The list is made after the first fusions: of MatMul and Add in a branch it has `mm/MatMulAddFusion`."""
+    graph = (node("if", "c", "y", "If"),)
+    inner = (node("mm", "h w", "t", "MatMul"), node("add", "t b", "u", "Add"), node("neg", "u", "v", "Neg"))
+    placed = {"if": GPU, "mm/MatMulAddFusion": CPU, "neg": GPU, "neg/Inserted": CPU}
+    entries = tuple(AssignedNode(name, "Gemm", "", home, number) for number, (name, home) in enumerate(placed.items()))
+    index = index_of(graph, plan=("if",), assigned=entries, inner=inner)
+    assert [entry.node for entry in find_fallbacks(index, "run", GPU_CHAIN)] == ["mm/MatMulAddFusion", "neg/Inserted"]
+    assert (index.replaces("mm/MatMulAddFusion"), index.replaces("neg/Inserted")) == (("mm",), ())
+    assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ("mm",), "it is tried as the node of the file"
+    bodies = find_bodies(index)
+    assert bodies is not None
+    assert {each.name: each.replaces_op_types for each in bodies.on_cpu} == {
+        "mm/MatMulAddFusion": ("MatMul",),
+        "neg/Inserted": (),
+    }
 
 
 # --- groups that were rewritten together ------------------------------------------------------------------------------

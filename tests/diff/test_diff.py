@@ -12,6 +12,7 @@ from partita.diff import context_diff
 from partita.diff.compare import compare
 from partita.diff.views import text as view
 from partita.observations.records import InstalledWheel
+from partita.partition_reports.records import Bodies
 from tests.partition_reports.changed import (
     HARMFUL,
     HOSTILE,
@@ -216,6 +217,24 @@ def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
     found = compare(before, other_prompt)
     assert found.same
     assert "a run has 1 new tokens in one report and 2 in the other" in " ".join(found.notes)
+
+
+def test_copies_in_bodies_are_a_difference():
+    def inside(copies, *phases):
+        bodies = Bodies(nodes=5, cpu_nodes=(), copies=copies)
+        return each_phase(mixed(), lambda phase: {"bodies": bodies if phase.name in phases else None})
+
+    both = ("prefill", "decode")
+    found = compare(inside(0, *both), inside(40, *both))
+    assert not found.same and found.headline == "no node moved, 40 more copies in decode"
+    figures = {(figure.phase, figure.before, figure.after) for figure in found.figures if figure.name == "copies"}
+    assert figures == {("prefill", 4, 44), ("decode", 4, 44)}
+    found = compare(inside(0, *both), inside(40, "prefill"))
+    assert not found.same and "40 more copies in prefill" in found.headline
+    found = compare(inside(0, *both), inside(None, *both))
+    assert not found.same and "copies in control-flow subgraphs counted in one report only, in decode" in found.headline
+    for copies in (3, None):
+        assert compare(inside(copies, *both), inside(copies, *both)).same
 
 
 def test_a_second_wheel_of_the_runtime_is_a_change_and_a_new_version_is_told_once():

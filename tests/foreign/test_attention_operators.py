@@ -128,6 +128,40 @@ def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
     assert tokens(tmp_path / "odd", [PROMPT], Choice(), 3, COUNT) == [expected]
 
 
+@pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual"])
+def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes LongRoPE models; its runtime reads all again there."""
+    rotary = f"""
+  one = Constant<value = int64[1] {{1}}>()
+  sums = ReduceSum<keepdims = 0>(attention_mask, one)
+  last = Sub(sums, one)
+  seqlens_k = Cast<to = 6>(last)
+  sizes = Shape(attention_mask)
+  length = Gather<axis = 0>(sizes, one)
+  total = Cast<to = 6>(length)
+  beyond = {operator}(length, original)
+  cos, sin = If(beyond) <
+    then_branch = long () => (float[{LONGEST},4] cos_a, float[{LONGEST},4] sin_a)
+      {{ cos_a = Identity(long_cos) sin_a = Identity(long_sin) }},
+    else_branch = short () => (float[{LONGEST},4] cos_b, float[{LONGEST},4] sin_b)
+      {{ cos_b = Identity(short_cos) sin_b = Identity(short_sin) }}>
+  made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<
+    num_heads = 2, kv_num_heads = 1, do_rotary = 1>(
+    q, k, v, past_key_values_0_key, past_key_values_0_value, seqlens_k, total, cos, sin)"""
+    folder = folder_of(rotary, 1, tmp_path / "long", share_buffer=True)
+    model = onnx.load(folder / "model.onnx")
+    for name in ("long_cos", "long_sin", "short_cos", "short_sin"):
+        model.graph.initializer.append(numpy_helper.from_array(np.ones((LONGEST, 4), np.float32), name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([12], np.int64), "original"))
+    onnx.save(model, folder / "model.onnx")
+    limit = 12 if operator == "Greater" else 11
+    for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
+        manifest = open_folder(folder, choice)
+        assert manifest.graph.max_length == length and manifest.foreign is not None
+        (note,) = [note for note in manifest.foreign.notes if "other frequencies" in note]
+        assert says in note and f"more than {limit} tokens" in note
+
+
 @pytest.mark.parametrize("share_buffer", [True, False])
 def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path: Path) -> None:
     """As builders write some models; beyond it the tokens are another model's, so they have to be asked for."""

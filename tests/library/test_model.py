@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import partita
+from partita.library.crossing import raise_told, told
 from partita.library.edge import public
 from partita.library.local import LocalEngine
 from partita.runtime.ort.binding import Binding
@@ -633,3 +635,84 @@ def test_a_file_of_prompts_is_answered(package, tmp_path, process):
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["text"] for row in rows][:2] == [expected, None] and "empty" in rows[1]["error"]
     assert (done.rows, done.errors, done.resumed) == (3, 1, 0) and heard[-1] == (3, 3)
+
+
+def test_a_program_may_go_to_another_folder(package, own_copy, monkeypatch, tmp_path):
+    """What generation ends at is read from the package in every call."""
+    folder = own_copy(package)
+    monkeypatch.chdir(folder.parent)
+    with partita.load(folder.name, providers="cpu") as model:
+        first = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=()).run().tokens[0]
+        config = folder / "generation_config.json"  # of the size that the manifest says
+        config.write_text(json.dumps({"eos_token_id": first[2]}).ljust(config.stat().st_size))
+        monkeypatch.chdir(tmp_path)
+        ended = model.generate(PROMPT, max_new_tokens=N).run()
+        assert (ended.tokens[0], ended.finish_reason) == (first[:3], "stop")
+        guessed = model.generate(PROMPT, max_new_tokens=N, draft=os.path.relpath(folder)).run()
+        assert guessed.tokens == ended.tokens
+
+
+def test_an_empty_stop_text_leaves_a_generation_that_goes_on_alone(model):
+    going = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    next(going)
+    for stop in ("", ["\n", ""]):
+        with pytest.raises(partita.ArgumentError, match="stop is empty"):
+            model.generate(PROMPT, stop=stop)
+    assert len(going.run().tokens[0]) == N
+
+
+def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model):
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    next(generation)
+    before = generation.tokens
+
+    def fails(token):
+        raise IndexError("no such piece")
+
+    generation._rows[0].stream.push = fails
+    with pytest.raises(partita.GenerationError, match="make no text: IndexError: no such piece"):
+        next(generation)
+    assert generation.over and generation.tokens == before and generation.finish_reason == "error"
+    assert list(generation) == []
+
+
+def test_a_generation_that_is_closed_while_it_steps_takes_nothing_more(model, monkeypatch):
+    """By a button that stops it, in another thread."""
+    generation = model.generate("return the value", max_new_tokens=N, stop_token_ids=())
+    next(generation)
+    text, given = generation.text, generation.tokens
+    step = generation._engine.step
+
+    def closing(number):
+        found = step(number)
+        generation.close()
+        return found
+
+    monkeypatch.setattr(generation._engine, "step", closing)
+    assert list(generation) == []
+    assert generation.tokens == given and generation.text.startswith(text)
+
+
+def test_requests_do_not_open_a_batch_over_a_later_generation(model):
+    scheduler = model.scheduler()
+    tickets = [scheduler.submit(partita.request(model, PROMPT, max_new_tokens=N)) for _ in range(2)]
+    scheduler.step()
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    while scheduler.step():
+        pass
+    assert all("begun since" in str(ticket.error) or "another" in str(ticket.error) for ticket in tickets)
+    assert len(generation.run().tokens[0]) == N
+
+
+def test_saving_a_prefix_ends_what_went_on_and_leaves_nothing_to_report(model, tmp_path):
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    generation.run()
+    model.save_prefix(tmp_path / "prefix", PROMPT)
+    with pytest.raises(partita.ReportError, match="nothing to report"):
+        model.report(probe_seconds=0)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")])
+def test_a_system_that_gives_out_is_the_same_error_from_a_child(error):
+    with pytest.raises(partita.ResourceError):
+        raise_told(told(error))

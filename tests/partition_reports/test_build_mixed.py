@@ -119,12 +119,12 @@ def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(r
         assert counted == {"layer 0": 5, "outside layers": 8}
 
 
-def test_operators_of_replaced_nodes_are_those_of_the_file():
+def test_operators_and_modules_of_replaced_nodes_are_those_of_the_file():
     """Not what their names look like: torch's exporter calls every node `node_<something>`."""
     names = ("node_MatMul_80", "node_scaled_dot_product_attention_3", "Memcpy/Add")
     ops = ("MatMul", "Transpose", "Mul")
     graph = tuple(
-        GraphNode(name, op, "", (f"t{n}",), (f"t{n + 1}",), None, None, None)
+        GraphNode(name, op, "", (f"t{n}",), (f"t{n + 1}",), f"layers.{n}" if n else None, None, None)
         for n, (name, op) in enumerate(zip(names, ops, strict=True))
     )
     fused = GraphNode("fused", "FusedMatMul", "com.microsoft", ("t0",), ("t3",), None, None, None)
@@ -138,6 +138,7 @@ def test_operators_of_replaced_nodes_are_those_of_the_file():
     )
     node = report_of(run_facts(session)).phases[0].nodes[0]
     assert node.replaces == names and node.replaces_op_types == ops
+    assert node.replaces_modules == (None, "layers.1", "layers.2") and node.module is None
 
 
 def test_a_wanted_provider_that_is_not_there_explains_every_node():

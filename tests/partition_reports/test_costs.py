@@ -9,6 +9,8 @@ import pytest
 from partita.observations.facts import GraphNode, PortFact, StateFact
 from partita.observations.records import ChainEntry
 from partita.partition_reports.checks import check_phase
+from partita.partition_reports.cost import with_costs
+from partita.partition_reports.records import Bodies
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,
@@ -25,6 +27,7 @@ from tests.partition_reports.samples import (
     recorded_facts,
     report_of,
     run_facts,
+    windows,
 )
 
 DET = "model.layers.0.self_attn/Det"
@@ -152,6 +155,19 @@ def test_one_unknown_size_makes_the_sum_unknown_and_not_smaller():
     assert cost.copy_bytes_at_least == 3 * 512
 
 
+def test_a_copied_sequence_has_no_known_size():
+    """ONNX Runtime counts bytes and shapes of tensors alone: of a sequence it writes 0 bytes and no shape."""
+    events = tuple(
+        event(0, order, name, op, provider, **({"output_bytes": 0, "output_shapes": ()} if name == "Memcpy" else {}))
+        for order, (name, op, provider) in enumerate(MIXED_PLAN)
+    )
+    report = report_with(events=events, runs=windows("decode"))
+    assert copies_of(report)["Memcpy"].bytes_per_run is None
+    assert (cost_of(report).copy_bytes_per_run, cost_of(report).copy_bytes_at_least) == (None, 2 * 512 + 8)
+    borders = {each.name: each.size_bytes for part in phase_of(report, "decode").partitions for each in part.boundary}
+    assert (borders["query"], borders["wide"]) == (None, 512)
+
+
 def test_a_run_on_one_provider_costs_nothing():
     cost = cost_of(report_of(recorded_facts()), "decode")
     assert (cost.partitions, cost.crossings, cost.copies) == (1, 0, 0)
@@ -205,6 +221,24 @@ def test_a_fallback_without_copies_is_harmless_when_it_takes_next_to_no_time(hos
     assert cost.copies == () and cost.copy_bytes_per_run == 0
     assert cost.time_share == pytest.approx(host_us / (1200 + host_us))
     assert cost.harmless is harmless, cost.why
+
+
+def test_nothing_is_called_harmless_where_copies_may_be_unseen():
+    events = tuple(
+        event(run, order, name, op, provider, host_us=5 if name == GATHER else 100)
+        for run in range(4)
+        for order, (name, op, provider) in enumerate(MIXED_PLAN)
+    )
+    report = report_with(events=events)
+    found = {}
+    for unseen in (False, True):
+        bodies = Bodies(nodes=1, cpu_nodes=(), copies=0, unseen=unseen)
+        phase = phase_of(report, "decode").model_copy(update={"bodies": bodies})
+        (entry,) = (e for e in report.fallbacks if e.node == GATHER and e.phase == "decode")
+        (entry,) = with_costs((entry,), phase, GPU_CHAIN[0], timed=True)
+        assert entry.cost is not None
+        found[unseen] = (entry.cost.harmless, "control-flow subgraphs" in entry.cost.why)
+    assert found == {False: (True, False), True: (None, True)}
 
 
 def test_nothing_is_called_harmless_without_a_time():

@@ -74,8 +74,8 @@ def report(tmp_path_factory):
         inside = [e for e in profile if e["cat"] == "Node" and 0 <= e["ts"] - start["ts"] <= start["dur"]]
         for order, entry in enumerate(inside):
             about, name = entry["args"], entry["name"].removesuffix("_kernel_time")
-            size = int(about["output_size"])
-            fields = (about["op_name"], about["provider"], entry["ts"], entry["dur"], size, ())
+            size, shapes = int(about["output_size"]), tuple(map(str, about["output_type_shape"]))
+            fields = (about["op_name"], about["provider"], entry["ts"], entry["dur"], size, shapes)
             events.append(NodeEvent(number, order, name, *fields))
     assigned = tuple(
         AssignedNode(node.name, node.op_type, node.domain, part.ep_name, number)

@@ -58,3 +58,9 @@ def test_a_damaged_template_of_a_processor_is_reported(package_copy):
     (folder / "chat_template.json").write_text("[]")
     with pytest.raises(PackageError, match=r"chat_template.json: damaged"):
         load_text(folder).encode_chat("Hello")
+
+
+@pytest.mark.parametrize("prompt", ["a", "u", "Hello"])
+def test_a_short_message_is_not_taken_for_said_by_chance(package_copy, prompt):
+    """The name of a role has an "a": a template of parts got the message as a string, and left it out."""
+    assert said(package_copy, PARTS, prompt) == f"user: {prompt}\nassistant: "

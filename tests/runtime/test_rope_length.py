@@ -10,6 +10,8 @@ import pytest
 
 from partita.package import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.request import Request
 from partita.runtime.generate import generate
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
@@ -139,3 +141,19 @@ def test_a_manifest_of_before_has_no_limit(tmp_path):
     assert '"rereads_at": null' in text
     (folder / "manifest.json").write_text(text.replace(',\n  "rereads_at": null', ""))
     assert read_manifest(folder) == manifest
+
+
+def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_path):
+    """Keys of the shorter text do not go with its own; read alone, they would stay beside each other unseen."""
+    folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=LIMIT)
+    spy = Spy()
+    with load_runner(folder, CPU, threads=1) as runner:
+        engine = Engine(runner.executor)
+        row = engine.join(Request(tuple(prompt(6)), spy, max_new_tokens=2))
+        while engine.step() is not None:
+            pass
+        assert spy.cached[-1] <= LIMIT
+        engine.extend(row, prompt(9), max_new_tokens=2)
+        while engine.step() is not None:
+            pass
+    assert spy.now[-2:] == [17, 18] and spy.cached[-2:] == [17, 17], "a key of a shorter text was left in the cache"

@@ -28,7 +28,7 @@ from partita.contract import AdapterInput
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.adapters.config import INSTEAD
 from partita.export.adapters.files import Adapter
-from partita.export.adapters.merge import Site, sites
+from partita.export.adapters.merge import Site, base_note, sites
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir
 from partita.export.passes.rewriting import take_names
@@ -53,6 +53,8 @@ class Switched:
     adapter: Adapter
     sites: Mapping[str, Site]
     """Where the weights of its modules lie."""
+    notes: tuple[str, ...] = ()
+    """What a user should know of it."""
 
     def rank(self, modules: Iterable[str]) -> int:
         """The ranks of its matrices for these modules together."""
@@ -112,7 +114,8 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
             f"{said}: it changes {others} as well, which cannot be switched; merge it with {spelled('adapter')}",
             option="with_adapters",
         )
-    return Switched(name, adapter, sites(checkpoint, model, adapter))
+    notes = base_note(checkpoint, adapter, "put beside the weights of")
+    return Switched(name, adapter, sites(checkpoint, model, adapter), tuple(notes))
 
 
 def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fixed: bool) -> dict[str, Branch]:

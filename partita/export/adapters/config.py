@@ -73,8 +73,44 @@ REFUSED = {
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin a LoRA that change the weights of the model, too."""
 MERGED_BY_PEFT = frozenset(
-    {"IA3", "LOHA", "LOKR", "ADALORA", "OFT", "BOFT", "VERA", "HRA", "FOURIERFT", "LN_TUNING", "VBLORA", "BONE", "MISS"}
+    {
+        "ADALORA",
+        "ADAMSS",
+        "BEFT",
+        "BOFT",
+        "BONE",
+        "C3A",
+        "DEFT",
+        "DELORA",
+        "FOURIERFT",
+        "FROD",
+        "GLORA",
+        "GRALORA",
+        "HIRA",
+        "HRA",
+        "IA3",
+        "LN_TUNING",
+        "LOHA",
+        "LOKR",
+        "MISS",
+        "OFT",
+        "OSF",
+        "PEANUT",
+        "PSOFT",
+        "PVERA",
+        "RANDLORA",
+        "ROAD",
+        "SHIRA",
+        "SUPERTUNING",
+        "TINYLORA",
+        "TRAINABLE_TOKENS",
+        "UNILORA",
+        "VBLORA",
+        "VERA",
+        "WAVEFT",
+    }
 )
+"""Kinds whose layers peft 0.21 merges, and those that an earlier one did."""
 INSTEAD = "merge it with peft (merge_and_unload) and export what you save"
 
 

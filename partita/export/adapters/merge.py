@@ -76,7 +76,7 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
     _refuse(work)
     tensors = {**checkpoint.tensors, **work.made}
     return replace(checkpoint, tensors=tensors, unmerged=checkpoint.tensors), [
-        *_base_note(checkpoint, adapter),
+        *base_note(checkpoint, adapter, "merged into"),
         *work.notes,
     ]
 
@@ -221,13 +221,15 @@ def _refuse(work: _Merging) -> None:
         )
 
 
-def _base_note(checkpoint: Checkpoint, adapter: Adapter) -> list[str]:
-    """A note where the adapter names another model than the one that it is merged into; names alone are compared."""
+def base_note(checkpoint: Checkpoint, adapter: Adapter, done: str) -> list[str]:
+    """A note where the adapter names another model than this one; names alone are compared.
+
+    `done`: what becomes of it, as in "merged into" the model.
+    """
     base = adapter.config.base_model
     names = [text.rstrip("/").rpartition("/")[2].casefold() for text in (base, checkpoint.given)]
     if not base or names[0] == names[1]:
         return []
     return [
-        f"{adapter.folder.name}: the adapter says that it was trained on {base[:120]}, and is merged into "
-        f"{checkpoint.given}"
+        f"{adapter.folder.name}: the adapter says that it was trained on {base[:120]}, and is {done} {checkpoint.given}"
     ]

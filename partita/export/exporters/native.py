@@ -127,6 +127,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             check_merged(options, checkpoint)
         work.notes += untie(fake, checkpoint)
     adapters = _adapters(checkpoint, fake, adapter, beside_weights)
+    work.notes += [note for each in adapters.switched for note in each.notes]
     plan = beside = None
     if options.computing.bits is not None:
         with stage(work.progress, "ask target", work.seconds, of=options.precision):

@@ -33,6 +33,8 @@ TOKENS = "tokenizer.ggml.tokens"
 BESIDE_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 """Arrays with a value for each token."""
 MOST_AXES, DEEPEST, MOST_ALIGNMENT = 4, 4, 1 << 20
+MOST_KEPT = 4096
+"""Numbers of an array that is kept: what a setting has for each layer is, what it has for each token is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Header:
 
     path: Path
     settings: Mapping[str, Any]
-    """Numbers and texts by name; None for an array."""
+    """Numbers and texts by name; a tuple for a short array of numbers, None for any other array."""
     tensors: Mapping[str, GgufTensor]
 
     @property
@@ -149,7 +151,7 @@ class _Reader:
         return name, self.value(self.number("I"), name)
 
     def value(self, kind: int, name: str, depth: int = 0) -> Any:
-        """A value of a type; arrays are gone over, and None."""
+        """A value of a type; arrays that are not kept are gone over, and None."""
         if kind in SCALARS:
             return self.number(SCALARS[kind])
         if kind == STRING:
@@ -158,9 +160,11 @@ class _Reader:
             raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} has the type {kind}, which there is not")
         inner, count = self.number("I"), self.number("Q")
         if inner in SCALARS:
+            start = self.at
             self.skip(count * struct.calcsize(f"<{SCALARS[inner]}"))
             self.counts[name] = count
-            return None
+            kept = depth == 0 and count <= MOST_KEPT
+            return struct.unpack_from(f"<{count}{SCALARS[inner]}", self.data, start) if kept else None
         if count * 8 > self.size - self.at:
             raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} counts {count:,} values")
         self.counts[name] = count
@@ -182,7 +186,7 @@ class _Reader:
                 raise self.wrong(f"its vocabulary has {shown!r} twice, as {first:,} and as {place:,}")
 
     def skip(self, count: int) -> None:
-        """Go over bytes that nobody reads."""
+        """Go over bytes that nobody reads here."""
         if count > self.size - self.at:
             raise self.wrong(f"its header goes on for {count:,} bytes at {self.at:,}, and the file has {self.size:,}")
         self.at += count

@@ -70,6 +70,13 @@ def weights_of(header: Header, config: PreTrainedConfig, file: str) -> dict[str,
     found: dict[str, StoredWeight] = {}
     for name, sources in one.sources.items():
         own = tuple(infos[tensor.name] for tensor in sources)
+        if np.any((one.values[name] == 0) & (other.values[name] == 0)):  # the numbers of rows begin with 1
+            wanted = [gguf for gguf, place in mapping.items() if place == name]
+            lacks = [gguf for gguf in wanted if not {gguf, f"{gguf}.weight"} & placed]
+            raise CheckpointError(
+                f"{header.path}: it has {few([tensor.name for tensor in sources])}, which is a part of {name}, and "
+                f"lacks {few(sorted(lacks)) or 'the rest'}; download it again"
+            )
         index = _rows(one.values[name], other.values[name], sources, firsts)
         if index is not None:
             shape = (*one.values[name].shape[:-1], sources[0].shape[-1])

@@ -23,6 +23,7 @@ from partita.errors import PartitaError, UnsupportedModelError
 from partita.export.fake_model import quiet, translated
 from partita.export.gguf.header import MAGIC, GgufTensor, Header, read_header
 from partita.export.gguf.names import weights_of
+from partita.export.gguf.settings import completed, mapped_as
 from partita.export.gguf.types import dequantised
 from partita.export.stored_formats import Quantised
 from partita.export.stored_formats.base import StoredFloats
@@ -31,18 +32,31 @@ from partita.export.weight_files import LAYOUTS, few
 SUFFIX = ".gguf"
 FACTORS = "rope_freqs.weight"
 """What each frequency of the rotary embedding is divided by, as for llama 3.1."""
-SIZES = {
-    "attention.key_length": "head_dim",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-"""Sizes that transformers does not read of every architecture, and what its configs call them."""
-OF_THE_FILE = frozenset({"vocab_size", "rope.dimension_count", "attention.value_length", *SIZES})
-"""Settings that follow from the shapes of tensors, where transformers does not read them."""
-NOTHING = (None, "", "none", 0, 0.0, False)
-"""Values by which a setting says nothing."""
-
-
+SPLITS_AS_GPT2 = frozenset(
+    {
+        "gpt-2",
+        "phi-2",
+        "jina-es",
+        "jina-de",
+        "jina-v1-en",
+        "jina-v2-es",
+        "jina-v2-de",
+        "jina-v2-code",
+        "roberta-bpe",
+        "gigachat",
+        "a.x-4.0",
+        "mellum",
+        "modern-bert",
+        "mpt",
+        "olmo",
+        "jais",
+        "trillion",
+        "granite-docling",
+    }
+)
+"""llama.cpp's names of splitting text as GPT-2 does (llama-vocab.cpp), which transformers does by any name that it does
+not know.
+"""
 PREFIX = "partita-gguf-"
 """Of temporary folders."""
 LOCK = ".lock"
@@ -131,7 +145,7 @@ def prepare(path: Path) -> Prepared:
 
     header = read_header(path)
     known = modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
-    if _mapped_as(header.architecture) not in known:
+    if mapped_as(header.architecture) not in known:
         raise UnsupportedModelError(
             f"{path}: a GGUF file of architecture {header.architecture[:80]}, which transformers reads no config from; "
             f"it does of {', '.join(sorted(known))}; export the checkpoint that it was made of"
@@ -142,12 +156,11 @@ def prepare(path: Path) -> Prepared:
     with quiet(), translated(f"{path}: reading the config of {header.architecture}"):
         config = AutoConfig.from_pretrained(str(folder), gguf_file=path.name, local_files_only=True)
         raw = config.to_dict()
-    notes = _settings_left_out(header)
-    raw |= _sizes(header, raw)
+    raw, notes = completed(header, raw)
     if FACTORS in header.tensors:
         raw |= _with_factors(header, raw)
     (folder / "config.json").write_text(json.dumps(raw, default=str), encoding="utf-8")
-    return Prepared(header, folder, scratch, (*notes, *_tokenizer(folder, path.name)))
+    return Prepared(header, folder, scratch, (*notes, *_tokenizer(header, folder, path.name)))
 
 
 def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
@@ -159,12 +172,6 @@ def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
     return Quantised(_method(prepared.header), tensors, packed)
 
 
-def _mapped_as(architecture: str) -> str:
-    """What transformers calls an architecture in its tables of GGUF files."""
-    names = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
-    return names.get(architecture, architecture)
-
-
 def _method(header: Header) -> str:
     """GGUF with the types of its matrices, the one of most numbers first."""
     counts: dict[str, int] = {}
@@ -172,42 +179,6 @@ def _method(header: Header) -> str:
         if len(tensor.shape) > 1:
             counts[tensor.type.name] = counts.get(tensor.type.name, 0) + int(np.prod(tensor.shape))
     return f"GGUF {', '.join(sorted(counts, key=lambda name: -counts[name]))}"
-
-
-def _settings_left_out(header: Header) -> tuple[str, ...]:
-    """A note on settings of the model that transformers does not read.
-
-    Raises UnsupportedModelError for those of the rotary embedding, without which it computes something else.
-    """
-    prefix = f"{header.architecture}."
-    mapping: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    read_keys = set(mapping.get(_mapped_as(header.architecture), {})) | OF_THE_FILE
-    left = {
-        name.removeprefix(prefix): value
-        for name, value in header.settings.items()
-        if name.startswith(prefix) and name.removeprefix(prefix) not in read_keys and value not in NOTHING
-    }
-    scaled = sorted(name for name in left if name.startswith(("rope.scaling.", "rope.scale")))
-    if scaled and (left.get("rope.scaling.type") or "linear") != "none":
-        raise UnsupportedModelError(
-            f"{header.path}: its rotary embedding is scaled ({few([f'{name} = {left[name]}' for name in scaled])}), "
-            f"which transformers' reader of {header.architecture} leaves out; export the checkpoint that it was made of"
-        )
-    if not left:
-        return ()
-    return (f"settings of the GGUF file that transformers does not read: {few(sorted(left))}",)
-
-
-def _sizes(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes in the file that transformers does not read, as settings of its config."""
-    mapping: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    known = mapping.get(_mapped_as(header.architecture), {})
-    given = {name: header.settings.get(f"{header.architecture}.{name}") for name in SIZES}
-    return {
-        key: given[name]
-        for name, key in SIZES.items()
-        if key in raw and name not in known and isinstance(given[name], int)
-    }
 
 
 def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,12 +206,27 @@ def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_parameters": changed}
 
 
-def _tokenizer(folder: Path, file: str) -> tuple[str, ...]:
-    """Write the tokenizer of the file into `folder`; a note where transformers makes none of it."""
+def _tokenizer(header: Header, folder: Path, file: str) -> tuple[str, ...]:
+    """Write the tokenizer of the file into `folder`; a note where transformers makes none of it, or another one."""
     try:
         with quiet(), translated("reading the tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=file, local_files_only=True)
             tokenizer.save_pretrained(str(folder))
     except PartitaError as error:
         return (f"the GGUF file has no tokenizer that transformers can make: {error.said[:200]}",)
-    return ()
+    return _splits_note(header)
+
+
+def _splits_note(header: Header) -> tuple[str, ...]:
+    """A note where text is split otherwise, before it becomes tokens, than transformers' tokenizer of the file does."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    said, known = header.settings.get("tokenizer.ggml.pre"), {*SPLITS_AS_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}
+    if header.settings.get("tokenizer.ggml.model") != "gpt2" or said in known:
+        return ()
+    how = "does not say how text is split" if said is None else f"has text split as {str(said)[:40]!r}"
+    return (
+        f"the GGUF file {how} (tokenizer.ggml.pre), and transformers' tokenizer splits it as GPT-2 does: some texts "
+        "become other tokens than those that the model was trained with; give it tokens, or export the checkpoint that "
+        "it was made of",
+    )

@@ -6,6 +6,9 @@
 
     W[n, k] = scales[g, n] * (q[k, n] - z[g, n]),  g = k / group size
 
+Where no layer can take in by what the next one was scaled, AutoAWQ divides what an activation gives by that
+(awq/modules/act.py): X.scales with no integers beside them, without which the weights belong to no model.
+
 (AutoAWQ, awq/modules/linear/gemm.py and awq/utils/packing_utils.py.)
 """
 
@@ -72,6 +75,13 @@ def _read(sources: Sources) -> Read:
     if bits not in (None, BITS):
         raise sources.refused(f"with {bits} bits", f"only {BITS} bits can be read")
     size = sources.number("group_size", "q_group_size", least=-1)
+    for stem in sources.stems(".scales"):
+        if any(f"{stem}.{part}" in sources.tensors for part in ("qweight", "qzeros")):
+            continue  # those of a weight, which is damaged where it lacks one of them
+        raise sources.refused(
+            f"with activations that are divided by scales ({stem}.scales)",
+            "that cannot be read, export the checkpoint that it was quantised from",
+        )
     found = [_weight(sources, stem, size) for stem in sources.stems(".qweight", INT32)]
     return Read([weight for weight in found if weight is not None])
 

@@ -9,6 +9,7 @@
              W = map[x] * absmax
 
     8 bits   X.weight [N, K] int8, X.SCB [N] float32
+             X.weight_format uint8                 0: row after row; older files have tiles of a kind of GPU
 
              W = (x * SCB) * (1 / 127)
 
@@ -151,8 +152,22 @@ def _read(sources: Sources) -> Read:
         weights.append(_table(sources, f"{stem}.weight"))
     for stem in sources.stems(".SCB"):
         weights.append(_rows(sources, stem))
-    sources.taken.update(f"{stem}.weight_format" for stem in sources.stems(".weight_format"))
+    for stem in sources.stems(".weight_format"):
+        _check_layout(sources, f"{stem}.weight_format")
     return Read([weight for weight in weights if weight is not None])
+
+
+def _check_layout(sources: Sources, name: str) -> None:
+    """Raise UnsupportedModelError for integers that do not lie row after row."""
+    info = sources.take(name)
+    assert info is not None
+    with OpenFiles(sources.folder) as files:
+        found = files.read(info, tuple((0, size) for size in info.shape))
+    if bool(found.any()):
+        raise sources.refused(
+            f"in tiles of its kernels ({name} is {int(found.max())}; 1 is col32, 2 col_turing, 3 col_ampere)",
+            "only integers that lie row after row can be read, export the checkpoint that it was quantised from",
+        )
 
 
 def _rows(sources: Sources, stem: str) -> StoredWeight | None:
@@ -165,6 +180,12 @@ def _rows(sources: Sources, stem: str) -> StoredWeight | None:
 
 
 def _table(sources: Sources, name: str) -> StoredWeight | None:
+    stored = sources.tensors.get(name)
+    if stored is not None and re.fullmatch(FLOAT, stored.dtype):
+        raise sources.refused(
+            f"in words of {stored.dtype} (bnb_4bit_quant_storage; {name})",
+            "only uint8 can be read: quantise it with that, or export the checkpoint that it was quantised from",
+        )
     data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
     table = sources.take(f"{name}.quant_map", FLOAT)
     state = next((f"{name}{STATE}{kind}" for kind in KINDS if f"{name}{STATE}{kind}" in sources.tensors), None)

@@ -112,7 +112,8 @@ def _is_packed(info: TensorInfo) -> bool:
 def _scales(info: TensorInfo, rows: tuple[int, int], groups: tuple[int, int], files: OpenFiles) -> torch.Tensor:
     """Scales [rows or 1, groups or 1] float32."""
     if len(info.shape) < 2:
-        return files.read(info, tuple((0, size) for size in info.shape)).float().reshape(1, 1)
+        whole = tuple((0, size) for size in info.shape)
+        return files.read(info, (rows,) if info.shape and info.shape[0] > 1 else whole).float().reshape(-1, 1)
     lines = rows if info.shape[0] > 1 else (0, 1)
     return files.read(info, (lines, groups if info.shape[1] > 1 else (0, 1))).float()
 

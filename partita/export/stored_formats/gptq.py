@@ -141,19 +141,24 @@ def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:
 
 def _settings_of(sources: Sources, stem: str) -> tuple[int | None, int | None]:
     """Bits and group size of a module, as far as they are said: GPTQModel may have others for some ("dynamic", regular
-    expressions).
+    expressions, of which the first that fits counts; one with "-:" says that a module is not quantised).
     """
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
     dynamic = sources.settings.get("dynamic")
     for pattern, override in (dynamic if isinstance(dynamic, Mapping) else {}).items():
-        if not isinstance(override, Mapping) or pattern.startswith("-"):
+        excludes = pattern.startswith("-:")
+        if not isinstance(override, Mapping) and not excludes:
             continue
         try:
-            fits = re.match(pattern.removeprefix("+:"), stem)
+            fits = re.match(pattern.removeprefix("-:" if excludes else "+:"), stem)
         except re.error as error:
+            if excludes:
+                continue  # a module that has integers is none of those
             raise sources.refused(f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json") from error
         if fits:
-            found |= {key: value for key, value in override.items() if key in found and isinstance(value, int)}
+            own = override if isinstance(override, Mapping) and not excludes else {}
+            found |= {key: value for key, value in own.items() if key in found and isinstance(value, int)}
+            break
     size = found["group_size"]
     if size is not None and (size == 0 or size < -1):
         raise sources.wrong(f"{stem}.qweight", f"has a group size of {size}")

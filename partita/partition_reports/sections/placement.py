@@ -162,8 +162,11 @@ def _replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
 
 def _say_bodies(bodies: Bodies) -> str:
     """What is in the bodies of If, Loop and Scan."""
+    copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
+    unseen = "; what they read from around them may be copied as well, which no source tells" if bodies.unseen else ""
+    if not bodies.listed:
+        return f"This ONNX Runtime does not list their nodes; {copies}{unseen}."
     on_cpu = plural(len(bodies.on_cpu), "node") + " on CPU"
     listed = ", ".join(f"{node.name} ({node.op_type})" if node.op_type else node.name for node in bodies.on_cpu)
     names = f" ({listed})" if listed else ""
-    copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
-    return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}."
+    return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}{unseen}."

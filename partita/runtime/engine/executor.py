@@ -191,7 +191,7 @@ class Executor:
                 self.cache.begin(plan.begins)
             graph.place(np.array(plan.starts, np.int64), rope_length)
             outcome = graph.run()
-            self.cache.advance(graph.binding, plan.take, plan.span)
+            self.cache.advance(graph.binding, plan.starts, plan.take, plan.span)
         except BaseException:
             self.cache.dirty = True
             raise

@@ -173,7 +173,9 @@ class Engine:
             sampler=sampler or request.sampler,
             max_new_tokens=request.max_new_tokens if max_new_tokens is None else max_new_tokens,
         )
-        if row in self.executor.cache.spoiled:  # all is read again
+        limit = contract.rereads_at
+        outgrows = limit is not None and self.rope_length <= limit < entry.known + len(tokens)
+        if outgrows or row in self.executor.cache.spoiled:  # all is read again
             self.executor.cache.release_row(row)
         entry.extend(tokens)
 

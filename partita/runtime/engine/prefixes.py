@@ -159,7 +159,7 @@ class Prefixes:
         for index, plan in self._plans.items():
             count, filled = plan.keep_at, self._cache.filled[index]
             if count is not None and filled >= count:
-                intact = index not in self._cache.spoiled
+                intact = index not in self._cache.spoiled and plan.row.error is None  # else it was wiped
                 if intact and self._usable(plan.row.known) and self._cache.saves(count, filled):
                     states = self._cache.save_row(index, count)
                     self._keep(Prefix(plan.row.history[:count].copy(), states, plan.row.request.adapter))

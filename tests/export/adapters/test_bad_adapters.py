@@ -10,13 +10,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
+from partita.export.adapters.branches import switched
+from partita.export.adapters.config import MERGED_BY_PEFT
 from partita.export.adapters.files import read_adapter
 from partita.export.adapters.merge import merged
 from partita.export.checkpoint import open_checkpoint
 from partita.export.original import auto_class
 from partita.export.pipeline import ExportOptions, export
 from tests.adapters import PREFIX, save_adapter
-from tests.conftest import Exported, TinyCheckpoint
+from tests.conftest import Exported, TinyCheckpoint, require
 from tests.export.test_bad_checkpoints import refuse
 
 
@@ -36,6 +38,7 @@ def adapter(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     [
         ({"peft_type": "IA3"}, "an adapter of kind IA3; Partita takes LoRA and DoRA; merge it with peft"),
         ({"peft_type": "LOHA"}, "an adapter of kind LOHA"),
+        ({"peft_type": "RANDLORA"}, "an adapter of kind RANDLORA; Partita takes LoRA and DoRA; merge it with peft"),
         ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING, which is no change of weights"),
         ({"init_lora_weights": "pissa_niter_4"}, "changed the weights of the model as well"),
         ({"use_qalora": True}, "QALoRA"),
@@ -200,7 +203,18 @@ def test_another_base_is_a_note(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
     for base, noted in (("someone/another-model", True), (f"someone/{checkpoint.name}", False)):
         adapter = save_adapter(tmp_path / "adapter", checkpoint, base_model_name_or_path=base)
         _, notes = merged(opened, model, read_adapter(adapter))
-        assert any("says that it was trained on someone/another-model" in note for note in notes) is noted
+        beside = switched(opened, model, "name", read_adapter(adapter)).notes
+        for told, done in ((notes, "merged into"), (beside, "put beside the weights of")):
+            said = f"says that it was trained on someone/another-model, and is {done} {opened.given}"
+            assert any(said in note for note in told) is noted
+
+
+@pytest.mark.filterwarnings("ignore")  # peft and transformers are not ours
+def test_kinds_that_peft_merges_are_kinds_of_peft() -> None:
+    require("peft")
+    from peft import PeftType
+
+    assert MERGED_BY_PEFT - {kind.value for kind in PeftType} == {"BONE"}  # of earlier versions
 
 
 def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tiny_checkpoint: TinyCheckpoint) -> None:

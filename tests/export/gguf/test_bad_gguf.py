@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.peers.gguf_tensors import planned
 from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
 from tests.conftest import TinyCheckpoint, require
 from tests.export.test_bad_checkpoints import refuse
@@ -182,6 +183,22 @@ def test_what_transformers_would_leave_out_is_refused(tiny_checkpoint: TinyCheck
     file.write_bytes(raw)
     error = refuse(file, tmp_path / "out")
     assert isinstance(error, UnsupportedModelError) and "leaves out blk.0.attn_k.bias" in str(error)
+
+
+def test_half_of_the_experts(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other half was zeros, without a word."""
+    require("gguf")
+    sizes: Any = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+
+    def without(names: Any, config: Any) -> Any:
+        return [plan for plan in planned(names, config) if plan.name != "blk.1.ffn_up_exps.weight"]
+
+    monkeypatch.setattr("tests.gguf_files.planned", without)
+    error = refuse(save_gguf(tmp_path / "model.gguf", tiny_checkpoint("qwen3_moe", **sizes)), tmp_path / "out")
+    assert isinstance(error, CheckpointError) and (
+        "it has blk.1.ffn_gate_exps.weight, which is a part of model.layers.1.mlp.experts.gate_up_proj, and lacks "
+        "blk.1.ffn_up_exps; download it again" in str(error)
+    )
 
 
 def test_a_folder_with_several_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

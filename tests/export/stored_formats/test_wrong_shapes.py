@@ -165,3 +165,67 @@ def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
         assert torch.equal(found.values(((3, 9), (5, 41)), files), wanted[3:9, 5:41])
     with pytest.raises(CheckpointError, match=r"X\.weight_g_idx is \[63\], and X\.weight_packed has 64 inputs"):
         opened(tmp_path, settings, {**tensors, "X.weight_g_idx": groups[:63]})
+
+
+def test_scales_of_activations_beside_awq(tmp_path: Path) -> None:
+    """AutoAWQ divides by them what an activation gives, where no layer takes them in: starcoder2, falcon, bloom."""
+    settings, tensors = tensors_of("awq")
+    with pytest.raises(UnsupportedModelError, match=r"activations that are divided by scales \(X\.act\.scales\)"):
+        opened(tmp_path, settings, {**tensors, "X.act.scales": torch.ones(64)})
+
+
+def test_eight_bits_in_tiles(tmp_path: Path) -> None:
+    """Older files of bitsandbytes have them as a kind of GPU reads them, and say so in a number."""
+    settings, tensors = tensors_of("bnb_int8")
+    for number, fine in ((0, True), (1, False), (3, False)):
+        with (
+            nullcontext()
+            if fine
+            else pytest.raises(UnsupportedModelError, match=rf"X\.weight_format is {number}; 1 is")
+        ):
+            opened(tmp_path, settings, {**tensors, "X.weight_format": torch.tensor(number, dtype=torch.uint8)})
+
+
+def test_four_bits_in_words_of_floats(tmp_path: Path) -> None:
+    settings, tensors = tensors_of("bnb_nf4")
+    words = tensors["X.weight"].reshape(-1).view(torch.bfloat16).reshape(-1, 1)
+    with pytest.raises(UnsupportedModelError, match=r"in words of bfloat16 \(bnb_4bit_quant_storage; X\.weight\)"):
+        opened(tmp_path, settings, {**tensors, "X.weight": words})
+
+
+@pytest.mark.parametrize("name", ["compressed_int8", "compressed_w8a16"])
+def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> None:
+    settings, tensors = tensors_of(name)
+    found = []
+    for shape in ((-1, 1), (-1,)):
+        changed = {**tensors, "X.weight_scale": tensors["X.weight_scale"].reshape(shape)}
+        (weight,) = opened(tmp_path, settings, changed).weights.values()
+        with OpenFiles(tmp_path) as files:
+            found.append([weight.values(region, files) for region in (((0, 32), (0, 64)), ((3, 9), (5, 41)))])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_the_first_rule_that_fits_a_module_counts(tmp_path: Path) -> None:
+    """As in GPTQModel, one that says that a module is not quantised too."""
+    settings, tensors = tensors_of("gptq_4")
+    wrong, right = {"bits": 8}, {"bits": 4}
+    for bits, dynamic, fine in (
+        (8, {"X": right, "+:.*": wrong}, True),
+        (4, {"-:X": {}, ".*": wrong}, True),
+        (4, {"-:Y": {}, ".*": wrong}, False),
+        (4, {".*": wrong, "X": right}, False),
+    ):
+        with nullcontext() if fine else pytest.raises(CheckpointError, match="of 8 bits in groups of 32 asks"):
+            opened(tmp_path, {**settings, "bits": bits, "dynamic": dynamic}, tensors)
+
+
+def test_settings_of_the_cache_alone(tmp_path: Path) -> None:
+    """llm-compressor's, of a model whose weights are floats."""
+    cache = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": {"num_bits": 8}}
+    for more, quantised in (
+        ({}, False),
+        ({"sparsity_config": {"format": "dense"}}, False),
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, True),
+        ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, True),
+    ):
+        assert (by_config(tmp_path, {"quantization_config": {**cache, **more}}) is not None) is quantised

@@ -439,3 +439,23 @@ def test_rows_at_work_have_a_step_between_the_chunks_of_others(opened, fewer):
         assert max(map(len, phases[1:].replace("d", " ").split())) == longest, phases
         told = {row: [token for step in heard for token in step.tokens[row]] for row in (first, second)}
         assert told == {first: known_tokens(PROMPTS[2], 20, KEYS), second: known_tokens(PROMPTS[0], 6, KEYS)}
+
+
+def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(opened):
+    """Where every step is of all rows, one that begins beside it may be longer than the room behind what it has."""
+    states = KEYS
+    engine = Engine(opened(batch=2, states=states, fewer=False).executor)
+    begin, later = tuple(n % VOCAB for n in range(3, 42)), tuple(n % VOCAB for n in range(5, 35))
+    engine.join(Request(begin, greedy, max_new_tokens=1))
+    while engine.step() is not None:
+        pass
+    before = engine.executor.cache.filled[0]
+    engine.join(Request(later, greedy, max_new_tokens=1))
+    engine.step()
+    assert engine.executor.cache.filled[0] == min(before, LENGTH - len(later)) < before
+    said = [*begin, int(engine.row(0).history[engine.row(0).known - 1])]
+    engine.extend(0, (1, 2, 3), max_new_tokens=4)
+    while engine.step() is not None:
+        pass
+    row = engine.row(0)
+    assert row.history[row.given : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)

@@ -128,14 +128,17 @@ class Cache:
         for store in self._moving:
             store.before_run(binding, new_tokens)
 
-    def advance(self, binding: Binding, take: Sequence[int], span: Span = None) -> None:
-        """`take` [B] tokens of each row were fed, in a run of `binding` that was of the rows in `span`."""
+    def advance(self, binding: Binding, starts: Sequence[int], take: Sequence[int], span: Span = None) -> None:
+        """`take` [B] tokens of each row were fed, in a run of `binding` that was of the rows in `span` and wrote from
+        `starts` [B] on: where a row took none, padding is there now.
+        """
         for store in self._moving:
             store.after_run(binding, take)
+        first, end = span or (0, len(take))
         if self._sums_up:
-            first, end = span or (0, len(take))
             self.spoiled.update(row for row in range(first, end) if self.filled[row] and not take[row])
-        self.filled[:] = [count + taken for count, taken in zip(self.filled, take, strict=True)]
+        for row in range(first, end):
+            self.filled[row] = self.filled[row] + take[row] if take[row] else min(self.filled[row], starts[row])
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether a row can be taken back by so many tokens that it has, however many these are."""
