@@ -24,6 +24,7 @@ from partita.spelling import either
 
 NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
 """A list of whole numbers over several lines; inside a string there is no line break."""
+OTHERS = re.compile(r"[^\x00-\x7e]+")
 STDIN = Path("-")
 NO_REPORTS = {"partita.bench": "the result of a bench, not a partition report"}
 """What a file of another family of schemas is that is easily taken for a report."""
@@ -31,8 +32,11 @@ Shown = TypeVar("Shown", bound=Record)
 
 
 def to_json(record: Record) -> str:
-    """A report, or another record that is kept, as JSON, ending in a newline."""
+    """A report, or another record that is kept, as JSON, ending in a newline. ASCII alone: a name is whole in every
+    encoding that stdout may have, and turns no terminal around.
+    """
     text = record.model_dump_json(by_alias=True, indent=1)
+    text = OTHERS.sub(lambda found: json.dumps(found[0])[1:-1], text)  # all of them are inside of strings
     return NUMBERS.sub(lambda found: f"[{','.join(found[1].split()).replace(',,', ',')}]", text) + "\n"
 
 

@@ -215,3 +215,13 @@ def test_fields_of_a_newer_partita_are_left_out_at_every_level(facts, tmp_path):
 def test_a_record_that_is_made_here_has_no_unknown_field(report):
     with pytest.raises(ValidationError, match="colour"):
         Report.model_validate({**report.model_dump(by_alias=True), "colour": "blue"})
+
+
+def test_a_report_is_ascii_and_every_name_whole(report, tmp_path):
+    """An encoding of stdout that lacks a character would make one name of two."""
+    name = "層1/\u202e𝄞é\x7f\n"
+    named = report.model_copy(update={"notes": (*report.notes, name)})
+    text = storage.to_json(named)
+    assert text.isascii() and "\x7f" not in text
+    storage.write(named, tmp_path / "r.json")
+    assert storage.read(tmp_path / "r.json").notes[-1] == name
