@@ -132,7 +132,14 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     from partita.library.place_options import PlaceOptions
     from partita.library.place_run import place
 
-    placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits, probe_seconds=0.0)
+    placing = PlaceOptions(
+        options.package,
+        options.where,
+        runs=LIMIT_RUNS,
+        limits=options.limits,
+        probe_seconds=0.0,
+        choice=options.choice,
+    )
     report, error = place(placing, target, whole=False, audience=TERMINAL)
     over = limits_error(report)
     if error is not None:
