@@ -19,7 +19,8 @@ A pass that writes one operator for several finds its places by what a subgraph 
 numbers in float64, with random numbers in the place of weights, and the result is compared with what the operator would
 compute. Names of models, modules and weights decide nothing. It writes an operator only where the provider that the
 package is for takes it: the provider is asked about every such node before anything is written. Without `--target` that
-is the best usable provider, and the CPU provider where `--attention` alone is given. Every package is verified on the CPU provider, so operators that it lacks are not written at all.
+is the best usable provider, and the CPU provider where `--attention` alone is given. Every package is verified on the
+CPU provider, so operators that it lacks are not written at all.
 
 Which operators a pass may write goes with the lowering of attention: ONNX Runtime's own with `gqa`, those of ONNX's
 operator sets 23 and 24 with `onnx24`, none with `primitives`.

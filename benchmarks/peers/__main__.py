@@ -20,7 +20,7 @@ from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measured
 from benchmarks.peers.others import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
-from benchmarks.peers.parts import PARTS, Part, Parts, forget
+from benchmarks.peers.parts import PARTS, Part, Parts
 from benchmarks.peers.plan import PEERS, PLANS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare, remove
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
@@ -39,13 +39,14 @@ def main() -> int:
         if given.prepare_only:
             _make_files(given)
             return 0
-        results = [records.read(file) for file in given.read or ()] or [_measure(given)]
+        parts = Parts(given.work / PARTS, _commit())
+        results = [records.read(file) for file in given.read or ()] or [_measure(given, parts)]
     except ValueError as error:
         say(f"bench-peers: {error}")
         return 2
     if not given.read:
         records.write(results[0], given.json)
-        forget(given.work / PARTS)
+        parts.forget()
         say(f"written: {given.json}")
     for result in results:
         print("\n".join(sections(result)))
@@ -109,7 +110,7 @@ def _make_files(given: argparse.Namespace) -> None:
             _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given), again=given.export_again)
 
 
-def _measure(given: argparse.Namespace) -> PeersResult:
+def _measure(given: argparse.Namespace, parts: Parts) -> PeersResult:
     """All shapes. Raises ValueError."""
     entries, places = _asked(given)
     _wait_for_rest(given.threads, given.wait)
@@ -118,11 +119,12 @@ def _measure(given: argparse.Namespace) -> PeersResult:
     disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
     for reason in disturbed:
         say(f"disturbed: {reason}; these figures are not to be published")
-    parts = Parts(places.work / PARTS, _commit(), machine)
-    if given.anew:
-        forget(parts.folder)
+    parts.machine = machine
     earlier: list[str] = []
-    shapes = [_shape(SHAPES[name], entries, places, given, parts, earlier) for name in given.shapes]
+    raced = [_shape(SHAPES[name], entries, places, given, parts, earlier) for name in given.shapes]
+    shapes = [shape for shape in raced if shape is not None]
+    if not shapes:
+        raise ValueError("no contender is left: no form of theirs is of these widths; give --precisions")
     return PeersResult(
         partita_version=__version__,
         commit=parts.commit,
@@ -160,15 +162,18 @@ def _wait_for_rest(threads: int, seconds: float) -> None:
 
 def _shape(
     shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace, parts: Parts, earlier: list[str]
-) -> ShapeResult:
-    """Files and a race, width by width. `earlier`: what was taken over from a run that was stopped is added to it."""
+) -> ShapeResult | None:
+    """Files and a race, width by width; None where nobody takes part in any.
+
+    `earlier`: what was taken over from a run that was stopped is added to it.
+    """
     settings = _settings(shape, given)
     done: list[Part] = []
     for bits in _widths(shape, given):
         group = [entry for entry in entries if entry.bits == bits]
         if not group:
             continue
-        part = parts.of(shape.name, group, settings)
+        part = None if given.anew else parts.of(shape.name, group, settings)
         if part is None:
             part = _raced(shape, group, places, settings, given)
             if not _disturbances(part.contenders):
@@ -177,6 +182,8 @@ def _shape(
             earlier.append(f"{shape.title}, {bits} bits: {part.date}")
             say(f"{shape.name}, {bits} bits: measured on {part.date}, before a stop")
         done.append(part)
+    if not done:
+        return None
     if not given.keep_files:
         shutil.rmtree(places.checkpoint(shape.name), ignore_errors=True)
     return ShapeResult(

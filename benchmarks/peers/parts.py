@@ -33,13 +33,16 @@ class Part(Record):
     contenders: tuple[Contender, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Parts:
     """Those of one run, in a folder."""
 
     folder: Path
     commit: str | None
-    machine: Machine
+    machine: Machine | None = None
+    """That of this run, once it is known."""
+    used: set[Path] = dataclasses.field(default_factory=set)
+    """Files of parts that this run has taken over or made."""
 
     def of(self, shape: str, group: list[Entry], settings: Settings) -> Part | None:
         """What was measured before; None where nothing was, or something is not as it was then."""
@@ -56,6 +59,7 @@ class Parts:
         if changed:
             say(f"{file} is of another {', '.join(changed)}: measured anew")
             return None
+        self.used.add(file)
         return found
 
     def keep(self, shape: str, group: list[Entry], settings: Settings, part: Part) -> None:
@@ -64,21 +68,22 @@ class Parts:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = part.model_copy(update={"conditions": self._conditions(group, settings)})
+        self.used.add(self._file(shape, group))
         self._file(shape, group).write_text(kept.model_dump_json(by_alias=True, indent=1) + "\n", "utf-8")
+
+    def forget(self) -> None:
+        """The run is whole and stored: the next one measures everything. Parts of other runs stay."""
+        for file in self.used:
+            file.unlink(missing_ok=True)
 
     def _file(self, shape: str, group: list[Entry]) -> Path:
         return self.folder / f"{shape}-{group[0].provider}-{group[0].bits}.json"
 
     def _conditions(self, group: list[Entry], settings: Settings) -> dict[str, Any]:
+        assert self.machine is not None
         return {
             "commit": self.commit,
             "settings": {**dataclasses.asdict(settings), "prompts": list(settings.prompts)},
             "contenders": [entry.name for entry in group],
             "machine": [self.machine.processor, self.machine.cores, self.machine.memory_bytes, self.machine.gpu],
         }
-
-
-def forget(folder: Path) -> None:
-    """A run is whole and stored: the next one measures everything."""
-    for file in folder.glob("*.json"):
-        file.unlink()

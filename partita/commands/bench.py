@@ -66,14 +66,16 @@ def _saying() -> Iterator[Say]:
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
     """The result on stdout and in the file that was asked for, and where the rest of it is."""
     text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
-    if as_json and not isinstance(sink, Stdout):
-        write_stdout(text)
-    elif not isinstance(sink, Stdout):
-        from partita.bench.views import text as view
+    try:
+        if as_json and not isinstance(sink, Stdout):
+            write_stdout(text)
+        elif not isinstance(sink, Stdout):
+            from partita.bench.views import text as view
 
-        view.render(bench, stdout_console())
-    if sink is not None:  # last: where that fails, the figures were seen
-        sink.write(text)
+            view.render(bench, stdout_console())
+    finally:  # where one of the two fails, the other has the figures
+        if sink is not None:
+            sink.write(text)
     if isinstance(sink, Output):
         say_written("result", sink.path)
     for entry in bench.contenders:

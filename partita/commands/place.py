@@ -87,14 +87,16 @@ def _finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, 
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
-    if shown.as_json:
-        write_stdout(storage.to_json(report))
-    elif shown.report != STDOUT:
-        from partita.partition_reports.views import text
+    try:
+        if shown.as_json:
+            write_stdout(storage.to_json(report))
+        elif shown.report != STDOUT:
+            from partita.partition_reports.views import text
 
-        text.render(report, stdout_console())
-    if sink is not None:  # last: where that fails, the report was seen
-        sink.write(storage.to_json(report))
+            text.render(report, stdout_console())
+    finally:  # where one of the two fails, the other has the report
+        if sink is not None:
+            sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         say_written("report", sink.path)
     if error is not None:

@@ -181,9 +181,8 @@ def _recover(out: Path, *, force: bool) -> list[str]:
             notes.append(f"removed {path}, left behind by a killed export")
         elif not re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name):
             continue
-        elif os.path.lexists(out):  # killed between the new package's coming and the old one's going
-            shutil.rmtree(path, ignore_errors=True)
-            notes.append(f"removed {path}, which a killed export had replaced")
+        elif os.path.lexists(out):  # something else has come there since: this may be the only one of its kind
+            notes.append(f"an earlier export had moved a package aside, which is still in {path}; remove it")
         else:
             (path / "package").rename(out)
             path.rmdir()

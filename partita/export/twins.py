@@ -20,7 +20,7 @@ import onnx_ir as ir
 from partita.package import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
 
 Result = TypeVar("Result")
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+NO_LINKS = (errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 """What file systems say that give a file one name, as those of USB sticks do."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -39,7 +40,7 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
         outputs=tuple(_port(port) for port in proto.graph.output),
         defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
-        whole=dict(filter(None, map(_whole, proto.graph.initializer))),
+        whole=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
         nodes=tuple(_node(node) for node in proto.graph.node),
         node_count=len(model.nodes) + len(model.inner),
         opsets=dict(model.opsets),
@@ -59,13 +60,26 @@ def _dtype(number: int) -> str:
         return ""
 
 
-def _whole(tensor: onnx.TensorProto) -> tuple[str, int] | None:
+def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Names and values of a graph's constants, in whatever form exporters write them."""
+    yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    for node in graph.node:
+        if node.op_type == "Constant" and node.output:
+            yield from ((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+
+
+def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
     """Name and value of a constant that is one whole number, and in the file itself."""
     from onnx import numpy_helper
 
-    if _dtype(tensor.data_type) not in ("int64", "int32") or math.prod(tensor.dims) != 1 or tensor.external_data:
+    if _dtype(tensor.data_type) not in ("int64", "int32") or any(size != 1 for size in tensor.dims):
         return None
-    return tensor.name, int(numpy_helper.to_array(tensor).reshape(()))
+    if tensor.external_data:
+        return None
+    try:
+        return name, int(numpy_helper.to_array(tensor).reshape(()))
+    except ValueError:  # its bytes are missing, which is told where the file is opened
+        return None
 
 
 def _port(port: onnx.ValueInfoProto) -> PortFact:

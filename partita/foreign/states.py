@@ -230,8 +230,8 @@ def frequencies_change_at(graph: GraphFacts) -> int:
         readers = [reader for output in node.outputs for reader in graph.readers_of(output)]
         if node.op_type != "If" or not any(reader.op_type in (GQA, ROTARY) for reader in readers):
             continue
-        asks = graph.producer_of(node.inputs[0])
-        if asks is not None and asks.op_type in ("Greater", "GreaterOrEqual"):
+        asks = graph.producer_of(node.inputs[0]) if node.inputs else None
+        if asks is not None and asks.op_type in ("Greater", "GreaterOrEqual") and len(asks.inputs) > 1:
             limit = graph.whole.get(asks.inputs[1], 0)
             return max(limit - (asks.op_type == "GreaterOrEqual"), 0)
     return 0

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.edge import ArgumentError
-from partita.library.engine import Begun, Engine, RowRequest
+from partita.library.engine import ANOTHER, Begun, Engine, RowRequest
 from partita.library.generation import Row
 from partita.library.requests import Listener, Piece, Ticket, Work, check_work
 from partita.library.sampling import Sampling
@@ -310,9 +310,10 @@ class Scheduler:
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
             if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
-                self._lose(error)
                 if had:
                     self._wait_again(ticket)
+                self._lose(error)
+                if had:
                     return
             _tell([(ticket, self._over(ticket, "error", error))])
             return
@@ -428,6 +429,8 @@ class Scheduler:
     def _lose(self, error: PartitaError | None) -> None:
         """The batch is lost: all that are at work in it are over."""
         self._begun, self.lost_by = None, error or self.lost_by
+        if error is not None and error.said == ANOTHER:  # before whoever asked that has said so here
+            self._displaced = ANOTHER
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
         for ticket in lost:

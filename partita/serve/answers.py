@@ -166,11 +166,12 @@ class CompletionFormat:
         kept = self.tokens.said(entries)
         texts = [self.tokens.written(entry.token) for entry in kept]
         offsets = list(accumulate(map(len, texts[:-1]), initial=offset))[: len(texts)]
-        top = [
-            # Of tokens that read alike the likeliest, which comes first.
-            {self.tokens.written(token): value for token, value in reversed(entry.top)} | {text: entry.logprob}
-            for text, entry in zip(texts, kept, strict=True)
-        ]
+        top = []
+        for text, entry in zip(texts, kept, strict=True):
+            likely: dict[str, float] = {}
+            for token, value in entry.top:  # of tokens that read alike the likeliest, which comes first
+                likely.setdefault(self.tokens.written(token), value)
+            top.append(likely | {text: entry.logprob})
         return {
             "tokens": texts,
             "token_logprobs": [entry.logprob for entry in kept],

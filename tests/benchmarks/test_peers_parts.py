@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from benchmarks.peers.parts import Part, Parts, forget
+from benchmarks.peers.parts import Part, Parts
 from benchmarks.peers.plan import ENTRIES
 from benchmarks.peers.race import Settings
 from benchmarks.peers.records import Contender, Machine
@@ -75,7 +75,9 @@ def test_a_file_that_was_cut_is_measured_anew(parts, capsys):
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_a_whole_run_leaves_nothing(parts):
-    parts.keep("tiny", GROUP, SETTINGS, PART)
-    forget(parts.folder)
-    assert parts.of("tiny", GROUP, SETTINGS) is None
+def test_a_whole_run_leaves_nothing_of_its_own_and_what_others_have_done(parts):
+    parts.keep("other", GROUP, SETTINGS, PART)
+    one = dataclasses.replace(parts, used=set())
+    one.keep("tiny", GROUP, SETTINGS, PART)
+    one.forget()
+    assert parts.of("tiny", GROUP, SETTINGS) is None and parts.of("other", GROUP, SETTINGS) is not None

@@ -129,9 +129,12 @@ def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["Greater", "GreaterOrEqual"])
-def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, tmp_path: Path) -> None:
-    """As onnxruntime-genai's builder writes LongRoPE models; its runtime reads all again there."""
+@pytest.mark.parametrize("as_node", [True, False])
+def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node: bool, tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes LongRoPE models, with a node; its runtime reads all again there."""
+    constant = "original = Constant<value = int64[1] {12}>()" if as_node else ""
     rotary = f"""
+  {constant}
   one = Constant<value = int64[1] {{1}}>()
   sums = ReduceSum<keepdims = 0>(attention_mask, one)
   last = Sub(sums, one)
@@ -152,7 +155,8 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, tmp_path
     model = onnx.load(folder / "model.onnx")
     for name in ("long_cos", "long_sin", "short_cos", "short_sin"):
         model.graph.initializer.append(numpy_helper.from_array(np.ones((LONGEST, 4), np.float32), name))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([12], np.int64), "original"))
+    if not as_node:
+        model.graph.initializer.append(numpy_helper.from_array(np.array([12], np.int64), "original"))
     onnx.save(model, folder / "model.onnx")
     limit = 12 if operator == "Greater" else 11
     for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):

@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import partita
+from partita.cli import run
 from partita.foreign.folder import open_folder
 from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
 from tests.foreign.plain import plain_tokens
@@ -143,3 +144,9 @@ def test_a_graph_for_webgpu_is_placed_and_labelled() -> None:
     assert (manifest.graph.precision, manifest.graph.attention) == ("int4", "gqa")
     known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
     assert generated(SAMPLES / "genai-int4-webgpu", count=COUNT) == known["tokens"][:COUNT]
+
+
+def test_limits_are_of_the_variant_that_runs(variants: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder holds several models, and none that is meant without a name."""
+    words = [str(variants), "5,6,7", "--token-ids", "-n", "2", "--provider", "cpu", "--variant", "uint8"]
+    assert run(["generate", *words, "--max-copies", "0"]) == 0, capsys.readouterr().err

@@ -241,10 +241,13 @@ def _begins(header: bytes) -> bool:
 def _locked(path: Path) -> IO[bytes]:
     """The file, opened or made, and kept from others. Raises UsageError where another process has it, ResourceError."""
     while True:
+        there = path.exists()
         try:
-            file: IO[bytes] = path.open("r+b" if path.exists() else "x+b", buffering=0)
-        except FileExistsError:
-            continue
+            file: IO[bytes] = path.open("r+b" if there else "x+b", buffering=0)
+        except (FileExistsError, FileNotFoundError) as error:
+            if path.is_symlink() or not path.parent.is_dir():
+                raise _cannot(path, error) from error
+            continue  # it has come, or gone, since
         except OSError as error:
             raise _cannot(path, error) from error
         try:

@@ -64,6 +64,7 @@ def _in_one_piece(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     # short one: the name of the file may be as long as the file system allows.
     temporary = path.with_name(f".partita-{hashlib.sha256(path.name.encode()).hexdigest()[:16]}.tmp")
     try:
+        temporary.unlink(missing_ok=True)  # a run that was killed at its very end has left it a name of the answers
         with temporary.open("wb") as file:
             write(file)
             file.flush()

@@ -261,3 +261,25 @@ def test_an_answer_that_was_lost_on_disk_is_not_passed_on(tmp_path: Path):
         with pytest.raises(ResourceError, match="lost the answer to row 0"):
             write_answers(tmp_path / "out.jsonl", journal.answers())
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_journal_that_is_a_link_to_nowhere_is_an_error_in_a_line(tmp_path: Path):
+    (tmp_path / "journal").symlink_to(tmp_path / "gone" / "journal")
+    with pytest.raises(ResourceError, match="cannot be written"):
+        Journal(tmp_path / "journal", RUN, 1)
+
+
+def test_a_run_that_was_killed_at_its_very_end_changes_no_answers_afterwards(tmp_path: Path):
+    """Its temporary file has a second name, that of answers which somebody has moved since."""
+    out, kept = tmp_path / "out.jsonl", tmp_path / "kept.jsonl"
+    names: list[str] = []
+
+    def seen():
+        names.extend(path.name for path in tmp_path.iterdir())
+        yield b"first\n"
+
+    write_answers(out, seen())
+    os.link(out, tmp_path / names[0])
+    out.rename(kept)
+    write_answers(out, iter([b"second\n"]))
+    assert kept.read_bytes() == b"first\n" and out.read_bytes() == b"second\n"
