@@ -253,7 +253,7 @@ def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path,
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with monkeypatch.context() as patched:
         if name.endswith("jsonl"):
-            patched.setattr("partita.library.batches.writing.os.fsync", no_room)
+            patched.setattr("partita.library.batches.writing._publish", no_room)
         else:
             resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
         try:
@@ -274,7 +274,7 @@ def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path,
         ]
 
 
-def no_room(file: object) -> None:
+def no_room(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

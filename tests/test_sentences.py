@@ -37,8 +37,6 @@ QUOTED = {
     ("runtime/ort/run_log.py", "UNPACKED"): "ONNX Runtime",
     ("runtime/ort/registry.py", "'ORT Build Info: '"): "ONNX Runtime",
     ("diagnosis/inlined_nodes.py", "f'Op type: {node.op_type} node name: {node.name}'"): "ONNX Runtime",
-    # What a template makes of words that it is given.
-    ("runtime/chat.py", "OTHER"): "a chat template",
     # Not said to anybody: the last line between two processes of one program.
     ("library/host.py", "FAREWELL"): "a child process of ours",
 }

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -228,14 +229,15 @@ class Model:
         guessing = self._speculation(speculate, draft)
         text = self.tokenizer
         with self._beginning:
-            scheduler = Scheduler(
-                engine,
-                text,
-                prefill_chunk=prefill_chunk,
-                adapter=adapter,
-                speculation=guessing,
-                prefix=None if prefix is None else str(Path(prefix).absolute()),
-            )
+            with self._giving_way():
+                scheduler = Scheduler(
+                    engine,
+                    text,
+                    prefill_chunk=prefill_chunk,
+                    adapter=adapter,
+                    speculation=guessing,
+                    prefix=None if prefix is None else str(Path(prefix).absolute()),
+                )
             scheduler.keeps = self._held
             self._displace()
             self._scheduler = scheduler
@@ -323,6 +325,21 @@ class Model:
             probe_seconds=probe_seconds,
         )
         return self._report(request)
+
+    @contextmanager
+    def _giving_way(self) -> Iterator[None]:
+        """Begin something else in a `with` block: the scheduler that there was opens no batch over it, in whatever
+        thread it is stepped, unless nothing begins.
+        """
+        earlier = self._scheduler
+        if earlier is not None:
+            earlier.displace(ANOTHER)
+        try:
+            yield
+        except BaseException:
+            if earlier is not None:
+                earlier.displace(None)
+            raise
 
     def _displace(self) -> None:
         """Something else was asked: what went on is over."""
@@ -415,20 +432,21 @@ class Model:
         texts, tokens = stops(self.folder, stop, stop_ids, vocab_size=self.vocab_size, has_text=has_text)
         samplings = options(asked, sampling, len(ids), self.folder)
         with self._beginning:
-            generation = begin(
-                engine,
-                ids,
-                samplings,
-                text=tokenizer,
-                stop=texts,
-                stop_ids=tokens,
-                prefill_chunk=prefill_chunk,
-                adapters=adapters,
-                prefix=None if prefix is None else str(Path(prefix).absolute()),
-                one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
-                speculation=speculation,
-                guard=one_tree,
-            )
+            with self._giving_way():
+                generation = begin(
+                    engine,
+                    ids,
+                    samplings,
+                    text=tokenizer,
+                    stop=texts,
+                    stop_ids=tokens,
+                    prefill_chunk=prefill_chunk,
+                    adapters=adapters,
+                    prefix=None if prefix is None else str(Path(prefix).absolute()),
+                    one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
+                    speculation=speculation,
+                    guard=one_tree,
+                )
             generation.keeps = self._held
             self._displace()
             self._last = generation

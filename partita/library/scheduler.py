@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.edge import ArgumentError
-from partita.library.engine import ANOTHER, Begun, Engine, RowRequest
+from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
 from partita.library.requests import Listener, Piece, Ticket, Work, check_work
 from partita.library.sampling import Sampling
@@ -117,8 +117,10 @@ class Scheduler:
             self._changed.notify_all()
         return ticket
 
-    def displace(self, why: str) -> None:
-        """The model was asked something else, as `why` says: requests that have no row by then end with that."""
+    def displace(self, why: str | None) -> None:
+        """The model is asked something else, as `why` says: requests that have no row by then end with that. None: it
+        came to nothing.
+        """
         self._displaced = why
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -429,8 +431,6 @@ class Scheduler:
     def _lose(self, error: PartitaError | None) -> None:
         """The batch is lost: all that are at work in it are over."""
         self._begun, self.lost_by = None, error or self.lost_by
-        if error is not None and error.said == ANOTHER:  # before whoever asked that has said so here
-            self._displaced = ANOTHER
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
         for ticket in lost:

@@ -716,3 +716,13 @@ def test_saving_a_prefix_ends_what_went_on_and_leaves_nothing_to_report(model, t
 def test_a_system_that_gives_out_is_the_same_error_from_a_child(error):
     with pytest.raises(partita.ResourceError):
         raise_told(told(error))
+
+
+def test_a_generation_that_does_not_begin_leaves_requests_as_they_are(model):
+    scheduler = model.scheduler()
+    ticket = scheduler.submit(partita.request(model, PROMPT, max_new_tokens=N))
+    with pytest.raises(partita.GenerationError):
+        model.generate([5] * 10_000, max_new_tokens=N)
+    while scheduler.step():
+        pass
+    assert ticket.error is None and len(ticket.answer.tokens) > 0
