@@ -73,13 +73,19 @@ def _left_out(
     if not unsure:
         return []
     others = {i: f"{OTHER}-{i}-" for i in unsure}
+
+    def alone(index: int) -> bool:
+        """Whether what is in the text changes with the message: a template may cut it, and what stands for it."""
+        other = [{**m, "content": others[index]} if i == index else m for i, m in enumerate(messages)]
+        return contents[index] in text and render(form(other)) != text
+
     try:
         changed = render(form([{**m, "content": others.get(i, m["content"])} for i, m in enumerate(messages)]))
     except Exception:
         if any(contents[i] not in text for i in unsure):
             raise
         return []  # it takes these messages, and has what they say
-    return [messages[i]["role"] for i in unsure if others[i] not in changed]
+    return [messages[i]["role"] for i in unsure if others[i].casefold() not in changed.casefold() and not alone(i)]
 
 
 def template_of_processor(folder: Path) -> str | None:

@@ -22,16 +22,20 @@ from tests.foreign.test_any_decoder import tokens
 VOCAB, HEADS, WIDTH, LONGEST, WINDOW = 64, 2, 8, 32, 4
 PROMPT = [5, 9, 1, 7, 40, 33, 2, 61, 17, 28]
 COUNT = 8
-GQA = """
-  one = Constant<value = int64[1] {{1}}>()
+LENGTHS = """
+  one = Constant<value = int64[1] {1}>()
   sums = ReduceSum<keepdims = 0>(attention_mask, one)
   last = Sub(sums, one)
   seqlens_k = Cast<to = 6>(last)
   sizes = Shape(attention_mask)
   length = Gather<axis = 0>(sizes, one)
   total = Cast<to = 6>(length)
-  made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1{window}>(
+"""
+GQA = (
+    LENGTHS.replace("{1}", "{{1}}")
+    + """  made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1{window}>(
     q, k, v, past_key_values_0_key, past_key_values_0_value, seqlens_k, total)"""
+)
 MHA = """
   padding = Cast<to = 6>(attention_mask)
   made, present_0_key, present_0_value = com.microsoft.MultiHeadAttention<num_heads = 2, unidirectional = 1>(
@@ -134,14 +138,7 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node:
     """As onnxruntime-genai's builder writes LongRoPE models, with a node; its runtime reads all again there."""
     constant = "original = Constant<value = int64[1] {12}>()" if as_node else ""
     rotary = f"""
-  {constant}
-  one = Constant<value = int64[1] {{1}}>()
-  sums = ReduceSum<keepdims = 0>(attention_mask, one)
-  last = Sub(sums, one)
-  seqlens_k = Cast<to = 6>(last)
-  sizes = Shape(attention_mask)
-  length = Gather<axis = 0>(sizes, one)
-  total = Cast<to = 6>(length)
+  {constant}{LENGTHS}
   beyond = {operator}(length, original)
   cos, sin = If(beyond) <
     then_branch = long () => (float[{LONGEST},4] cos_a, float[{LONGEST},4] sin_a)

@@ -64,3 +64,10 @@ def test_a_damaged_template_of_a_processor_is_reported(package_copy):
 def test_a_short_message_is_not_taken_for_said_by_chance(package_copy, prompt):
     """The name of a role has an "a": a template of parts got the message as a string, and left it out."""
     assert said(package_copy, PARTS, prompt) == f"user: {prompt}\nassistant: "
+
+
+@pytest.mark.parametrize("change", ["content | upper", "content[:4]"])
+def test_a_template_may_change_what_a_short_message_says(package_copy, change):
+    """Words that stand for it while it is looked for are changed as well."""
+    template = "{% for m in messages %}{% set content = m['content'] %}{{ " + change + " }}\n{% endfor %}"
+    assert said(package_copy, template, "HI") == "HI\n"
