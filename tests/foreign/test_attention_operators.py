@@ -32,7 +32,8 @@ LENGTHS = """
   total = Cast<to = 6>(length)
 """
 GQA = LENGTHS.replace("{1}", "{{1}}")
-GQA += """  made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1{window}>(
+GQA += """
+  made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1{window}>(
     q, k, v, past_key_values_0_key, past_key_values_0_value, seqlens_k, total)"""
 MHA = """
   padding = Cast<to = 6>(attention_mask)

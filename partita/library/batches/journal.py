@@ -242,6 +242,11 @@ def _locked(path: Path) -> IO[bytes]:
     """The file, opened or made, and kept from others. Raises UsageError where another process has it, ResourceError."""
     while True:
         there = path.exists()
+        if there and not path.is_file():
+            raise UsageError(
+                f"{path}: no regular file, and the answers of a run would be kept there; move it away, or give another "
+                f"{spelled('output')}"
+            )
         try:
             file: IO[bytes] = path.open("r+b" if there else "x+b", buffering=0)
         except (FileExistsError, FileNotFoundError) as error:

@@ -142,7 +142,9 @@ def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
 
 def _parquet_rows(path: Path) -> Iterator[InputRow]:
     file, index = _parquet(path), 0
-    names = list(dict.fromkeys(file.schema_arrow.names))
+    names = list(file.schema_arrow.names)
+    if twice := sorted({name for name in READ if names.count(name) > 1}):
+        raise GenerationError(f"{path}: it has several columns named {listing(twice)}; leave one of each")
     read, others = [name for name in names if name in READ], frozenset(names) - READ
     if not set(names) & set(PROMPTS):
         raise GenerationError(

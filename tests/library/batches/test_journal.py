@@ -283,3 +283,17 @@ def test_a_run_that_was_killed_at_its_very_end_changes_no_answers_afterwards(tmp
     out.rename(kept)
     write_answers(out, iter([b"second\n"]))
     assert kept.read_bytes() == b"first\n" and out.read_bytes() == b"second\n"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_a_journal_that_would_be_no_file_is_refused(tmp_path: Path, kind: str):
+    """A pipe in its place was read from until somebody wrote to it."""
+    path = tmp_path / "journal"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null")
+    with pytest.raises(UsageError, match="no regular file"):
+        Journal(path, RUN, 1)

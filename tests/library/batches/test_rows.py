@@ -291,3 +291,14 @@ def test_only_so_many_fields_that_mean_nothing_are_told_of() -> None:
     note_unread(few, InputRow(0, {"b": 1, "a": 1}))
     note_unread(few, InputRow(1, {"b": 1, "a": 1}))
     assert told_unread(few) == ("a", "b")
+
+
+def test_a_column_that_is_there_twice_is_said_and_not_chosen_from(tmp_path: Path) -> None:
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"]), tmp_path / "in.parquet")
+    with pytest.raises(GenerationError, match="several columns named prompt"):
+        list(read_rows(tmp_path / "in.parquet"))
