@@ -23,7 +23,7 @@ import pytest
 
 from partita.cli import run
 from tests.conftest import REPOSITORY
-from tests.serve.serving import SECONDS, running
+from tests.serve.serving import SECONDS, request_bytes, running
 from tests.serve.test_load import COMPLETION, LONG, is_idle, until
 
 
@@ -196,3 +196,20 @@ def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answ
         until(lambda: is_idle(server))
         assert server.figure("partita_model_up") == 1 and server.get("/health").status_code == 200
         assert any("loaded again" in line for line in server.told)
+
+
+@pytest.mark.heavy
+def test_a_client_that_does_not_read_holds_no_server(package):
+    """A large answer waits in the socket, and without a limit for draining it waited for ever."""
+    with serving(package, "--provider", "cpu", "--threads", 1, "--timeout", 12, PARTITA_API_KEY="") as command:
+        url = httpx.URL(command.told["url"])
+        with socket.socket() as stalled:
+            stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            stalled.connect((url.host, url.port))
+            asked = {"model": command.name, "messages": [{"role": "user", "content": "a"}], "ignore_eos": True}
+            asked |= {"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 100}
+            stalled.sendall(request_bytes("/v1/chat/completions", asked))
+            time.sleep(9)  # it is answered, and the answer is larger than what sockets hold
+            began = time.monotonic()
+            code, err = command.end(signal.SIGTERM)
+        assert code == 0 and "Traceback" not in err and time.monotonic() - began < 25
