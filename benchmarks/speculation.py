@@ -5,6 +5,9 @@ the beginning of it again), to continue, and to continue with draws, where guess
 generated without and with guesses, interleaved, one round after the other; what is printed are ratios of speeds in the
 same round: the median over all, and the lowest median of a text. Tokens are compared, too. Run it on an idle machine.
 
+With --before N the package has answered the same tasks on N other paragraphs before, and guesses from these answers,
+too. What is measured is never kept for guesses: the next round would know the answers.
+
 With --export the embedded checkpoint is exported to PACKAGE first, with these options of `partita export`.
 """
 
@@ -23,6 +26,7 @@ from pathlib import Path
 
 import partita
 from partita.demo import checkpoint_path, heldout_path
+from partita.runtime.speculation.written import Written
 
 PAUSE_SECONDS = 0.2
 LONG = 600
@@ -50,10 +54,25 @@ class Pair:
     same_tokens: bool
 
 
-def paragraphs(count: int) -> list[str]:
-    """The first long paragraphs of the held-out text."""
+def paragraphs() -> list[str]:
+    """The long paragraphs of the held-out text."""
     text = heldout_path().read_text(encoding="utf-8")
-    return [part for part in text.split("\n\n\n") if len(part) >= LONG][:count]
+    return [part for part in text.split("\n\n\n") if len(part) >= LONG]
+
+
+def answer_before(model: partita.Model, how: dict[str, str], texts: list[str], new_tokens: int) -> None:
+    """Have the package answer every task on these texts, and keep nothing of what it answers after that."""
+    for make, temperature in TASKS.values():
+        for ids in prompts(model, make, texts, new_tokens):
+            model.generate(
+                ids,
+                max_new_tokens=new_tokens,
+                temperature=temperature,
+                seed=SEED,
+                stop_token_ids=(),
+                **how,  # type: ignore[arg-type]
+            ).run()
+    Written.add = lambda self, answer: None  # type: ignore[method-assign]
 
 
 def prompts(model: partita.Model, task: Task, texts: list[str], new_tokens: int) -> list[list[int]]:
@@ -64,7 +83,9 @@ def prompts(model: partita.Model, task: Task, texts: list[str], new_tokens: int)
 
 def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace) -> Iterator[Pair]:
     """Every task in every round; the first round warms up, and is left out."""
-    texts = paragraphs(given.texts)
+    texts = paragraphs()
+    answer_before(model, how, texts[given.texts : given.texts + given.before], given.new_tokens)
+    texts = texts[: given.texts]
     for task, (make, temperature) in TASKS.items():
         ids = prompts(model, make, texts, given.new_tokens)
         for number in range(given.rounds + 1):
@@ -112,6 +133,7 @@ def main() -> None:
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=6)
+    parser.add_argument("--before", type=int, default=0, help="other texts that it has answered before")
     parser.add_argument("--new-tokens", type=int, default=150)
     parser.add_argument("--export", metavar="OPTIONS", help="as '--precision int4'; '' for none")
     parser.add_argument("--json", type=Path, help="also write every pair to this file")

@@ -158,10 +158,10 @@ class Model:
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
         run. `adapter`: the name of an adapter of the package, or a list with a name or None for each prompt.
-        `speculate`: "ngram" guesses what follows from the text so far, `draft` with a package of the same tokenizer;
-        the tokens are the same, in fewer steps. `prefix`: a file of `save_prefix`, whose text or tokens the prompts go
-        on with. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without
-        the tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
+        `speculate`: "ngram" guesses what follows from what was written so far, `draft` with a package of the same
+        tokenizer; the tokens are the same, in fewer steps. `prefix`: a file of `save_prefix`, whose text or tokens the
+        prompts go on with. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError
+        without the tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         text, ids = self._encode(prompts, None if prefix is None else read_said(Path(prefix)))

@@ -21,6 +21,7 @@ from partita.runtime.speculation import ngram
 from partita.runtime.speculation.asking import Asking
 from partita.runtime.speculation.governor import Governor as Measured
 from partita.runtime.speculation.possible import why_no_draft, why_not
+from partita.runtime.speculation.written import Written
 from partita.spelling import spelled
 
 
@@ -31,6 +32,8 @@ class Guessers:
     guesser: Callable[[], Guesser]
     """A new one for each row."""
     governor: Governor
+    written: Written | None = None
+    """What the package wrote before, where that is guessed from."""
 
 
 class Speculators:
@@ -40,6 +43,7 @@ class Speculators:
         self._folder, self._target, self._threads = folder, target, threads
         self._governors: dict[str | None, Measured] = {}
         self._drafts: dict[str, Runner] = {}
+        self._written = Written()
 
     def guessers(self, executor: Executor, asked: Speculation) -> Guessers | None:
         """Who guesses for a generation; None where nobody was asked to.
@@ -54,7 +58,8 @@ class Speculators:
             option = spelled("draft", asked.draft) if asked.draft else spelled("speculate", asked.speculate)
             raise UsageError(f"{option}: {self._folder} cannot confirm guesses: {why}")
         if asked.draft is None:
-            return Guessers(ngram.NgramGuesser, self._governor(None, ngram.PRIORS))
+            written = self._written
+            return Guessers(lambda: ngram.NgramGuesser(written), self._governor(None, ngram.PRIORS), written)
         draft = self._draft(asked.draft)
         governor = self._governor(asked.draft, draft_model.PRIORS, draft.executor)
         vocab_size = executor.contract.vocab_size

@@ -26,7 +26,7 @@ class Speculation(Record):
     """Guesses of what follows, confirmed by decode steps. Profiled steps have none, and are left out."""
 
     kind: Literal["ngram", "draft"]
-    """From the row's own text, or by a draft model."""
+    """From the row's own text and earlier answers, or by a draft model."""
     draft: str | None
     """Name of the package that drafts; null where none does."""
     steps: int

@@ -16,10 +16,12 @@ from partita.partition_reports.sections.report import sections
 from partita.runtime.engine.recorder import Step
 from partita.runtime.runner import load_runner
 from tests.guesses import feed_all, knowing
-from tests.runtime.handmade import ALL, handmade
+from tests.runtime.handmade import ALL, handmade, known_tokens
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7, 8]
 N = 40
+DRAWN: dict[str, Any] = {"temperature": 5.0, "seed": 3}
+"""Draws of nearly any token: such a text repeats nothing of its own."""
 
 
 def answered(model: partita.Model, **options: object) -> partita.Generation:
@@ -61,6 +63,18 @@ def test_a_report_says_what_guesses_have_come_to(package: Path) -> None:
         assert model.report().speculation is None and "speculation" not in {p.key for p in sections(model.report())}
 
 
+@pytest.mark.usefixtures("eager")
+def test_a_report_of_rows_with_guesses_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a step each row gets as many tokens as its own guesses were right."""
+    prompts = [[*PROMPT, 9], PROMPT[2:]]
+    knowing(monkeypatch, *([*prompt, *known_tokens(prompt, 30, ("key",))] for prompt in prompts))
+    folder = handmade(tmp_path / "package", batch=2, states=("key",))
+    with partita.load(folder, "cpu") as model:
+        told = model.generate(prompts, max_new_tokens=30, stop_token_ids=(), speculate="ngram").run().speculation
+        assert told is not None and 0 < told.confirmed < told.guessed
+        assert [check for check in model.report().checks if not check.passed] == []
+
+
 def test_threads_of_a_draft_do_not_spin_on_beside_those_of_its_package(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +95,40 @@ def test_a_package_in_a_process_of_its_own_guesses_as_well(package: Path) -> Non
         plain, fast = answered(model), answered(model, speculate="ngram")
         assert fast.tokens == plain.tokens
         assert fast.speculation is not None and fast.speculation.steps == len(fast.steps) - 1
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_a_package_has_written_before_is_guessed(package: Path) -> None:
+    with partita.load(package, "cpu", observe=False) as model:
+        plain = answered(model, **DRAWN)
+        first, again = (answered(model, **DRAWN, speculate="ngram") for _ in range(2))
+        assert first.tokens == again.tokens == plain.tokens
+        assert first.speculation is not None and again.speculation is not None
+        assert again.speculation.acceptance == 1 and (again.speculation.tokens_per_step or 0) > 5
+        assert (first.speculation.tokens_per_step or 0) < 5
+    with partita.load(package, "cpu", observe=False) as model:
+        anew = answered(model, **DRAWN, speculate="ngram").speculation
+        assert anew is not None and anew.confirmed == first.speculation.confirmed, "of another process, as it were"
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("end", ["finished", "cancelled"])
+def test_rows_guess_from_what_others_wrote_however_those_ended(package: Path, end: str) -> None:
+    with partita.load(package, "cpu", observe=False) as model:
+        scheduler = model.scheduler(speculate="ngram")
+        asked = partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=(), **DRAWN)
+        first = scheduler.submit(asked)
+        while scheduler.step():
+            if end == "cancelled" and len(first.answer.tokens) > N // 2:
+                first.cancel()
+        second = scheduler.submit(asked)
+        steps = 0
+        while scheduler.step():
+            steps += 1
+        written, told = first.answer.tokens, second.answer.tokens
+        assert told[: len(written)] == written and len(told) == N
+        assert (len(written) == N) == (end == "finished")
+        assert steps <= N - len(written) + len(written) // 4
 
 
 def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: Callable[[Path], Path]) -> None:

@@ -177,7 +177,7 @@ def generate(
         typer.Option(
             metavar="ngram",
             autocompletion=complete("speculations"),
-            help="Guess what follows from the text so far and confirm several tokens per step; the text is the same.",
+            help="Guess what follows from what was written so far: several tokens a step, and the text is the same.",
         ),
     ] = None,
     draft: DraftOption = None,

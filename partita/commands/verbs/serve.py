@@ -86,7 +86,7 @@ def serve(
         typer.Option(
             metavar="ngram",
             autocompletion=complete("speculations"),
-            help="Guess what follows from the text so far and confirm several tokens per step; answers are the same.",
+            help="Guess what follows from what was written so far: several tokens a step, and answers are the same.",
         ),
     ] = None,
     draft: DraftOption = None,

@@ -64,7 +64,7 @@ def told_gain(found: Speculation) -> str:
 
 def _told_guesses(found: Speculation) -> str:
     """Who guessed, how much and how well."""
-    who = "the text so far" if found.draft is None else f"the draft {found.draft}"
+    who = "what was written so far" if found.draft is None else f"the draft {found.draft}"
     if found.acceptance is None:
         return f"Guesses from {who}: none was fed in {plural(found.steps, 'step')}."
     return (

@@ -47,7 +47,9 @@ class Judged(NamedTuple):
     evidence: tuple[int, ...]
     """Of each guess that was fed."""
     confirmed: int
-    """So many of them, from the first, were right."""
+    """So many of them, from the first, were right, and something came after each."""
+    ended: bool = False
+    """The next one was right, too, and ended the row."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,12 +226,13 @@ class Engine:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
             self.longest_rope = max(self.longest_rope, self.rope_length)
         outcome = self.executor.run(plan, graph, self.rope_length)
+        guesses = [() if row is None else row.guesses for row in self.rows]
         evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
         tokens = self.hear(plan, graph)
         get_ready(self.rows, self.executor, plan)
         tested = [
-            Judged(classes, max(len(new) - 1, 0)) if classes else None
-            for classes, new in zip(evidence, tokens, strict=True)
+            Judged(classes, max(len(new) - 1, 0), ended=new == made[: len(new)] and bool(new)) if classes else None
+            for classes, made, new in zip(evidence, guesses, tokens, strict=True)
         ]
         # Guesses that were fed in vain are gone again.
         rereads = self.executor.contract.rereads and not plan.reads  # what was read before is no token of this step
@@ -318,7 +319,7 @@ class Engine:
 
         Drawing as without guesses and comparing leaves the distribution as it is.
         """
-        guesses = row.history[row.known : row.known + row.guessed].tolist()
+        guesses = row.guesses
         row.keep_guesses(0)
         found: tuple[int, ...] = ()
         for position, guess in enumerate((*guesses, None)):

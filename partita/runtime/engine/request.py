@@ -96,6 +96,11 @@ class Row:
         """Tokens that were added to what it was given last."""
         return self.known - self.given
 
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """The guesses behind the known tokens."""
+        return tuple(self.history[self.known : self.known + self.guessed].tolist())
+
     def view(self, filled: int) -> RowView:
         """The row for the planner, with `filled` of its tokens in the cache."""
         if self.finish is not None:

@@ -77,7 +77,8 @@ class DraftGuesser:
     def _go_back(self, history: Ids) -> None:
         """Forget what is not the row's text, and at least its last token."""
         cache = self._executor.cache
-        cache.rewind(0, cache.filled[0] - self._same(history))
+        if not cache.rewind(0, cache.filled[0] - self._same(history)):
+            cache.release_row(0)  # and all is read anew
 
     def read(self, text: Ids) -> npt.NDArray[np.float32]:
         """Feed what is not in the cache yet; the logits [vocab] after the last token of it."""
@@ -117,7 +118,9 @@ def timed(executor: Executor) -> Asking:
     step = min([seconds(known) for known in range(2, begin + 1)])
     chunks = list[float]()
     for _ in range(TIMED_CHUNKS):
-        executor.cache.rewind(0, executor.cache.filled[0] - begin)
+        if not executor.cache.rewind(0, executor.cache.filled[0] - begin):
+            executor.cache.prepare()
+            return Asking()
         chunks.append(seconds(len(text)))
     executor.cache.prepare()
     return Asking(step, max(min(chunks) - step, 0.0) / (len(text) - begin - 1))

@@ -150,7 +150,7 @@ class Governor:
         costs.add(step.width, step.seconds)
         asking = self._asked_seconds(step)
         for row in step.tested:
-            self.acceptance.judge(row.evidence, row.confirmed)
+            self.acceptance.judge(row.evidence, row.confirmed + row.ended)
             self._right = self._right or row.confirmed > 0
         if not costs.known:
             return

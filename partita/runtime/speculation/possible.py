@@ -11,6 +11,7 @@ from partita.spelling import spelled
 NAMED = 6
 SEVERAL = 2
 ANY = 512
+CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
 def why_not(executor: Executor) -> str | None:
@@ -18,7 +19,8 @@ def why_not(executor: Executor) -> str | None:
     even = executor.cache.even
     if even is not None:
         return f"attention on {even} is right for rows of one length only, and some rows would have more guesses right"
-    return _cannot_go_back(executor) or _takes_no_several(executor)
+    roped = CHANGING_ROPE if executor.takes_rope_length else None
+    return _cannot_go_back(executor) or roped or _takes_no_several(executor)
 
 
 def why_no_draft(executor: Executor) -> str | None:
@@ -26,7 +28,7 @@ def why_no_draft(executor: Executor) -> str | None:
     if executor.contract.batch_size != 1:
         return f"its batch size is {executor.contract.batch_size}, and a draft has one row"
     if executor.takes_rope_length:
-        return "its rotary frequencies depend on the length of the text"
+        return CHANGING_ROPE
     return _cannot_go_back(executor)
 
 

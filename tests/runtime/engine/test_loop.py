@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.guesses import Guessed
+from partita.runtime.engine.guesses import Guessed, Heard, Judged
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
@@ -321,6 +323,43 @@ def test_a_guess_that_ends_a_row_ends_it_there(opened):
     assert engine.executor.cache.filled[row] == engine.row(row).known - 1
     engine.extend(row, [7])
     assert finish(engine)[row] == list(range(8, 20))
+
+
+class Hears:
+    """Has all guesses fed, and keeps what came of them."""
+
+    def __init__(self) -> None:
+        self.judged: list[Judged] = []
+
+    def rests(self) -> bool:
+        return False
+
+    def measuring(self, live: int) -> bool:
+        return False
+
+    def most(self, live: int, behind: int = 0, room: int = 0) -> int:
+        return LENGTH
+
+    def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
+        return LENGTH
+
+    def heard(self, step: Heard) -> None:
+        self.judged += step.tested
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
+def test_a_guess_that_ends_a_row_is_judged_by_whether_it_was_right(opened, right):
+    hears, begins = Hears(), len(PROMPTS[2])
+    engine = Engine(opened(batch=1, states=KEYS).executor, governor=hears)
+    wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
+    guesses = Guesses([*PROMPTS[2], *wanted], frozenset() if right else frozenset({begins + 4}), most=9)
+    row = engine.join(
+        Request(
+            PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), guesser=guesses
+        )
+    )
+    assert finish(engine)[row] == wanted[:5]
+    assert hears.judged == [Judged((0,) * 9, 3, ended=right)], "three were right, and something came after each"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,22 @@ def test_what_a_draft_takes_is_measured_before_it_is_asked(opened: Opened, shape
     assert drafted(DraftGuesser(executor, VOCAB), PROMPT) == known_tokens(PROMPT, 4, KEYS)[:4]
 
 
+def test_a_draft_whose_cache_cannot_go_back_reads_anew(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = opened().executor
+    guesser, runs, run = DraftGuesser(executor, VOCAB), list[int](), executor.run
+    assert drafted(guesser, PROMPT)
+
+    def noted(plan: StepPlan, *rest: Any) -> Any:
+        runs.append(plan.new_tokens)
+        return run(plan, *rest)
+
+    monkeypatch.setattr(executor, "run", noted)
+    monkeypatch.setattr(executor.cache, "rewind", lambda row, tokens: not tokens)
+    text = [*PROMPT[:3], 9, *PROMPT[4:], *range(8)]
+    assert drafted(guesser, text, 1) == known_tokens(text, 1, KEYS) and runs == [len(text)]
+    assert timed(executor).step is None, "what several tokens take cannot be measured"
+
+
 def test_a_draft_says_how_sure_it_is_and_stops_where_it_is_not(opened: Opened) -> None:
     guesser = DraftGuesser(opened().executor, VOCAB)
     guesses = guesser(np.array(PROMPT, np.int64), 12)
@@ -159,6 +175,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
         ({"shapes": "one"}, "fixed number of tokens"),
         ({"appends": False, "batch": 2}, "at batch size 2 its attention takes one token at a time"),
         ({"rereads_at": 20, "graph": "rope"}, "cached keys do not hold beyond 20 tokens"),
+        ({"graph": "rope"}, "its rotary frequencies depend on the length of the text"),
     ],
 )
 def test_a_package_that_cannot_confirm_guesses_is_told_by_name(
