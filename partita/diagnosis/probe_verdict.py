@@ -6,12 +6,12 @@ shows is said by the reason, in its `factors`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, Factor, NodeProbe, Swap, Trial
+from partita.observations.native_text import NO_ROOM
 from partita.observations.text_format import listing, plural
 
 Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
@@ -33,12 +33,6 @@ TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
 DECLARED: frozenset[Factor] = frozenset({"output_shape"})
 """What a file may say of a node, which changes nothing of it: where a change helps as well, that is the cause."""
-NO_ROOM = re.compile(
-    r"mem_alloc|memory alloc|allocate \w*\s?memory|out.of.(\w+.)?memory|bad_alloc|alloc_failed|"
-    r"smaller than requested bytes",
-    re.IGNORECASE,
-)
-"""A failure for want of memory, which depends on the device and on sizes, and tells nothing of what is supported."""
 IN_VAIN = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),

@@ -271,16 +271,28 @@ def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
 def _without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
     """Events of the main graph in order, and the names of the nodes that ran inside an If, Loop or Scan."""
     ordered = sorted(events, key=lambda event: (event.run, event.order))
-    frames = [event for event in ordered if event.op_type in CONTROL_FLOW]
+    frames = _outermost(event for event in ordered if event.op_type in CONTROL_FLOW)
     if not frames:
         return tuple(ordered), frozenset()
     main, bodies = [], set()
     for event in ordered:
-        if any(_is_inside(event, frame) for frame in frames):
+        if any(_is_inside(event, frame) for frame in frames.get(event.run, ())):
             bodies.add(event.name)
         else:
             main.append(event)
     return tuple(main), frozenset(bodies)
+
+
+def _outermost(events: Iterable[NodeEvent]) -> dict[int, list[NodeEvent]]:
+    """By run, the control-flow nodes that are in no other: a loop may have thousands inside of it, and what is in one
+    of those is in the loop.
+    """
+    frames: dict[int, list[NodeEvent]] = {}
+    for event in sorted(events, key=lambda event: (event.start_us, -event.host_us)):
+        known = frames.setdefault(event.run, [])
+        if not any(_is_inside(event, frame) for frame in known):
+            known.append(event)
+    return frames
 
 
 def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:

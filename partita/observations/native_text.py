@@ -8,6 +8,16 @@ _SOURCE = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cxx|cu|mm|h|hpp):\d+:? (?=\S)")
 """A file and a line, as ONNX Runtime's CodeLocation writes them before the function."""
 _OPERATOR = re.compile(r"operator\s?(?:\(\)|\[\]|[-+*/%^&|~!=<>]+)")
 _QUALIFIERS = re.compile(r"(?: (?:const|noexcept|mutable|volatile|override)\b| ?&{1,2}(?=\s|$))*")
+_FULL = r"out.of.(\w+.)?memory|bad_alloc|alloc_failed"
+FULL = re.compile(_FULL, re.IGNORECASE)
+"""A failure for want of memory that others may have had at the time."""
+NO_ROOM = re.compile(
+    rf"{_FULL}|mem_alloc|memory alloc|allocate \w*\s?memory|smaller than requested bytes",
+    re.IGNORECASE,
+)
+"""A failure for want of memory, which depends on the device, on sizes and on what else runs, and tells nothing of what
+is supported.
+"""
 _OPENING, _CLOSING = "([{<", ")]}>"
 
 

@@ -15,6 +15,21 @@ from partita.remedies import Remedy
 from partita.spelling import spelled
 
 SUFFIX = "ExecutionProvider"
+OTHERS = (
+    "ACLExecutionProvider",
+    "AzureExecutionProvider",
+    "CANNExecutionProvider",
+    "DnnlExecutionProvider",
+    "JsExecutionProvider",
+    "NnapiExecutionProvider",
+    "NvTensorRTRTXExecutionProvider",
+    "RknpuExecutionProvider",
+    "VitisAIExecutionProvider",
+    "VSINPUExecutionProvider",
+    "WebNNExecutionProvider",
+    "XnnpackExecutionProvider",
+)
+"""What `onnxruntime.get_all_providers()` of 1.31 lists beside those that have a file here."""
 MAGIC: dict[str, tuple[bytes, ...]] = {
     "a Linux library": (b"\x7fELF",),
     "a macOS library": (
@@ -37,8 +52,10 @@ LIBRARY_REMEDIES = {
 }
 
 
-def generic_provider(ort_name: str) -> Provider:
-    """The record of a provider known by nothing but ONNX Runtime's name for it, e.g. XnnpackExecutionProvider."""
+def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
+    """The record of a provider known by nothing but ONNX Runtime's name for it, e.g. XnnpackExecutionProvider, or by
+    the library that the user gave: such a one may have any name.
+    """
     return Provider(
         name=ort_name.removesuffix(SUFFIX).lower() or ort_name.lower(),
         ort_name=ort_name,
@@ -47,8 +64,16 @@ def generic_provider(ort_name: str) -> Provider:
         device_memory="Cpu",
         preferred_attention="onnx24",
         any_option=True,
-        remedies={"not_in_build": OTHER_BUILD, **LIBRARY_REMEDIES},
+        library=library,
+        remedies=LIBRARY_REMEDIES if library is not None else {"not_in_build": OTHER_BUILD, **LIBRARY_REMEDIES},
     )
+
+
+def other_provider(word: str) -> Provider | None:
+    """A provider that ONNX Runtime knows and that has no file here, by its long or its short name in any case."""
+    written = word.lower()
+    found = (name for name in OTHERS if written in (name.lower(), name.removesuffix(SUFFIX).lower()))
+    return next(map(generic_provider, found), None)
 
 
 def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:
@@ -58,19 +83,7 @@ def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> P
     place. Under any other name it is a provider of which nothing is known.
     """
     provider = known.get(name.lower())
-    if provider is not None:
-        return replace(provider, library=path)
-    return Provider(
-        name=name.removesuffix(SUFFIX).lower() or name.lower(),
-        ort_name=name,
-        aliases=(),
-        wheels=(),
-        device_memory="Cpu",
-        preferred_attention="onnx24",
-        any_option=True,
-        library=path,
-        remedies=LIBRARY_REMEDIES,
-    )
+    return generic_provider(name, path) if provider is None else replace(provider, library=path)
 
 
 def parse_libraries(

@@ -99,7 +99,11 @@ PROVIDER = Provider(
     ),
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>Failed to finalize QNN graph\. .*)"),
-        LogPattern("no_kernel_op", r"Unsupported nodes in QNN EP: \{ name: (?P<node>[^,]+), type: (?P<op>\w+)"),
+        # All of them on one line: {...}{...}
+        LogPattern(
+            "no_kernel_op",
+            r"(?:Unsupported nodes in QNN EP: |\}(?:, )?)\{ name: (?P<node>.*?), type: (?P<op>\w+)(?= ?\})",
+        ),
     ),
     start_patterns=(
         LogPattern("library_missing", r"(?P<why>Unable to load backend.*)"),

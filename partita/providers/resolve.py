@@ -20,7 +20,7 @@ from typing import Literal
 from partita.errors import UsageError
 from partita.observations.codes import ReasonCode
 from partita.providers.base import Option, Provider
-from partita.providers.generic import SUFFIX, generic_provider
+from partita.providers.generic import SUFFIX, generic_provider, other_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
@@ -152,7 +152,11 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
 
 
 def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
-    """A provider that has no file here, by ONNX Runtime's name; None when it looks like one of ours written wrongly."""
+    """A provider that has no file here, by a name that ONNX Runtime has or might have; None when it looks like one of
+    ours written wrongly.
+    """
+    if (listed := other_provider(word)) is not None:
+        return listed
     if not ORT_NAME.fullmatch(word):
         return None
     ours = {provider.ort_name.removesuffix(SUFFIX).lower() for provider in known}

@@ -27,7 +27,7 @@ from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU
 from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
-from partita.runtime.model_file import ModelFile, read_model_file
+from partita.runtime.model_file import ModelFile, nodes_of, read_model_file
 from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
@@ -249,7 +249,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
     except NativeFailureError:
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
-        settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
+        settled = tuple(settle_one(resolution, session.registered, session.log, chain) for resolution in chain)
         settled = tuple(without_backend(resolution, session) for resolution in settled)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
@@ -286,6 +286,13 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
 
 
 def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
-    """Facts of a session that was opened and not run."""
-    model = read_model_file(path, path.parent)
-    return session_facts(session, chain, graph=model.nodes, inner=model.inner, file=path.name, phases=("decode",))
+    """Facts of a session that was opened and not run: of the model in place of the file, where it was given one, for
+    nodes are named in it that have no name, or not one of their own, in the file.
+    """
+    given = session.opening.model
+    if given is not None:
+        nodes, inner = nodes_of(given)
+    else:
+        read = read_model_file(path, path.parent)
+        nodes, inner = read.nodes, read.inner
+    return session_facts(session, chain, graph=nodes, inner=inner, file=path.name, phases=("decode",))

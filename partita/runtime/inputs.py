@@ -128,9 +128,15 @@ def input_shapes(
                 f"{spelled('shapes', text)}: {name!r} is neither an input nor a symbolic size; {_known(ports, symbols)}"
             )
     for name, shape in shapes.items():
+        own: dict[str, int] = {}
         for declared, size in zip(by_name[name].shape or (), shape, strict=False):
             if isinstance(declared, str):
                 source = sources.get(name) or spelled("shapes", f"{name}={','.join(map(str, shape))}")
+                if own.setdefault(declared, size) != size:
+                    raise UsageError(
+                        f"{source}: {declared} is the size of two axes of {name}, here {own[declared]} and {size}; the "
+                        "file says that they are alike"
+                    )
                 _settle(source, sizes, declared, size)
     for port in ports:
         found = _resolved(port, sizes)

@@ -68,13 +68,27 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     _check_external_data(model, path, folder)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(
-        nodes=tuple(replace(graph_node(node), matrix=_matrix(node, initializers)) for node in model.graph.node),
+        nodes=_graph_nodes(model.graph),
         inner=inner_nodes(model.graph),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
         data_files=data_files(model),
         attention=find_attention(model),
     )
+
+
+def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:
+    """The nodes of a serialised model as facts, and those in bodies of control flow."""
+    import onnx
+
+    graph = onnx.load_model_from_string(model).graph
+    return _graph_nodes(graph), inner_nodes(graph)
+
+
+def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
+    """The nodes of a graph as facts; not those in bodies."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    return tuple(replace(graph_node(node), matrix=_matrix(node, constants)) for node in graph.node)
 
 
 def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:

@@ -18,6 +18,7 @@ from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package import inside, refuse_absent, unreadable
 from partita.runtime.model_file import (
+    all_graphs,
     all_nodes,
     all_tensors,
     bytes_for_text,
@@ -251,6 +252,8 @@ def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
 def _name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
     """Give every node of the graph and its bodies a name of its own, on one line; how many got one, and what to say."""
     nodes = list(all_nodes(graph))
+    named = [[node.name for node in each.node if node.name] for each in all_graphs(graph)]
+    refused = any(len(names) > len(set(names)) for names in named)
     broken = 0
     for node in nodes:
         name = CONTROL.sub("_", node.name)
@@ -273,8 +276,8 @@ def _name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
         notes.append(f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here")
     if repeated:
         notes.append(
-            f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here; ONNX Runtime "
-            "does not load the file as it is"
+            f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here"
+            f"{'; ONNX Runtime does not load the file as it is' if refused else ''}"
         )
     if broken:
         notes.append(f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _")

@@ -124,12 +124,14 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict
     model = onnx.load_from_string(raw)
     marks: dict[str, Pin] = {}
     modules: set[str] = set()
+    matched: set[int] = set()
     for node in model.graph.node:
         module = graph_node(node).module
         if module is None:
             continue
         modules.add(module)
         claims = [index for index, pin in enumerate(pins) if pin.covers(module)]
+        matched.update(claims)
         if len(claims) > 1:
             first, second = pins[claims[0]], pins[claims[1]]
             if first.provider is not second.provider:
@@ -138,8 +140,8 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict
         if claims:
             node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=_mark(claims[0])))
             marks[node.name] = pins[claims[0]]
-    for pin in pins:
-        if pin not in marks.values():
+    for index, pin in enumerate(pins):
+        if index not in matched:
             raise UsageError(_no_module(pin, modules))
     return bytes(model.SerializeToString()), marks
 

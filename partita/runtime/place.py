@@ -28,6 +28,7 @@ from partita.package import Manifest
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
+from partita.remedies import Remedy
 from partita.runtime.chain import open_session
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.loop import Engine
@@ -57,6 +58,7 @@ from partita.runtime.run_errors import (
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session_facts import session_facts
+from partita.spelling import spelled
 
 PHASE = "run"
 PREFILL_TOKENS = 16
@@ -193,6 +195,9 @@ def _run_session(
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
         ran = replace(ran, error=told_error(model, session, ran.error, where.values))
+    if isinstance(ran.error, ResourceError):  # an ONNX file is not exported with a shorter cache
+        smaller = Remedy(f"free memory, or give smaller sizes with {spelled('shapes')}")
+        ran = replace(ran, error=ResourceError(ran.error.said, remedy=smaller))
     return ran, ports
 
 

@@ -17,7 +17,7 @@ from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
 from partita.providers.start import Failure, explain
 from partita.remedies import Remedy, any_of
-from partita.runtime.option_trials import by_experiment
+from partita.runtime.option_trials import by_experiment, starts
 from partita.runtime.ort.errors import STRICT, blames_provider, one_line
 from partita.runtime.ort.native_log import complaints, headless
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
@@ -25,6 +25,8 @@ from partita.runtime.registering import unavailable
 
 WHOLE = 20_000
 """Characters of a message that patterns look through: OpenVINO names the cause at the end of a C++ signature."""
+LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
+"""The library of a provider in a line that says why it does not load; the name is ours for those that have one."""
 OTHER_OPSET = Remedy("convert the model to another opset, or use another version of ONNX Runtime")
 
 
@@ -47,18 +49,21 @@ def said(failure: NativeFailureError) -> list[str]:
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
     """The provider whose fault it is that the session could not be opened; None when it is the model's.
 
-    A provider whose own words are in the message is to blame; for a failure that only a provider can cause, it is the
-    first one that is not the CPU's.
+    A provider that is named in the message, or whose own words are in it, is to blame. Words that several have (those
+    of CUDA's libraries) and a failure that any provider can cause tell of none: of several the first is to blame that
+    does not start with a model of one node, and where all do the first one that is not the CPU's.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
     if not others or not blames_provider(failure.error):
         return None
     lines = said(failure)
     for resolution in others:
-        known = explain(resolution.provider, lines).reason != "initialisation_failed"
-        if known or any(resolution.provider.ort_name in line for line in lines):
+        own = [pattern.pattern for pattern in resolution.provider.start_patterns]
+        if any(resolution.provider.ort_name in line or any(re.search(text, line) for text in own) for line in lines):
             return resolution
-    return others[0]
+    if len(others) == 1:
+        return others[0]
+    return next((resolution for resolution in others if not starts(resolution)), others[0])
 
 
 def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> Resolution | None:
@@ -93,7 +98,7 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
     Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is
     always registered; outside the chain it holds no node, or opening would have failed.
     """
-    settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
+    settled = tuple(settle_one(resolution, session.registered, session.log, chain) for resolution in chain)
     settled = tuple(without_backend(resolution, session) for resolution in settled)
     active = ort_names(active_of(settled))
     if not active:
@@ -104,13 +109,18 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
     return settled
 
 
-def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...]) -> Resolution:
-    """What became of one provider: it was not registered, or it was dropped for this model, or it is active."""
+def settle_one(
+    resolution: Resolution, names: Sequence[str], log: tuple[str, ...], chain: Sequence[Resolution]
+) -> Resolution:
+    """What became of one provider of the chain: it was not registered, or it was dropped for this model, or it is
+    active.
+    """
     provider = resolution.provider
     if resolution.status != "active":
         return resolution
     if provider.ort_name not in names:
-        lines = [line for line in complaints(log) if STRICT not in line]
+        others = {entry.provider.name for entry in chain} - {provider.name}
+        lines = [line for line in complaints(log) if STRICT not in line and not others & set(LIBRARY.findall(line))]
         return unavailable(resolution, by_experiment(resolution, explain(provider, lines)))
     for line in log:
         dropped = re.search(DROPPED.pattern, line)

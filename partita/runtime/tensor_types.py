@@ -186,10 +186,10 @@ def tensor_type(element: int, sizes: object) -> onnx.TypeProto:
 
 
 def is_fixed(kind: onnx.TypeProto | None) -> bool:
-    """True for a tensor whose every size is a number."""
+    """True for a tensor whose every size is a number. ONNX Runtime reads one below 0 as one that is not known."""
     if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return False
-    return all(size.HasField("dim_value") for size in kind.tensor_type.shape.dim)
+    return all(size.HasField("dim_value") and size.dim_value >= 0 for size in kind.tensor_type.shape.dim)
 
 
 def element_of(kind: onnx.TypeProto) -> int | None:
@@ -215,7 +215,7 @@ def padded_sizes(kind: onnx.TypeProto) -> tuple[int, ...]:
     """Sizes of a tensor with 1 in place of each that is 0 or not known; empty where the rank is not known, too."""
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return ()
-    return tuple(size.dim_value or 1 for size in kind.tensor_type.shape.dim)
+    return tuple(max(size.dim_value, 0) or 1 for size in kind.tensor_type.shape.dim)
 
 
 def with_element(kind: onnx.TypeProto, element: int) -> onnx.TypeProto:

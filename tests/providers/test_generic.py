@@ -83,7 +83,22 @@ def test_another_name_of_onnx_runtime_is_taken_as_it_is():
 def test_tensorrt_rtx_is_not_tensorrt():
     (provider,) = parse_chain("NvTensorRTRTXExecutionProvider")
     assert provider.name == "nvtensorrtrtx"
+    assert parse_chain("nvtensorrtrtx") == (provider,)
     assert parse_chain("TensorrtExecutionProvider") == (known_providers()["tensorrt"],)
+    with pytest.raises(UsageError, match="did you mean 'tensorrt'"):
+        parse_chain("tensort")
+
+
+def test_every_provider_that_onnx_runtime_lists_answers_to_its_long_and_its_short_name_in_any_case():
+    import onnxruntime
+
+    ours = {provider.ort_name for provider in known_providers().values()}
+    others = [name for name in onnxruntime.get_all_providers() if name not in ours]
+    assert "XnnpackExecutionProvider" in others
+    for name in others:
+        short = name.removesuffix("ExecutionProvider")
+        for word in (name, name.upper(), short, short.lower()):
+            assert parse_chain(word) == (generic_provider(name),), word
 
 
 @pytest.mark.parametrize("word", ["CUDDAExecutionProvider", "OpenVinooExecutionProvider"])

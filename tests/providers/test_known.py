@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from partita.diagnosis.evidence import name_in
 from partita.observations.codes import NODE_CODES, PROVIDER_CODES
 from partita.providers.resolve import known_providers, parse_chain, resolve
 from partita.providers.start import explain
@@ -103,6 +104,16 @@ def test_log_lines_give_node_operator_and_reason(name, line, expected):
             assert (pattern.reason, groups.get("node"), groups.get("op")) == expected
             return
     pytest.fail(f"no pattern of {name} knows this line")
+
+
+@pytest.mark.parametrize("between", ["", ", "])
+def test_every_node_of_a_line_that_lists_several_is_found_also_where_names_have_commas(between):
+    listed = [f"{{ name: {name}, type: Gelu }}" for name in ("first", "a, b", "c,d", "last")]
+    line = f"Unsupported nodes in QNN EP: {between.join(listed)}, "
+    patterns = known_providers()["qnn"].node_patterns
+    asked = ("first", "a", "b", "a, b", "c,d", "d", "last")
+    found = [name for name in asked if any(name_in(line, pattern, name) for pattern in patterns)]
+    assert found == ["first", "a, b", "c,d", "last"]
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,13 @@ def test_two_pins_may_not_claim_one_node(tiny_package):
         marked_model(tiny_package() / "model.onnx", [Pin(CPU, "layers.0"), Pin(CUDA, "mlp")])
 
 
+def test_a_pin_within_another_one_of_the_same_provider_is_kept_to_in_either_order(tiny_package):
+    pins = [Pin(CPU, "layers.0"), Pin(CPU, "layers.0.mlp")]
+    for given in (pins, pins[::-1]):
+        _, marks = marked_model(tiny_package() / "model.onnx", given)
+        assert marks and all(pin in pins for pin in marks.values())
+
+
 def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch, tiny_package):
     class Old:
         version = "1.26.4"

@@ -172,6 +172,33 @@ def test_nodes_without_a_name_and_with_one_name_are_told_apart(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_name_may_come_again_in_a_body(tmp_path):
+    """ONNX Runtime wants names that are different in one graph alone."""
+    path = tmp_path / "m.onnx"
+    flag, x, y = (
+        onnx.helper.make_tensor_value_info(name, kind, [1])
+        for name, kind in (
+            ("flag", onnx.TensorProto.BOOL),
+            ("x", onnx.TensorProto.FLOAT),
+            ("y", onnx.TensorProto.FLOAT),
+        )
+    )
+    branches = {
+        f"{name}_branch": onnx.helper.make_graph(
+            [onnx.helper.make_node(op, ["x"], [f"{name}_y"], name="same")],
+            name,
+            [],
+            [onnx.helper.make_tensor_value_info(f"{name}_y", onnx.TensorProto.FLOAT, [1])],
+        )
+        for name, op in (("then", "Neg"), ("else", "Abs"))
+    }
+    node = onnx.helper.make_node("If", ["flag"], ["y"], name="choice", **branches)
+    graph = onnx.helper.make_graph([node], "g", [flag, x], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    notes = [note for note in read_onnx(path).notes if "of another node" in note]
+    assert notes == ["1 node with the name of another node: called <name>_<position> here"]
+
+
 def test_nodes_of_functions_without_a_name_are_called_after_their_function(tmp_path):
     path = tmp_path / "m.onnx"
     text = (
@@ -282,6 +309,13 @@ def test_sizes_that_contradict_each_other():
             input_shapes(both, texts)
     with pytest.raises(UsageError, match="given twice"):
         input_shapes(both, ["x=1,2", "x=1,2"])
+
+
+def test_an_input_that_has_one_size_twice_takes_it_twice():
+    square = ports(x=("n", "n"))
+    assert input_shapes(square, ["x=2,2"]) == {"x": (2, 2)}
+    with pytest.raises(UsageError, match="n is the size of two axes of x, here 2 and 3; the file says that they are"):
+        input_shapes(square, ["x=2,3"])
 
 
 # --- values --------------------------------------------------------------------------------------------------------

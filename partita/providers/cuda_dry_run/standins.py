@@ -189,6 +189,8 @@ def _marker(library: ctypes.CDLL) -> str | None:
 
 def _marker_if_loaded(soname: str) -> str | None:
     """Name of the build of `soname` as this process has loaded it; None when it has not, or it is not a stub."""
+    if not hasattr(os, "RTLD_NOLOAD"):  # Windows, for which there are no stubs
+        return None
     try:
         return _marker(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
     except OSError:

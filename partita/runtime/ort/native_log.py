@@ -48,9 +48,9 @@ def _captured() -> Iterator[Captured]:
     captured = Captured()
     for descriptor in (streams.STDOUT, streams.STDERR):  # else the file below would get the number
         streams.fill(descriptor, os.O_WRONLY)
-    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with tempfile.TemporaryFile() as sink:
         python = _flushed(sys.stdout, sys.stderr)
+        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
         try:
             for descriptor in saved:
                 os.dup2(sink.fileno(), descriptor)
@@ -72,7 +72,7 @@ def _flushed(*python: TextIO | None) -> tuple[TextIO, ...]:
 
 
 def _flush(stream: TextIO) -> bool:
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # the second where somebody has closed it
         stream.flush()
         return True
     return False

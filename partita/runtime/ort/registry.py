@@ -87,8 +87,14 @@ def _native_devices() -> tuple[Any, ...]:
 
 def hardware_kinds() -> tuple[str, ...]:
     """CPU, GPU or NPU for each device that ONNX Runtime finds by itself, whatever provider could use it."""
+    return tuple(kind for kind, _, _ in hardware())
+
+
+def hardware() -> tuple[tuple[str, int, int], ...]:
+    """Kind, vendor id and device id of each device that ONNX Runtime finds by itself."""
     listing = getattr(NATIVE, "get_hardware_devices", None)  # since 1.24
-    return tuple(_kind_of(device) for device in listing()) if listing else ()
+    found = listing() if listing else ()
+    return tuple((_kind_of(device), int(device.vendor_id), int(device.device_id)) for device in found)
 
 
 def _kind_of(hardware: Any) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.observations.facts import Outcome
-from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case, part_model, zeros_needed
+from partita.runtime.probes.cases import case_model, fingerprint, node_case, part_model, zeros_needed
 from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto
 from partita.runtime.probes.lab import Lab
 
@@ -39,19 +39,19 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
     import onnx
 
     graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
-    cases: dict[str, tuple[Case, list[str]]] = {}
+    company = lab.resolution.provider.compiles
+    models: dict[str, tuple[onnx.ModelProto, list[str]]] = {}
     unasked = 0
     for name, node in graph.nodes.items():
         try:
-            case = node_case(graph, name)
+            made = case_model(node_case(graph, name), company=company)
         except CannotProbeError:
             unasked += 1
             continue
-        cases.setdefault(fingerprint(case_model(case)), (case, []))[1].append(node.op_type)
-    company = lab.resolution.provider.compiles
-    answers = lab.try_all([case_model(case, company=company) for case, _ in cases.values()])
+        models.setdefault(fingerprint(made), (made, []))[1].append(node.op_type)
+    answers = lab.try_all([made for made, _ in models.values()])
     left: Counter[str] = Counter()
-    for (_, operators), answer in zip(cases.values(), answers, strict=True):
+    for (_, operators), answer in zip(models.values(), answers, strict=True):
         if answer is not None and answer.outcome in NOT_TAKEN:
             left.update(operators)
         elif answer is None or answer.outcome != "taken":

@@ -20,7 +20,7 @@ from partita.observations.facts import Outcome
 from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.ort.registry import ep_devices, hardware_kinds, ort_build
+from partita.runtime.ort.registry import ep_devices, hardware, ort_build
 
 FORMAT = 6
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
@@ -102,7 +102,7 @@ def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping
         "options": resolution.provider_options,
         "library": _stamp(resolution.library),
         "devices": [asdict(entry) for entry in ep_devices()],
-        "hardware": list(hardware_kinds()),
+        "hardware": [list(entry) for entry in hardware()],
         "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
     }
 

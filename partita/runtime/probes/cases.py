@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
-from partita.runtime.model_file import reads
+from partita.runtime.model_file import all_graphs, bodies, reads
 from partita.runtime.probes.graphs import CannotProbeError, Graph, called, plain_domain
 from partita.runtime.probes.names import copy_node, free_names, inner_names, rename
 from partita.runtime.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
@@ -90,6 +90,7 @@ def node_case(graph: Graph, name: str) -> Case:
     node = copy_node(original)
     node.name, node.doc_string, node.domain = NODE, "", plain_domain(original.domain)
     del node.metadata_props[:]
+    _lighten_bodies(node, graph.folder)
     inside = inner_names(original)
     plain = dict(zip(dict.fromkeys(reads(original)), free_names("i", inside), strict=False))
     rename(node, plain)
@@ -157,6 +158,14 @@ def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.T
         copy.name = name
         return copy
     return zeros(name, tensor.data_type, tensor.dims)
+
+
+def _lighten_bodies(node: onnx.NodeProto, folder: Path) -> None:
+    """Bring the constants of its bodies with it: the file that they lie in is not beside an experiment."""
+    for body in bodies(node):
+        for graph in all_graphs(body):
+            for tensor in graph.initializer:
+                tensor.CopyFrom(_light_constant(tensor, tensor.name, folder))
 
 
 def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
@@ -263,6 +272,8 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, compan
     made = {output for node in chosen for output in node.output if output}
     part = onnx.GraphProto(name=NODE)
     part.node.extend(chosen)
+    for node in part.node:
+        _lighten_bodies(node, graph.folder)
     needed = dict.fromkeys(name for node in chosen for name in reads(node) if name not in made)
     feeds = []
     for name in needed:
@@ -317,12 +328,26 @@ def fingerprint(model: onnx.ModelProto) -> str:
     return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
+def identity(case: Case) -> tuple[object, ...]:
+    """The same for cases whose experiments are the same: their models, and what changes of them are made from."""
+    return (
+        fingerprint(case_model(case)),
+        case.signed_output,
+        case.passed_on,
+        *(
+            tuple((name, known[name].SerializeToString(deterministic=True)) for name in sorted(known))
+            for known in (case.fixed, case.folded, case.given, case.made, case.declared)
+        ),
+    )
+
+
 def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:
     """Length of the file of zeros that these models read."""
     lengths = [
         int(entry.value)
         for model in models
-        for tensor in model.graph.initializer
+        for graph in all_graphs(model.graph)
+        for tensor in graph.initializer
         for entry in tensor.external_data
         if entry.key == "length"
     ]

@@ -148,8 +148,9 @@ def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
     from partita.providers.resolve import Resolution, known_providers
     from partita.runtime.registering import registered
 
-    known = known_providers().get(wanted["name"]) or generic_provider(wanted["ort_name"])
-    provider = replace(known, ort_name=wanted["ort_name"], library=Path(wanted["own"]) if wanted["own"] else None)
+    own = Path(wanted["own"]) if wanted["own"] else None
+    known = known_providers().get(wanted["name"]) or generic_provider(wanted["ort_name"], own)
+    provider = replace(known, ort_name=wanted["ort_name"], library=own)
     library = Path(wanted["library"]) if wanted["library"] else None
     (settled,) = registered([Resolution(provider, "active", options=wanted["options"], library=library)])
     if settled.status != "active":

@@ -37,7 +37,7 @@ from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.probes.bisect import Search, find_rejected
 from partita.runtime.probes.bodies import explore_bodies, holder_in_run
 from partita.runtime.probes.cache import cache_for
-from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case, part_model
+from partita.runtime.probes.cases import Case, case_model, fingerprint, identity, node_case, part_model
 from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_graph
 from partita.runtime.probes.lab import Lab
 from partita.runtime.probes.neighbours import neighbourhoods
@@ -262,7 +262,7 @@ def _probe_nodes(
     lab: Lab,
 ) -> RunFacts:
     """Experiments on `asked` with every node that is on a later provider of `chain` and that no source explains."""
-    subjects: dict[str, Subject] = {}
+    subjects: dict[tuple[object, ...], Subject] = {}
     found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
     graphs: dict[int, Graph] = {}
     holders: dict[tuple[int, str], str] = {}
@@ -276,7 +276,7 @@ def _probe_nodes(
         for name in names:
             try:
                 case = _part_case(functions, index, name) if name in index.parts else node_case(graph, name)
-                key = fingerprint(case_model(case))
+                key = identity(case)
             except CannotProbeError as error:
                 found[number][name] = NodeProbe(name, (), str(error))
                 continue

@@ -7,7 +7,7 @@ inputs as constants, because that is what it would get.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partita.runtime.probes.constants import constant_of
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_ELEMENTS = 256
+"""Of a value that is kept."""
+MOST_MADE = 1 << 22
+"""Elements that may be made to find out."""
 FOLDED = frozenset(
     {
         "Abs",
@@ -105,10 +108,32 @@ def _evaluate(
         return ()
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     try:
+        if _may_be_large(node, [values[name] for name in node.input if name]):
+            return ()
         made = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in node.input if name})
     except Exception:  # noqa: BLE001 - a value that is not known costs an experiment, and the evaluator raises anything
         return ()
     return tuple(np.asarray(value) for value in made) if all(np.size(value) <= MOST_ELEMENTS for value in made) else ()
+
+
+def _may_be_large(node: onnx.NodeProto, inputs: Sequence[Any]) -> bool:
+    """Whether what a node makes may be too large to be made at all: a mask of 32,768 by 32,768 is 8 GiB."""
+    import numpy as np
+
+    if node.op_type == "Expand":
+        return _product(inputs[1]) > MOST_ELEMENTS
+    if node.op_type == "Tile":
+        return np.size(inputs[0]) * _product(inputs[1]) > MOST_ELEMENTS
+    if node.op_type == "Range":
+        start, limit, delta = (float(np.ravel(value)[0]) for value in inputs)
+        return not delta or (limit - start) / delta > MOST_ELEMENTS
+    largest = sorted((np.size(value) for value in inputs), reverse=True)[:2]  # of two that are spread over each other
+    return math.prod(largest) > MOST_MADE
+
+
+def _product(sizes: Any) -> float:
+    """Of sizes, without an overflow."""
+    return math.prod(float(size) for size in sizes.ravel())
 
 
 def _slice_of(node: onnx.NodeProto, sizes: list[int]) -> list[int]:

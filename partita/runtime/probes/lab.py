@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from partita.files import temporary_directory
-from partita.observations.facts import Outcome
-from partita.observations.native_text import cut
+from partita.observations.facts import FAILED, Outcome
+from partita.observations.native_text import FULL, cut
 from partita.providers.resolve import Resolution
 from partita.runtime.probes.cache import Cache, cache_for
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import onnx
 
 CHILD = "partita.runtime.probes.child"
+KILLED = 9
+"""SIGKILL, which no process sends itself; Windows has no such signal."""
 START_SECONDS = 60.0
 """Loading ONNX Runtime and starting the provider; a GPU may compile for a long time."""
 MODEL_SECONDS = 20.0
@@ -66,6 +68,15 @@ class Answer:
     cached: bool = False
     unfolded: bool = False
     """Taken as the nodes of the operator's function, and not as itself."""
+    killed: bool = False
+    """Whatever ends processes for want of memory may have ended this one."""
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the answer is the same another time, on a machine that does other things beside."""
+        if self.outcome == "timed_out" or self.killed:
+            return False
+        return self.outcome not in FAILED or not FULL.search(self.said)
 
 
 class Lab:
@@ -210,7 +221,7 @@ class Lab:
         self.experiments += 1
         if answer.outcome == "crashed":
             self.crashes += 1
-        if answer.outcome != "timed_out":
+        if answer.lasts:
             self.cache.put(key, answer.outcome, answer.said, unfolded=answer.unfolded)
 
     def run_child(
@@ -304,7 +315,7 @@ def crash(outcome: ChildOutcome, seconds: float) -> Answer:
     ended = outcome.ended or "ended"
     if _late_with_one(outcome):
         return Answer("timed_out", f"no answer within {seconds:g} s{last}")
-    return Answer("crashed", f"its process {ended}{last}")
+    return Answer("crashed", f"its process {ended}{last}", killed=outcome.signal == KILLED)
 
 
 def _why_unusable(outcome: ChildOutcome, path: Path) -> str:

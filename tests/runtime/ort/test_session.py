@@ -335,3 +335,14 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
         buffer.host[0, 0] = stored
         np.testing.assert_array_equal(feed.logits(0, 0), wanted)
         assert feed.logits(0, 0).dtype == np.float32
+
+
+def test_a_program_that_closed_its_stdout_can_still_open_sessions():
+    script = (
+        "import os, sys\n"
+        "from partita.runtime.ort.native_log import captured_output\n"
+        "sys.stdout.close()\n"
+        "with captured_output() as c: os.write(2, b'within\\n')\n"
+        "os._exit(c.lines != ('within',))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

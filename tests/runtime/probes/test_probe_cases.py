@@ -94,6 +94,32 @@ def test_constants_outside_the_file_are_read_when_they_are_small(tmp_path, opene
     assert (answer == size * value).all()
 
 
+def branching(size: int) -> onnx.ModelProto:
+    """`weighted` in a branch, with its weight there."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, size]) for name in ("x", "y", "a", "b")]
+    weight = numpy_helper.from_array(np.full((size, size), 0.5, np.float32), "w")
+    then = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["a"], name="m")], "t", [], ports[2:3], [weight])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["b"], name="o")], "e", [], ports[3:])
+    node = helper.make_node("If", ["c"], ["y"], name="n", then_branch=then, else_branch=other)
+    flag = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "g", [flag, ports[0]], ports[1:2])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(("size", "value"), [(4, 0.5), (256, 0.0)])
+@pytest.mark.parametrize(
+    "cut_out", [lambda graph: case_model(node_case(graph, "n")), lambda graph: part_model(graph, "n")]
+)
+def test_constants_of_a_body_outside_the_file_come_along_as_well(tmp_path, opened, cut_out, size, value):
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "m.onnx"
+    onnx.save(branching(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    session = opened(cut_out(cut_graph(read_onnx(path), {})))
+    flag, x = (port.name for port in session.get_inputs())
+    (answer,) = session.run(None, {flag: np.array(True), x: np.ones((2, size), np.float32)})
+    assert (answer == size * value).all()
+
+
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut off")])
 def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, damage):
     path = tmp_path / "m.onnx"

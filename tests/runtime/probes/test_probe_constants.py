@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.cases import node_case
 from partita.runtime.probes.constants import find_constants
+from partita.runtime.probes.fold import known_values
 from partita.runtime.probes.graphs import cut_graph
 from partita.runtime.probes.names import one_meaning
 
@@ -56,6 +59,30 @@ def test_what_follows_from_constants_alone_is_a_constant_of_the_experiment(tmp_p
     case = node_case(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "n")
     (axis,) = [feed.constant for feed in case.feeds if feed.constant is not None]
     assert numpy_helper.to_array(axis).tolist() == 1
+
+
+SIZED = """g () => (float[M] made) {{
+  one = Constant <value_floats = [1.0]> ()
+  sizes = Constant <value_ints = [{count}]> ()
+  first = Constant <value_int = 0> ()
+  end = Constant <value_int = {count}> ()
+  step = Constant <value_int = 1> ()
+  made = {node}
+}}"""
+
+
+@pytest.mark.parametrize("node", ["Expand (one, sizes)", "Tile (one, sizes)", "Range (first, end, step)"])
+def test_what_follows_from_constants_is_worked_out_where_it_is_small_and_not_even_made_where_it_is_large(node):
+    few = known_values(model(SIZED.format(node=node, count=3)), {})
+    assert list(few["made"].dims) == [3]
+    tracemalloc.start()
+    try:
+        many = known_values(model(SIZED.format(node=node, count=1 << 24)), {})
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert "made" not in many
+    assert peak < 1 << 22, "a mask of a long text would take all memory"
 
 
 BODIES = """g (bool c, float[4] x) => (float[4] y) {

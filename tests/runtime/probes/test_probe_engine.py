@@ -123,6 +123,27 @@ def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, sc
     assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].trials)
 
 
+def test_nodes_that_differ_in_the_sizes_of_the_run_alone_are_tried_each_in_its_own(tmp_path, monkeypatch):
+    """By a provider that takes an Elu of two rows, and none of three."""
+    text = TEXT[: TEXT.index("g (")] + (
+        "g (float[?,4] x, float[?,4] z) => (float[?,4] y, float[?,4] w) {\n"
+        "  [b] y = Elu<alpha=2.0>(x)\n  [c] w = Elu<alpha=2.0>(z)\n}"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    model = read_onnx(tmp_path / "m.onnx")
+
+    def answer(self, model):
+        shapes = [[size.dim_value for size in port.type.tensor_type.shape.dim] for port in model.graph.input]
+        return Answer("taken" if [2, 4] in shapes else "left", "")
+
+    monkeypatch.setattr(ScriptedLab, "answer", answer)
+    sizes = {"m.onnx": {"x": (2, 4), "z": (3, 4)}}
+    facts, _ = probe_run(facts_of(model, "bc"), (WANTED, FALLBACK), {"m.onnx": model}, sizes, 60.0)
+    probes = facts.sessions[0].of(QNN).probes
+    found = {name: [trial.outcome for trial in probes[name].trials if trial.factor == "static_shape"] for name in "bc"}
+    assert found == {"b": ["taken"], "c": ["left"]}
+
+
 def test_nothing_is_combined_once_a_single_change_helps(model):
     facts, _ = probed(facts_of(model, "b"), model=model)
     assert "combined" not in {trial.factor for trial in facts.sessions[0].of(QNN).probes["b"].trials}

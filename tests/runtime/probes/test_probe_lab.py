@@ -14,13 +14,13 @@ import pytest
 from onnx import numpy_helper
 
 from partita.observations.facts import AssignedNode
-from partita.providers.generic import generic_provider
-from partita.providers.resolve import Resolution, known_providers
+from partita.providers.generic import generic_provider, parse_libraries
+from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.probes import child, lab
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import ZEROS, zeros
-from partita.runtime.probes.lab import Lab, Turn, write_models
+from partita.runtime.probes.lab import Answer, Lab, Turn, write_models
 from tests.conftest import require
 from tests.runtime.test_provider_check import compiled
 
@@ -128,6 +128,34 @@ def test_a_hang_is_tried_again_next_time_and_a_crash_is_not(bench, model, monkey
     again = bench.lab(cache=Cache(tmp_path / "answers.json"))
     assert outcomes(again.try_all([model("hang"), model("crash")])) == ["timed_out", "crashed"]
     assert (again.experiments, again.cached, again.crashes) == (1, 1, 0)
+
+
+def test_what_the_system_killed_is_tried_again_next_time_and_a_crash_is_not(bench, model, tmp_path):
+    """It does so where memory runs out, which may be another's doing."""
+    cache = Cache(tmp_path / "answers.json")
+    bench.lab(cache=cache).try_all([model("kill"), model("crash")])
+    cache.save()
+    again = bench.lab(cache=Cache(tmp_path / "answers.json"))
+    assert outcomes(again.try_all([model("kill"), model("crash")])) == ["crashed", "crashed"]
+    assert (again.experiments, again.cached) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said", "kept"),
+    [
+        ("failed", "CUDA failure 2: out of memory ; GPU=0 ; hostname=x", False),
+        ("failed", "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=x", False),
+        ("failed", "Exception during initialization: std::bad_alloc", False),
+        ("crashed", "its process was killed by SIGABRT; its last output: what():  std::bad_alloc", False),
+        ("crashed", "its process was killed by SIGSEGV", True),
+        ("failed", "opset 22 is not known to the device compiler", True),
+        ("left", "no kernel that computes out of memory", True),
+    ],
+)
+def test_a_failure_for_want_of_memory_is_tried_again_next_time_and_no_other(bench, outcome, said, kept):
+    here = bench.lab()
+    here.keep("node:a", Answer(outcome, said), {})
+    assert (here.cache.get("node:a") is not None) is kept
 
 
 def test_without_time_nothing_is_started_and_what_is_known_is_still_told(bench, model, tmp_path):
@@ -296,6 +324,14 @@ def test_a_library_that_is_no_plugin_is_told_in_the_loaders_words(model, tmp_pat
     here = library_lab(compiled(tmp_path, "int nothing(void) { return 0; }"))
     assert here.try_all([model("one")]) == [None]
     assert "undefined symbol: CreateEpFactories" in here.unusable
+
+
+def test_a_plugin_library_is_asked_under_whatever_name_it_was_given(model, tmp_path):
+    path = compiled(tmp_path, "int nothing(void) { return 0; }")
+    (mine,) = parse_libraries([f"myep={path}"], all_names())
+    here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
+    assert here.try_all([model("one")]) == [None]
+    assert "undefined symbol: CreateEpFactories" in here.unusable, "its name is no reason not to load it"
 
 
 def test_a_provider_without_its_libraries_fails_over_everything(model):

@@ -134,6 +134,14 @@ def test_sizes_that_are_zero_in_the_run_or_not_known_are_also_tried_as_one(case,
     assert inputs(found[-1].case) == [(TensorProto.FLOAT, [1, 4])] and opens(found[-1].case)
 
 
+@pytest.mark.parametrize(("sizes", "fixed"), [({"x": (2, 4)}, [2, 4]), ({}, [1, 4])])
+def test_a_size_below_zero_is_one_that_is_not_known(case, sizes, fixed):
+    """So some exporters write it, and so ONNX Runtime reads it."""
+    text = TEXTS["Elu"].replace("[N,4]", "[-1,4]")
+    (found,) = [entry for entry in single(case(text, **sizes)) if entry.factor == "static_shape"]
+    assert inputs(found.case) == [(TensorProto.FLOAT, fixed)] and opens(found.case)
+
+
 def test_a_value_that_follows_from_the_sizes_is_a_constant_once_they_are_fixed(case):
     text = (
         "g (float[N,4] x) => (float[A] y) {\n  s = Shape(x)\n  p = ReduceProd<keepdims=1>(s)\n"
