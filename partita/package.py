@@ -71,7 +71,12 @@ COMPANIONS = (
     "vocab.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "sentencepiece.model",
     "tekken.json",
+    "emoji.json",
+    "prophetnet.tokenizer",
+    "source.spm",
+    "target.spm",
 )
 """Files of a checkpoint that a package has as they are."""
 

@@ -15,6 +15,10 @@ _OF_A_PLACE = frozenset({"checkpoint", "out", "force"})
 """Who exports again has them elsewhere."""
 
 
+ONE_OPTION = ("keep",)
+"""What is given once, with commas between its parts."""
+
+
 def asked_options(options: ExportOptions) -> dict[str, tuple[str, ...]]:
     """Every option that was not left alone. Of files and folders it is the name alone."""
     found = {}
@@ -23,7 +27,8 @@ def asked_options(options: ExportOptions) -> dict[str, tuple[str, ...]]:
         if each.name in _OF_A_PLACE or value == each.default:
             continue
         name = each.name.replace("_", "-")
-        found[f"no-{name}" if value is False else name] = _values(value)
+        values = _values(value)
+        found[f"no-{name}" if value is False else name] = (",".join(values),) if each.name in ONE_OPTION else values
     return found
 
 

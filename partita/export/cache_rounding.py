@@ -145,8 +145,10 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     raw, sha256 = texts.read(path, option)
     length = min(WINDOW_TOKENS, manifest.graph.max_length)
     found = texts.tokens(raw, checkpoint, manifest.graph.vocab_size)
+    if options.calibrate is not None:
+        found = texts.asked_for(found, FEWEST_TOKENS, path, option)
     useless = found is not None and texts.says_nothing(found, FEWEST_TOKENS)
-    if found is None or (useless and options.calibrate is None and not chosen):
+    if found is None or (useless and not chosen):
         ids = np.random.Generator(np.random.PCG64(2)).integers(0, manifest.graph.vocab_size, TEXT_TOKENS).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
     judged = options.max_perplexity_ratio is not None

@@ -6,6 +6,7 @@ remote code is never run.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.capped import check_size
@@ -28,7 +28,10 @@ from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors
 from partita.export.stored_formats import Quantised
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
 from partita.package import COMPANIONS
+from partita.spelling import spelled
 
+EMBEDDED = "adapter_config.json"
+"""In the folder of a model it is of an adapter that transformers loads with it."""
 HUB_PATTERNS = [
     *COMPANIONS,
     *(name for name, _ in BESIDE),
@@ -36,7 +39,10 @@ HUB_PATTERNS = [
     "*.safetensors.index.json",
     "pytorch_model*.bin",
     "pytorch_model.bin.index.json",
+    EMBEDDED,
 ]
+HUB_IGNORED = ["*/*", "consolidated*"]
+"""Weights that are never read: of other models in folders of the repository, and the same ones in another format."""
 HEADS = r"CausalLM|LMHead|ForConditionalGeneration"
 """Of classes with a language-model head; the last is that of a model that also sees or hears."""
 LAYERS = ("num_hidden_layers",)
@@ -125,7 +131,13 @@ def open_checkpoint(given: str) -> Checkpoint:
         _check_sizes(folder, config, tensors)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
-    name = Path(given).name if Path(given).is_dir() else given
+    if (folder / EMBEDDED).is_file():
+        raise UnsupportedModelError(
+            f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
+            f"to a folder of its own, and give that with {spelled('adapter')} if it is wanted"
+        )
+    # Not resolved, for a link is known by its own name; `.` and `..` are no names.
+    name = Path(os.path.abspath(given)).name if Path(given).is_dir() else given  # noqa: PTH100
     return Checkpoint(folder, name, config, _architecture(config), tensors, files, quantised)
 
 
@@ -184,8 +196,8 @@ def _locate(given: str) -> Path:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", given) or given.startswith("."):
         raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
     try:
-        return Path(snapshot_download(given, allow_patterns=HUB_PATTERNS))
-    except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
+        return Path(snapshot_download(given, allow_patterns=HUB_PATTERNS, ignore_patterns=HUB_IGNORED))
+    except Exception as error:  # what the hub's client, its HTTP library and its transfer raise has no common base
         raise CheckpointError(
             f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub "
             f"({first_line(error)}); check the "

@@ -31,7 +31,7 @@ from partita.export.quantisation.kept_narrow import keep_narrow, round_kept
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.prefill import Beside
 from partita.export.quantisation.reference import movable, round_weights
-from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
+from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise, without_weights
 from partita.export.quantisation.summary import notes as packing_notes
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
@@ -333,6 +333,9 @@ def _rewrite(graphs: Graphs) -> None:
         check_blocks(draft.plan, graphs.packing)
         for note in packing_notes(draft.plan, graphs.packing):
             tell(work, note)
+        for each in without_weights(draft.plan.keep, graphs.packing):
+            said = spelled("keep", f"{each.pattern}={each.precision}")
+            tell(work, f"{said} made no difference: no weight that could be packed is known by such a name")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""

@@ -114,6 +114,8 @@ class Emitter:
         _, version, rule = self._masks.get(id(request.mask), (None, 0, None))
         if version != request.mask._version:
             rule = None
+        if self.lowering.grows and rule is not None and not rule.everywhere:
+            rule = None  # the mask itself tells of a window that is longer than N
         whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
         mask = request.mask if rule is None or not whole else None
         window = rule.window if rule is not None else None

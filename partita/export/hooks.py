@@ -25,6 +25,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from partita.errors import UnsupportedModelError
 
+FAR = 1 << 20
+"""A token that is beyond any window."""
 IMPLEMENTATION = "partita"
 """The name under which our functions are registered with transformers."""
 
@@ -56,6 +58,8 @@ class MaskRule:
     """A mask in words: causal, and within `window` keys if that is not None."""
 
     window: int | None
+    everywhere: bool = True
+    """It says so of texts of any length, and not of those of a cache of N rows alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +197,19 @@ def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | No
                     f"{max_length}); only causal masks can be exported"
                 )
             regular = regular and torch.equal(row, (keys <= query) & (keys > query - window))
+        everywhere = window < max_length or _is_causal_beyond(mask_function)
     if not regular:
         return None
-    return MaskRule(None if window >= max_length else window)
+    return MaskRule(None if window >= max_length else window, everywhere)
+
+
+def _is_causal_beyond(mask_function: MaskFunction) -> bool:
+    """Whether a token far beyond any cache of ours attends to all before it, and not to a window of them."""
+    zero, keys = torch.zeros((), dtype=torch.long), torch.arange(FAR + 1)
+    try:
+        return bool(torch.as_tensor(mask_function(zero, zero, torch.full_like(keys, FAR), keys)).to(torch.bool).all())
+    except Exception:  # noqa: BLE001 - a model's own function, which may know nothing of so long a text
+        return False
 
 
 def additive_mask(

@@ -55,7 +55,7 @@ class Mixes:
         """The graphs with the widths that are to be tried next, and how they were chosen. The search is made once."""
         work = self.draft.work
         if self.ladder is None:
-            size = sum(4 * each.packed.elements for each in graphs.packing.placed.values())
+            size = sum(mixing.own_bytes(each.packed) for each in graphs.packing.placed.values())
             with stage(work.progress, "choose widths", work.seconds, size) as current:
                 self.ladder = self._search(graphs, current)
         assert self.draft.plan is not None
@@ -107,9 +107,11 @@ class Mixes:
         for share in SHARES:
             divergence = share * math.log(options.max_perplexity_ratio)
             count = ladder.smallest(divergence, found[-1] if found else 0)
-            if count is not None and count <= most and count not in found:
+            if count is not None and found and count == found[-1]:
+                count += max((most - count) // 2, 1)  # the text says it will do, and the package may be worse than that
+            if count is not None and count <= most:
                 found.append(count)
-        return found or [most]
+        return found if found and found[-1] == most else [*found, most]
 
     def _record(self, count: int) -> Mix:
         options, ladder, text = self.draft.work.options, self.ladder, self.text

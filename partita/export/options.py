@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
-from partita.errors import UsageError
+from partita.errors import CheckpointError, UsageError
 from partita.export import quantisers
 from partita.export.attention import GROWING, lowering
 from partita.export.checkpoint import Checkpoint
@@ -36,6 +36,8 @@ ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """It is part of the names of files."""
 AUTO = "auto"
 PREFILL_PRECISIONS = (INTEGERS, AUTO)
+PACKED = "int4"
+"""What `auto` may turn out to be: all that may be said of packed weights may be said beside it."""
 """Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
@@ -181,11 +183,12 @@ def _check_adapters(options: ExportOptions) -> None:
             "own; leave one of the two out"
         )
     names = [name for name, _ in options.with_adapters]
+    files = [name.casefold() for name in names]  # which some disks do not tell apart
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
             raise UsageError(f"{said}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
-        if names.count(name) > 1:
-            raise UsageError(f"{said}: {name} is given more than once")
+        if files.count(name.casefold()) > 1:
+            raise UsageError(f"{said}: {name} is given more than once; large and small letters are no difference")
 
 
 def with_layout(options: ExportOptions) -> ExportOptions:
@@ -241,14 +244,15 @@ def _check_cache(options: ExportOptions) -> None:
 
 def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
-    allowed = multiplied_with(PRECISIONS[options.named])
+    known = options.precision != AUTO  # which a quantised checkpoint settles, and then this is checked again
+    allowed = multiplied_with(PRECISIONS[options.named if known else PACKED])
     if options.activations is not None and options.activations not in allowed:
         raise UsageError(
             f"{spelled('activations', options.activations)}: with {spelled('precision', options.named)} choose "
             f"{' or '.join(allowed)}"
         )
     quantisers.check_name(options.rounding)
-    read_keep(options.keep, options.named, options.computing.dtype)
+    read_keep(options.keep, options.named if known else PACKED, options.computing.dtype if known else EXACT.dtype)
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),
@@ -349,8 +353,13 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
     config = checkpoint.config.get_text_config(decoder=True)
     made_for = getattr(config, "max_position_embeddings", None)
-    if not isinstance(made_for, int) or made_for < 1:
+    if isinstance(made_for, bool) or not isinstance(made_for, int) or made_for < 1:
         made_for = None  # some configs have -1 for any number
+    if made_for == 1:
+        raise CheckpointError(
+            f"{checkpoint.where}: max_position_embeddings in config.json is 1, and a prompt with an answer takes 2; "
+            "give it the length that the model was made for"
+        )
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
     if made_for is not None and options.max_length > (longest := int(made_for * _stretch(config))):

@@ -14,6 +14,7 @@ from partita.export.attention.base import Cursor
 from partita.export.element_types import of_ir, of_torch
 from partita.export.emitting import Key
 from partita.export.fake_model import FakeModel
+from partita.export.rope import static_up_to
 from partita.export.spec import TraceSpec
 from partita.export.state import LayerState
 from partita.observations.text_format import listing
@@ -74,7 +75,7 @@ def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
         raise UnsupportedModelError(
             f"{said}: the model keeps {kind} states, which do not grow; leave it out", option="cache"
         )
-    if fake.rope_by_length:
+    if static_up_to(fake.module) is not None:  # whatever N is: texts in this layout may be longer
         raise UnsupportedModelError(
             f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
             "it out",

@@ -57,7 +57,8 @@ class Reservation:
         Raises PackageError, which says where the finished package is, when another thing has appeared at OUT or the
         package there has changed since the export began.
         """
-        self.folder.chmod(0o755)
+        with suppress(OSError):  # a file system without modes
+            self.folder.chmod(0o777 & ~_umask())
         try:
             if self.seen is None or not os.path.lexists(self.out):
                 _move(self.folder, self.out)
@@ -78,6 +79,8 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
     Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
     cannot be made.
     """
+    if out.name in ("", ".."):  # what is made beside it is called after it
+        out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
     _check_target(read, out, force=force)
     with ExitStack() as cleanup:
         _make_parents(out.parent, cleanup)
@@ -130,6 +133,13 @@ def _not_ours(folder: Path) -> str | None:
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
 
 
+def _umask() -> int:
+    """The mask of this process, which can be read only by setting another."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def _make_parents(parent: Path, cleanup: ExitStack) -> None:
     """Make the folder that OUT goes into; `cleanup` removes what was made, where it is empty then."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
@@ -159,6 +169,11 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
         except Timeout as error:
             raise PackageError(
                 f"{out}: another export is writing there; wait for it, or choose another folder"
+            ) from error
+        except OSError as error:
+            raise PackageError(
+                f"{path}: cannot be locked ({error.strerror or error}); remove it if no export is running, or choose "
+                "another folder"
             ) from error
         cleanup.callback(lock.release)
         # Removed while it is still held: filelock notices a lock on a file that has no name any more, and tries again.

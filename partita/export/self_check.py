@@ -34,6 +34,11 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
         model = load(checkpoint, scratch)
         with quiet(), torch.no_grad():
             prompt = torch.from_numpy(answer.prompt)[None]
+            if not _is_finite(model, prompt):
+                return (
+                    f"{type(model).__name__} itself computes logits that are not finite: a setting of config.json or a "
+                    "weight of this checkpoint is broken"
+                )
             return _not_causal(model, prompt) or _not_as_generated(model, prompt, len(answer.tokens))
     except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
         return None
@@ -107,6 +112,12 @@ def _logits(model: Any, answer: KnownAnswer) -> torch.Tensor:
     with quiet(), torch.no_grad():
         logits: torch.Tensor = model(input_ids=sequence, use_cache=False).logits[0].float()
     return logits
+
+
+def _is_finite(model: Any, prompt: torch.Tensor) -> bool:
+    """Whether the logits after `prompt` [1, P] are numbers. Minus infinity is one: some models rule tokens out so."""
+    logits = model(input_ids=prompt, use_cache=False).logits
+    return not bool(torch.isnan(logits).any() or (logits == math.inf).any())
 
 
 def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:

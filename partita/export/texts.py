@@ -101,7 +101,7 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
             ids = tokenizer(text, verbose=False)["input_ids"]
     except PartitaError:  # what is wrong with it is told where it is probed
         return None
-    begins = first is not None and bool(ids) and ids[0] == first
+    begins = first is not None and 0 <= first < vocab_size and bool(ids) and ids[0] == first
     kept = [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size]
     return Tokens([first] if begins else [], kept, tokenizer.unk_token_id)
 
@@ -110,6 +110,19 @@ def says_nothing(found: Tokens, fewest: int) -> bool:
     """Whether a text has fewer tokens than that, or the tokenizer does not know it: then random ones say as much."""
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     return len(found.ids) < fewest or unknown > MOST_UNKNOWN * len(found.ids)
+
+
+def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tokens:
+    """The tokens of a text that somebody wants something to be found on. Raises UsageError where no tokenizer loads,
+    and as `refuse_useless`.
+    """
+    if found is None:
+        raise UsageError(
+            f"{spelled(option, path)}: no tokenizer of the checkpoint loads, so that no text can be read; leave "
+            f"{spelled(option)} out"
+        )
+    refuse_useless(found, fewest, path, option)
+    return found
 
 
 def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:

@@ -149,7 +149,8 @@ class Plain:
                 if target is torch.float16:
                     raise CheckpointError(
                         f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; "
-                        f"ask for bf16 or fp32 in its place ({spelled('precision')}, or {spelled('keep')} for it alone)"
+                        f"ask for bf16 or fp32 in its place: {spelled('precision')}, or beside packed weights "
+                        f"{spelled('activations', 'fp32')}"
                     )
                 yield 0, cast.contiguous()
 

@@ -27,6 +27,9 @@ from partita.runtime.evaluation import Evaluation
 from partita.runtime.pins import Pin
 from partita.runtime.scoring import Logits, open_scorer
 
+LARGEST_LOSS = 709.0
+"""In nats: e to the power of more is no float."""
+
 
 @dataclass(frozen=True, slots=True)
 class OriginalFigures:
@@ -50,6 +53,11 @@ class Likely:
     """[W, L - 1, K]."""
     shares: npt.NDArray[np.float64]
     """[W, L - 1, K + 1]: their probabilities and, last, that of all others; they add up to 1."""
+
+
+def _perplexity(nats: float) -> float:
+    """Of a mean loss. One that is beyond a float, as of a provider that computes something else, is the largest."""
+    return math.exp(min(nats, LARGEST_LOSS))
 
 
 def evaluate(
@@ -93,8 +101,8 @@ def evaluate(
     return Evaluation(
         provider=provider,
         tokens=int(heard.sum()),
-        perplexity=math.exp(losses[heard].mean()),
-        original_perplexity=math.exp(original.losses[heard].astype(np.float64).mean()),
+        perplexity=_perplexity(float(losses[heard].mean())),
+        original_perplexity=_perplexity(float(original.losses[heard].astype(np.float64).mean())),
         top1_agreement=float(agrees[heard].mean()),
         kl_mean_at_least=None if likely is None else float(divergence[heard].mean()),
         kl_p99_at_least=None if likely is None else float(np.quantile(divergence[heard], 0.99)),

@@ -331,6 +331,9 @@ def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> s
         if windows
         else []
     )
+    changes = runner.contract.rereads_at
+    if changes is not None and tokens <= changes:
+        parts.append("known answer too short for the rotary frequencies of long texts")
     parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
     if together:
         parts.append(f"rows of different length not compared: {together}")

@@ -45,6 +45,11 @@ def test_where_files_lay_is_not_kept() -> None:
     }
 
 
+def test_what_is_given_once_with_commas_is_kept_so() -> None:
+    options = ExportOptions("c", Path("o"), keep=(("lm_head", "int8"), ("layers.0", "fp16")))
+    assert asked_options(options) == {"keep": ("lm_head=int8,layers.0=fp16",)}
+
+
 def test_the_command_for_a_damaged_package_makes_the_same_again(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
+from partita.demo import heldout_path
 from partita.errors import PartitaError, ProviderError, UnsupportedModelError, UsageError
 from partita.export import cache_rounding
+from partita.export.checkpoint import open_checkpoint
 from partita.export.options import ExportOptions, check_options
+from partita.export.quality import RANDOM
 from partita.export.target import Target
 from partita.library.exporting import export
 from partita.library.target import taken_by_cpu
@@ -131,6 +137,19 @@ def test_a_text_that_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Pat
     with pytest.raises(PartitaError, match="too short"):
         export(tiny_checkpoint("llama"), tmp_path / "out", max_length=64, cache_precision="int8", calibrate=text)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """As where weights are rounded on it: without a tokenizer nobody can read it."""
+    folder = tiny_checkpoint("llama", tokenizer=False)
+    manifest: Any = SimpleNamespace(graph=SimpleNamespace(max_length=64, vocab_size=288))
+    asked = ExportOptions(str(folder), tmp_path, cache_precision="int8", calibrate=heldout_path())
+    with pytest.raises(UsageError, match=r"--calibrate .*heldout\.txt: no tokenizer of the checkpoint loads"):
+        cache_rounding.read_text(asked, open_checkpoint(str(folder)), manifest)
+    usual = replace(asked, calibrate=None, quality_text=heldout_path())
+    assert cache_rounding.read_text(usual, open_checkpoint(str(folder)), manifest).name == RANDOM
 
 
 def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from partita.errors import CheckpointError, PartitaError
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
+from partita.export.checkpoint import open_checkpoint
 from partita.export.config_values import check_values
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.library.exporting import replay, smoke
@@ -107,6 +108,17 @@ def test_bad_values_in_the_text_part_are_seen(checkpoint: Path) -> None:
     refused(changed(checkpoint, text_config={"rms_norm_eps": NAN}), "text_config.rms_norm_eps")
 
 
+def test_a_model_of_one_position_has_no_room_for_an_answer(checkpoint: Path) -> None:
+    refused(changed(checkpoint, max_position_embeddings=1), "max_position_embeddings in config.json is 1", "takes 2")
+
+
+def test_a_checkpoint_in_the_current_folder_is_called_as_the_folder_is(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkpoint)
+    assert open_checkpoint(".").given == open_checkpoint(str(checkpoint)).given == "checkpoint"
+
+
 def as_bin(folder: Path, *, zipped: bool) -> None:
     """The weights as torch.save wrote them before and since torch 1.6."""
     import torch
@@ -162,3 +174,11 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
     with pytest.raises(PartitaError) as caught:
         exported(checkpoint, verify=False)
     assert "permission" in str(caught.value) and name in str(caught.value) and "damaged" not in str(caught.value)
+
+
+def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    shutil.copytree(tiny_checkpoint("llama"), folder)
+    (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UnsupportedModelError, match=r"an adapter lies in the folder of the model .* with --adapter"):
+        open_checkpoint(str(folder))

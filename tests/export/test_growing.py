@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import pytest
+import torch
 
 import partita
 from partita import cli
 from partita.errors import UnsupportedModelError, UsageError
+from partita.export.checkpoint import open_checkpoint
+from partita.export.known_answer import load
 from partita.export.pipeline import ExportOptions, check_options
 from partita.package import again, read_manifest
 from tests.conftest import Exported, TinyCheckpoint
@@ -87,6 +90,24 @@ def test_padding_at_the_left_of_a_row_changes_nothing(
         assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+def test_a_window_that_is_longer_than_max_length_holds_in_texts_that_are_longer_still(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """Whoever feeds a cache that grows may go beyond the length that was asked for."""
+    checkpoint = tiny_checkpoint("mistral", num_hidden_layers=1, sliding_window=32)
+    folder = exported(checkpoint, cache="growing", max_length=32)
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    ids = np.array([[3 + (37 * place) % 280 for place in range(48)]])
+    first = run(session, ids[:, :40], np.ones((1, 40), int))
+    past = {name.replace("present", "past_key_values"): value for name, value in first.items()}
+    second = run(session, ids[:, 40:], np.ones((1, 48), int), past)
+    ours = np.concatenate([step["logits"][0] for step in (first, second)])
+    with torch.no_grad():
+        model = load(open_checkpoint(str(checkpoint)))
+        expected = model(input_ids=torch.from_numpy(ids), use_cache=False).logits[0].numpy()
+    assert np.abs(ours - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama")
     tokens = []
@@ -114,6 +135,35 @@ def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: s
 def test_states_that_do_not_grow_are_refused(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     with pytest.raises(UnsupportedModelError, match="--cache growing: the model keeps conv states, which do not grow"):
         exported(tiny_checkpoint("mamba"), cache="growing")
+
+
+ROPE: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
+    "longrope": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "factor": 2.0,
+                "original_max_position_embeddings": 128,
+                "short_factor": [1.0, 1.1] * 4,
+                "long_factor": [1.5, 4.0] * 4,
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ROPE)
+def test_frequencies_that_change_with_the_length_are_refused_however_short_max_length_is(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str
+) -> None:
+    model_type, settings = ROPE[kind]
+    checkpoint = tiny_checkpoint(model_type, num_hidden_layers=1, **settings)
+    with pytest.raises(UnsupportedModelError, match="--cache growing: its rotary frequencies depend on the length"):
+        exported(checkpoint, cache="growing", max_length=32)
 
 
 def test_it_is_asked_for_on_the_command_line(

@@ -128,14 +128,31 @@ def test_a_package_of_before_has_no_divergence_to_repeat(
 ) -> None:
     package = own_copy(half)
     kept = {name: each for name, each in load_file(package / QUALITY).items() if "likely" not in name}
-    save_file(kept, package / QUALITY)
-    manifest = read_manifest(package)
-    files = tuple(each for each in manifest.files if each.name != QUALITY)
-    write_manifest(package, manifest.model_copy(update={"files": (*files, record_file(package, QUALITY))}))
+    save_figures(package, kept)
     now = evaluate(package, parse_chain("cpu"))
     assert now.kl_mean_at_least is None and now.kl_tokens is None and now.perplexity > 0
     text = shown(package, read_manifest(half), now)
     assert "not measured here: the package does not keep what that takes" in text and ">=" not in text
+
+
+def save_figures(package: Path, figures: dict[str, Any]) -> None:
+    """Put other figures of the original into a package."""
+    save_file(figures, package / QUALITY)
+    manifest = read_manifest(package)
+    files = tuple(each for each in manifest.files if each.name != QUALITY)
+    write_manifest(package, manifest.model_copy(update={"files": (*files, record_file(package, QUALITY))}))
+
+
+def test_a_loss_that_is_beyond_a_float_gives_the_largest_perplexity(
+    half: Path, own_copy: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the package, as where a provider computes something else, and of its original."""
+    package = own_copy(half)
+    figures = load_file(package / QUALITY)
+    save_figures(package, {**figures, "losses": figures["losses"] + np.float32(1e4)})
+    monkeypatch.setattr("partita.runtime.evaluate.loss", lambda logits, token: 1e4)
+    now = evaluate(package, parse_chain("cpu"))
+    assert now.perplexity == now.original_perplexity == math.exp(709) and now.perplexity_ratio == 1
 
 
 def shown(package: Path, manifest: Manifest, now: Evaluation) -> str:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -268,3 +269,29 @@ def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path
     ):
         pass
     assert word(out) == "old"
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o755), (0o002, 0o775), (0o077, 0o700)])
+def test_a_package_has_the_mode_that_its_user_wants(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        export(tmp_path / "out", "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == mode
+
+
+def test_a_disk_without_modes_takes_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    export(tmp_path / "out", "new")
+    assert word(tmp_path / "out") == "new"
+
+
+def test_the_current_folder_may_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path / "out", "old")
+    monkeypatch.chdir(tmp_path / "out")
+    with reserve(Path(), (), force=True) as place:
+        assert place.out == tmp_path / "out"

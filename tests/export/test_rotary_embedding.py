@@ -100,6 +100,20 @@ def test_beside_an_attention_that_does_not_turn_them_itself(tmp_path: Path, kind
     assert not {"Gather", "Mul", "Neg"} & set(operators(model))
 
 
+def test_positions_that_the_model_casts_otherwise_are_widened_all_the_same(tmp_path: Path) -> None:
+    def make() -> Net:
+        made = gqa_net(**OTHERS["keys are turned otherwise"])
+        made.give(made.op("Cast", made.inputs[0], to=int(ir.DataType.FLOAT)), "positions as floats")
+        return made
+
+    before = run(make().model(), tmp_path, gqa_feed(9, 4))
+    model = make().model()
+    assert run_passes(model, [PASS], context("contrib")) == {"rotary_embedding": 2}
+    for one, other in zip(before, run(model, tmp_path, gqa_feed(9, 4)), strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-5)
+    assert operators(model).count("Cast") == 2
+
+
 def complex_numbers(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int) -> ir.Value:
     """Pairs (0, 1), (2, 3), ... as complex numbers, times those of the position, written in real ones."""
     last, places = net.constant([-1], np.int64), [net.constant(place, np.int64) for place in (0, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,20 @@ def test_later_tokens_that_change_earlier_logits_are_found(
     monkeypatch.setattr(self_check, "load", encoder)
     told = self_check.disagreement(checkpoint, answer)
     assert told is not None and "is not causal" in told
+
+
+def test_a_model_whose_own_logits_are_no_numbers_is_said_to_be_broken(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    sound = tiny_checkpoint("llama", num_hidden_layers=1)
+    answer, broken = compute(open_checkpoint(str(sound)), 288, 64), own_copy(sound)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"].fill_(float("nan"))
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    told = self_check.disagreement(open_checkpoint(str(broken)), answer)
+    assert told is not None and told.startswith("LlamaForCausalLM itself computes logits that are not finite")
 
 
 @pytest.mark.parametrize("multi_query", [False, True])

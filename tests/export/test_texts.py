@@ -95,6 +95,23 @@ def test_a_text_that_the_tokenizer_does_not_know_says_nothing(words: Checkpoint,
     assert READERS[option](path, words).tokens > 256
 
 
+def test_a_first_token_that_the_model_does_not_have_is_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """As any other that a tokenizer has beyond the vocabulary of the model: its embedding has no such row."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    folder = shutil.copytree(tiny_checkpoint("llama", tokenizer=False), tmp_path / "begins")
+    core = Tokenizer(models.WordLevel({"<unk>": 0, "one": 1, "two": 2, "<bos>": 3}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 3)])
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", bos_token="<bos>").save_pretrained(folder)
+    checkpoint = open_checkpoint(str(folder))
+    assert tokens("one two", checkpoint, 4) == Tokens([3], [1, 2], 0)
+    assert tokens("one two", checkpoint, 3) == Tokens([], [1, 2], 0)
+
+
 def test_a_few_unknown_tokens_do_no_harm() -> None:
     mixed = [0] * 128 + [1] * 128
     refuse_useless(Tokens([], mixed, 0), 256, Path("text"), "calibrate")

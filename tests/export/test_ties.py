@@ -11,6 +11,7 @@ import pytest
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.library.exporting import replay
 from tests.conftest import TinyCheckpoint
+from tests.export.quantisation.test_precision import checked, export_to
 
 
 def with_head(folder: Path, copy: Path, change: str, **more: Any) -> Path:
@@ -51,6 +52,16 @@ def test_a_second_copy_of_the_embedding_stays_one_weight(tiny_checkpoint: TinyCh
     tied = exported(folder, tmp_path / "tied", verify=False).manifest
     assert summary.manifest.source.parameters == tied.source.parameters
     assert not [note for note in summary.notes if "lm_head" in note]
+
+
+def test_a_second_copy_of_the_embedding_stays_as_it_is_where_the_embedding_is_packed(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """The original ties both, and is given a rounded embedding and a head that is not rounded."""
+    folder = with_head(tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True), tmp_path / "c", "same")
+    export_to(tmp_path / "out", folder, precision="int4", keep=(("lm_head", "fp32"),))
+    manifest = checked(tmp_path / "out")
+    assert manifest.packed is not None and manifest.packed.kept == ("lm_head=fp32",)
 
 
 def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_versions(

@@ -16,6 +16,7 @@ from partita.export.adapters.recipes import AdapterTensor
 from partita.export.element_types import CHECKPOINT
 from partita.export.origins import blocks
 from partita.export.weight_files import OpenFiles, TensorInfo, few, list_tensors
+from partita.package import COMPANIONS
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PIECE = 1 << 22
@@ -46,6 +47,10 @@ class Matrices:
         return 0 if self.down is None else self.down.shape[0]
 
 
+SETTINGS = ("config.json", "generation_config.json")
+"""Of the model, wherever they lie."""
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A PEFT adapter whose files are there and readable."""
@@ -62,6 +67,15 @@ class Adapter:
     def ranks(self) -> tuple[int, ...]:
         """The ranks that there are, sorted."""
         return tuple(sorted({matrices.rank for matrices in self.modules.values()}))
+
+    def own_companions(self, base: Path) -> tuple[str, ...]:
+        """Files of a tokenizer or a template beside it that are not those of the model in `base`."""
+        names = [name for name in COMPANIONS if name not in SETTINGS and (self.folder / name).is_file()]
+        return tuple(
+            name
+            for name in names
+            if not (base / name).is_file() or (base / name).read_bytes() != (self.folder / name).read_bytes()
+        )
 
     def others(self) -> str:
         """What it changes besides the products of some modules, in words; empty when nothing."""

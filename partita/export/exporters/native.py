@@ -36,7 +36,8 @@ from partita.export.stored_precision import check_merged, keeps_codes, takes_sto
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
-from partita.export.work import Work
+from partita.export.work import Work, tell
+from partita.observations.text_format import listing
 from partita.package_records import PrefillChoice, TargetRecord, Verification
 from partita.spelling import spelled
 
@@ -116,6 +117,10 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     text = None if options.calibrate is None else calibration.read_text(options.calibrate, checkpoint, length)
     adapter = None if options.adapter is None else read_adapter(options.adapter)
     beside_weights = [(name, read_adapter(folder)) for name, folder in options.with_adapters]
+    for each in (*([] if adapter is None else [adapter]), *(other for _, other in beside_weights)):
+        own = each.own_companions(checkpoint.folder)
+        if own:
+            tell(work, f"{each.folder} has its own {listing(own)}, and the package has those of the checkpoint")
     with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)

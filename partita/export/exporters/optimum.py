@@ -81,6 +81,8 @@ class _Written:
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Written:
     """Have optimum export the checkpoint. Raises UsageError, UnsupportedModelError, InstallationError."""
     options = work.options
+    if checkpoint.file is not None:
+        raise UsageError(f"{checkpoint.where}: {spelled('exporter', NAME)} reads no GGUF file; leave it out")
     there, length = environment.required(), max_length(options, checkpoint)
     prefix = f"{work.folder.name}-optimum-"  # by which the next export knows what a killed one has left
     place = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))

@@ -8,6 +8,7 @@ default for what it does not find. Source: configuration_utils.py and modeling_r
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,15 @@ DEFAULT = "default"
 
 
 def view_for_4(checkpoint: Path, folder: Path) -> Path:
-    """Fill the empty `folder` with links to the files of a checkpoint, and its config as transformers 4 has it."""
+    """Fill the empty `folder` with links to the files of a checkpoint, copies where the disk has no links, and its
+    config as transformers 4 has it.
+    """
     for path in checkpoint.iterdir():
         if path.is_file() and path.name != CONFIG:
-            (folder / path.name).symlink_to(path.resolve())
+            try:
+                (folder / path.name).symlink_to(path.resolve())
+            except OSError:
+                shutil.copyfile(path, folder / path.name)
     config = json.loads((checkpoint / CONFIG).read_text(encoding="utf-8"))
     (folder / CONFIG).write_text(json.dumps(for_4(config), indent=1), encoding="utf-8")
     return folder

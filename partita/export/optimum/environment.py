@@ -89,7 +89,8 @@ def find() -> Environment | None:
     """The environment that the variable names, or that was made in this clone; None when there is neither."""
     given = os.environ.get(VARIABLE)
     if given:
-        return Environment(Path(given))
+        # It is started in another folder. Not resolved: the python of an environment is a link.
+        return Environment(Path(given).absolute())
     for home in (Path.cwd(), Path(__file__).parents[3]):
         for python in (home / FOLDER / "bin" / "python", home / FOLDER / "Scripts" / "python.exe"):
             if python.is_file():

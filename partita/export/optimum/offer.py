@@ -48,6 +48,8 @@ def _may_help(error: Refusal, checkpoint: Checkpoint, options: ExportOptions) ->
     """Whether the model is what is refused, and optimum does what else was asked for."""
     if isinstance(error, UnsupportedModelError) and error.option is not None:
         return False
+    if checkpoint.file is not None:  # a GGUF file, which it does not read
+        return False
     other = exporter(OPTIMUM)
     asked = replace(options, exporter=OPTIMUM, attention=AUTO)
     try:

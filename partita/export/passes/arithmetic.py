@@ -6,6 +6,7 @@ not. Weights of the checkpoint are not read: whoever asks gives numbers in their
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -149,7 +150,10 @@ def _split(node: ir.Node, inputs: list[Array]) -> list[Array]:
     axis = node.attributes.get_int("axis", 0)
     if len(inputs) > 1:
         return list(np.split(inputs[0], np.cumsum(inputs[1])[:-1], axis))
-    return list(np.array_split(inputs[0], len(node.outputs), axis))
+    size, parts = inputs[0].shape[axis], len(node.outputs)
+    if size % parts:
+        raise UnknownError  # ONNX makes the last part smaller, and numpy the first ones larger
+    return list(np.split(inputs[0], parts, axis))
 
 
 def _concat(node: ir.Node, inputs: list[Array]) -> Array:
@@ -184,8 +188,8 @@ OPERATORS: dict[str, Compute] = {
     "Exp": _elementwise(np.exp),
     "Gather": _gather,
     "Identity": _elementwise(np.asarray),
-    "Max": _elementwise(np.maximum),
-    "Min": _elementwise(np.minimum),
+    "Max": _elementwise(lambda *terms: functools.reduce(np.maximum, terms)),
+    "Min": _elementwise(lambda *terms: functools.reduce(np.minimum, terms)),
     "Mul": _elementwise(np.multiply),
     "Neg": _elementwise(np.negative),
     "Pow": _elementwise(np.power),

@@ -170,7 +170,8 @@ def _once(
     """The output of a node that reads the positions; one that is there already is the same."""
     readers = [use.node for use in positions.uses()]
     for node in readers:
-        if node.op_type == operator and list(node.inputs) == inputs and node.graph is graph:
+        same = all(node.attributes.get_int(name, 0) == value for name, value in attributes.items())
+        if same and node.op_type == operator and list(node.inputs) == inputs and node.graph is graph:
             return node.outputs[0]
     new = ir.node(operator, inputs, attributes)
     assert positions.shape is not None and dtype is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from partita.errors import CheckpointError, ResourceError, UsageError
+from partita.errors import CheckpointError, ResourceError
 from partita.export import texts
 from partita.export.checkpoint import Checkpoint
 from partita.export.experts.base import Experts
@@ -64,13 +64,7 @@ def read_text(path: Path, checkpoint: Checkpoint, max_length: int) -> Text:
     """
     raw, sha256 = texts.read(path, "calibrate")
     vocabulary = int(checkpoint.config.get_text_config(decoder=True).vocab_size)
-    found = texts.tokens(raw, checkpoint, vocabulary)
-    if found is None:
-        raise UsageError(
-            f"{spelled('calibrate', path)}: no tokenizer of the checkpoint loads, so that no text can be read; leave "
-            f"{spelled('calibrate')} out"
-        )
-    texts.refuse_useless(found, FEWEST_TOKENS, path, "calibrate")
+    found = texts.asked_for(texts.tokens(raw, checkpoint, vocabulary), FEWEST_TOKENS, path, "calibrate")
     length = min(texts.WINDOW_TOKENS, max_length)
     most = max(MOST_WINDOWS, -(-FEWEST_TOKENS // length))
     return Text(path.name, sha256, found.windows(length)[:most])

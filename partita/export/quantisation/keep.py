@@ -45,11 +45,7 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
             f"{spelled('keep')} is about packed weights: it needs {spelled('precision', 'int4')} or int8, and this is "
             f"{precision}"
         )
-    names = [
-        name
-        for name, each in PRECISIONS.items()
-        if each.bits is not None or dtype == EXACT.dtype or each.dtype in (EXACT.dtype, dtype)
-    ]
+    names = [name for name, each in PRECISIONS.items() if each.bits is not None or dtype in (EXACT.dtype, each.dtype)]
     for pattern, wanted in pairs:
         if wanted not in names:
             raise UsageError(f"{spelled('keep', f'{pattern}={wanted}')}: choose one of {', '.join(names)}")

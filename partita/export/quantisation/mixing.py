@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from partita.dtypes import PRECISIONS, numbered
 from partita.export.fake_model import quiet, translated
 from partita.export.origins import blocks
 from partita.export.quality_figures import perplexity
 from partita.export.quantisation.keep import Keep
 from partita.export.quantisation.packed import Packed, restored
 from partita.export.quantisation.plan import Plan
-from partita.export.quantisation.reference import ROWS_ELEMENTS, Parameters, Rows, put_back
+from partita.export.quantisation.reference import ROWS_ELEMENTS, Parameters, Rows, put_back, untie
 from partita.export.quantisation.rewrite import Placed
 from partita.export.texts import Text
 from partita.export.weight_files import OpenFiles
@@ -56,6 +57,12 @@ class Unit:
         """Of the first module, and how many there are."""
         first, *others = self.patterns
         return f"{first} and {len(others)} more" if others else first
+
+    @property
+    def unpacked(self) -> str:
+        """The precision that its weights have when they are not packed: what everything else is computed in."""
+        dtype = numbered(int(self.placed[0].packed.dtype)).name
+        return next(name for name, each in PRECISIONS.items() if each.bits is None and each.dtype == dtype)
 
     def size(self, bits: int, plan: Plan) -> int:
         """Bytes in the package."""
@@ -92,10 +99,11 @@ class Ladder:
 
     def keep(self, count: int) -> tuple[Keep, ...]:
         """What is said of modules in the mix with so many steps."""
-        bits = {step.unit.patterns: step.bits for step in self.steps[:count]}
-        named = {FULL: "fp32"}
+        units = {step.unit.patterns: step for step in self.steps[:count]}
         return tuple(
-            Keep(pattern, named.get(width, f"int{width}")) for patterns, width in bits.items() for pattern in patterns
+            Keep(pattern, step.unit.unpacked if step.bits == FULL else f"int{step.bits}")
+            for patterns, step in units.items()
+            for pattern in patterns
         )
 
     def judged(self, count: int) -> Judged:
@@ -137,7 +145,7 @@ class Ladder:
 
 def units(placed: Sequence[Placed], plan: Plan) -> list[Unit]:
     """What may be made wider: what has the width of the package and nothing was said of."""
-    widths = tuple(bits for bits in (plan.bits, 8, FULL) if bits == plan.bits or bits > plan.bits)
+    widths = tuple(dict.fromkeys(bits for bits in (plan.bits, 8, FULL) if bits >= plan.bits))
     free = [
         each
         for each in placed
@@ -180,6 +188,7 @@ def ladder(
     """
     found = units(placed, plan)
     with torch.no_grad(), quiet(), translated("running the original model"):
+        untie(model, placed, names)
         judge = _Judge(model, torch.from_numpy(text.windows))
         state = _State(model, names, plan)
         free = {each.packed.key for unit in found for each in unit.placed}
@@ -291,12 +300,21 @@ def _patterns(placed: Placed) -> tuple[str, ...]:
 
 def _size(packed: Packed, bits: int, plan: Plan) -> int:
     if bits == FULL:
-        return packed.elements * 4
+        return own_bytes(packed)
     return sum(part.size_bytes for part in _repacked(packed, bits, plan).parts)
 
 
+def own_bytes(packed: Packed) -> int:
+    """Bytes of a weight that is not packed."""
+    return packed.elements * packed.dtype.bitwidth // 8
+
+
 def _repacked(packed: Packed, bits: int, plan: Plan) -> Packed:
-    """A packed weight with another width: blocks that divide its rows for one width do for any."""
-    packing = plan.packed(bits, packed.width)
-    assert packing is not None
-    return replace(packed, packing=packing)
+    """A packed weight with another width. Blocks that divide its rows for one width do for any; where none does, as
+    may be with an embedding that is only looked up, they stay as large as they are.
+    """
+    now = packed.packing
+    if now.grid.bits == bits:
+        return packed
+    other = plan.packed(bits, packed.width) or replace(now, grid=replace(now.grid, bits=bits))
+    return replace(packed, packing=other)

@@ -66,6 +66,12 @@ def make_beside(options: ExportOptions, target: Target | None, plan: Plan | None
             )
         return Beside(asked, None, refused)
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
+    forms = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)
+    if not forms:
+        refused = f"integers times integers need a newer operator set than {spelled('opset', options.opset)}"
+        if asked != AUTO:
+            raise UsageError(f"{spelled('prefill_precision', asked)}: {refused}; leave one of the two out")
+        return Beside(asked, None, refused)
     # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
     free = DEFAULT if quantiser(plan.quantiser).calibrate is not None else plan.quantiser

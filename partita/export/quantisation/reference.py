@@ -8,7 +8,7 @@ is left to `quality`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,15 +72,20 @@ def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> Non
     """Give `model`, of transformers, the weights that were written, in place."""
     names, placed = parameter_names(model, sources), list(placed)
     with torch.no_grad():
-        for tensor, shared in names.single.items():
-            modules = {name.rpartition(".")[0] for name in shared}
-            if all(modules <= set(each.modules) for each in placed if tensor in each.packed.tensors):
-                continue  # tied, and the same bytes for all: they stay one tensor
-            for name in shared[1:]:  # head and embedding were rounded in different ways, or one of them was not
-                _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
+        untie(model, placed, names)
         for each in placed:
             put_back(model, each, names, written_rows(each))
             spilled.let_go(model)
+
+
+def untie(model: Any, placed: Sequence[Placed], names: Parameters) -> None:
+    """Give parameters of their own to what is tied in `model` and is not rounded alike, or not by all who read it."""
+    for tensor, shared in names.single.items():
+        modules = {name.rpartition(".")[0] for name in shared}
+        if all(modules <= set(each.modules) for each in placed if tensor in each.packed.tensors):
+            continue  # tied, and the same bytes for all: they stay one tensor
+        for name in shared[1:]:  # head and embedding were rounded in different ways, or one of them was not
+            _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +107,16 @@ def parameter_names(model: Any, sources: Sources) -> Parameters:
     single: dict[str, list[str]] = {}
     stacked = []
     for name in dict(model.named_parameters(remove_duplicate=False)):
+        # A checkpoint may hold a tied weight under each of its names; equal, or they would not be tied.
+        all_names = (name, *sorted(sources.tied.get(name, frozenset()) - {name}))
+        origins = [origin for each in all_names if (origin := sources.found.get(each)) is not None]
+        stored = dict.fromkeys(origin.info.name for origin in origins if isinstance(origin, Stored))
+        for tensor in stored:
+            single.setdefault(tensor, []).append(name)
+        if stored:
+            continue
         origin = sources.of(name)
-        if isinstance(origin, Stored):
-            single.setdefault(origin.info.name, []).append(name)
-        elif origin is not None and _rearranged(origin):
+        if origin is not None and _rearranged(origin):
             stacked.append((name, origin))
     return Parameters(single, tuple(stacked))
 

@@ -28,6 +28,7 @@ from partita.export.passes.rewriting import drop_unused_initializers, replace
 from partita.export.quantisation import experts
 from partita.export.quantisation.as_stored import Taken, is_stored
 from partita.export.quantisation.forms import Place, Weight
+from partita.export.quantisation.keep import Keep
 from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
@@ -81,6 +82,8 @@ class Outcome:
     """The same of others, by what reads them."""
     narrowed: dict[object, Narrowed] = field(default_factory=dict)
     """Weights that are kept in 16 bits because that was asked for, by the key of the weight."""
+    modules: set[str] = field(default_factory=set)
+    """Modules of all weights that could be packed, whatever became of them."""
     gathered: frozenset[str] = frozenset()
     """Checkpoint tensors that stay because a graph picks matrices from them."""
 
@@ -122,6 +125,12 @@ def check_blocks(plan: Plan, outcome: Outcome) -> None:
             f"{spelled('block_size', size)} divides nothing, and no smaller one that {plan.form.summary} takes does: "
             f"the weights have rows of {shown}; leave it out"
         )
+
+
+def without_weights(keep: Sequence[Keep], outcome: Outcome) -> list[Keep]:
+    """What was said of modules none of which has a weight that could be packed: it made no difference."""
+    narrowed = {module for each in outcome.narrowed.values() for module in each.modules}
+    return [each for each in keep if not any(each.fits(module) for module in outcome.modules | narrowed)]
 
 
 @dataclass(slots=True)
@@ -190,6 +199,7 @@ class _Rewriter:
         if not self._may_be_packed(plain):
             return None
         where = modules_of(node, plain)
+        self.outcome.modules.update(where)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
         elif self._is_taken(where, plain):
@@ -217,6 +227,7 @@ class _Rewriter:
         if found is None or form is None or not all(map(self._may_be_packed, found)):
             return False
         where = [module for plain in found for module in modules_of(node, plain)]
+        self.outcome.modules.update(where)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
         if self._is_taken(where, *found):

@@ -89,7 +89,7 @@ class _Weight(AffineWeight):
         assert self.zeros is not None
         if _is_packed(self.zeros):
             return read_words(self.zeros, groups, rows, self.bits, files, along=0).T
-        lines = rows if self.zeros.shape[0] > 1 else (0, 1)
+        lines = rows if self.zeros.shape[:1] not in ((), (1,)) else (0, 1)
         found = files.read(self.zeros, (lines, groups)[: len(self.zeros.shape)]).reshape(lines[1] - lines[0], -1)
         return (found.to(torch.int16) + (1 << (self.bits - 1))).to(torch.uint8)
 

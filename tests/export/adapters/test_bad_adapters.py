@@ -167,6 +167,7 @@ def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint
     [
         ({"with_adapters": (("a b", Path("x")),)}, "'a b' is no name of an adapter"),
         ({"with_adapters": (("a", Path("x")), ("a", Path("y")))}, "a is given more than once"),
+        ({"with_adapters": (("Chat", Path("x")), ("chat", Path("y")))}, "Chat is given more than once"),
         ({"with_adapters": (("a", Path("x")),), "adapter": Path("y")}, "--adapter merges one"),
         (
             {"with_adapters": (("a", Path("x")),), "precision": "int4", "prefill_precision": "int8"},

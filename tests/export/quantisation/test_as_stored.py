@@ -21,7 +21,7 @@ from partita.demo import heldout_path
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import load
-from partita.export.options import ExportOptions
+from partita.export.options import ExportOptions, check_options
 from partita.export.origins import Joined, Origin, Stored
 from partita.export.quantisation import as_stored
 from partita.export.quantisation.as_stored import AsStored, NotAsStoredError
@@ -341,6 +341,27 @@ def test_what_contradicts_the_stored_weights(quantised: Quantised, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"keep": (("lm_head", "int8"),)}, "--keep is about packed weights"),
+        ({"activations": "fp16"}, "--activations fp16: with --precision fp32 choose fp32"),
+    ],
+    ids=["keep", "activations"],
+)
+def test_what_is_said_of_packed_weights_is_judged_by_what_the_checkpoint_stores(
+    quantised: Quantised, tiny_checkpoint: TinyCheckpoint, options: dict[str, Any], words: str
+) -> None:
+    """Without a precision it is that of the checkpoint, which is not known before it is read."""
+    stored, floats = quantised("gptq", *INTEGERS["gptq"]), tiny_checkpoint("llama")
+    for folder in (stored, floats):
+        check_options(ExportOptions(str(folder), folder, **options))
+    found = settled(ExportOptions(str(stored), stored, **options), open_checkpoint(str(stored)))
+    assert found.precision == "int4" and all(getattr(found, name) == value for name, value in options.items())
+    with pytest.raises(UsageError, match=words):
+        settled(ExportOptions(str(floats), floats, **options), open_checkpoint(str(floats)))
+
+
 def test_requantise_is_about_quantised_checkpoints(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     from partita.export.pipeline import export
     from partita.library.exporting import replay
@@ -472,6 +493,15 @@ def test_a_zero_point_that_kernels_disagree_on(quantised: Quantised, own_copy: C
     damaged(folder, lambda t: t[f"{DOWN}.qzeros"].fill_(-1))
     with pytest.raises(CheckpointError, match=r"down_proj\.qzeros: a zero point is stored as 15.*0 to some kernels"):
         dequantised(folder, f"{DOWN}.weight")
+
+
+def test_a_stored_scale_that_is_no_number_is_named(quantised: Quantised, own_copy: Callable[[Path], Path]) -> None:
+    folder = own_copy(quantised("gptq", *INTEGERS["gptq"]))
+    damaged(folder, lambda t: t[f"{DOWN}.scales"][:1].fill_(float("nan")))
+    checkpoint = open_checkpoint(str(folder))
+    taken = AsStored(checkpoint).take([Stored(checkpoint.tensors[f"{DOWN}.weight"])])
+    with pytest.raises(CheckpointError, match=r"down_proj\.weight: a stored scale is NaN or infinite"):
+        list(as_stored.rows(checkpoint, taken.origins[0], taken.packing))
 
 
 def test_every_format_reads_a_method_that_is_recognised() -> None:

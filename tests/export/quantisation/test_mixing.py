@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 
 from partita.demo import heldout_path
 from partita.errors import ParityError, ResourceError, UsageError
 from partita.export import known_answer, mixes, quality
 from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import load
+from partita.export.mixes import Mixes
 from partita.export.naming import match_names
+from partita.export.options import ExportOptions
+from partita.export.origins import Cut
 from partita.export.quantisation import mixing
 from partita.export.quantisation.forms import form
 from partita.export.quantisation.keep import Keep
@@ -27,7 +34,7 @@ from partita.export.quantisation.reference import parameter_names
 from partita.export.quantisation.rewrite import Placed
 from partita.export.texts import Text
 from partita.export.weight_sources import Plain, checkpoint_weight
-from partita.package import QUALITY, read_manifest
+from partita.package import QUALITY, WEIGHTS, read_manifest
 from partita.package_records import PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantisation.test_precision import attributes, checked, export_to, nodes
@@ -88,6 +95,49 @@ def test_what_was_said_of_modules_stays(tiny_checkpoint: TinyCheckpoint) -> None
     assert {keep.precision for keep in found.keep(6)} == {"fp32"} and len(found.keep(6)) == 3
 
 
+def test_weights_of_eight_bits_have_one_wider_width(tiny_checkpoint: TinyCheckpoint) -> None:
+    plan = replace(PLAN, bits=8)
+    found = units(placed(tiny_checkpoint("llama"), plan=plan), plan)
+    assert {unit.widths for unit in found} == {(8, FULL)}
+    assert [step.bits for step in ordered([(unit, 1.0) for unit in found], plan)] == [FULL] * 4
+
+
+def test_an_embedding_that_no_block_divides_keeps_its_own(tiny_checkpoint: TinyCheckpoint) -> None:
+    """It is only looked up, a whole row at a time."""
+    plan = Plan(8, None, "refit", Kernels(), form("dequantize_linear"))
+    checkpoint, name = open_checkpoint(str(tiny_checkpoint("llama"))), "model.embed_tokens"
+    source = checkpoint_weight(checkpoint, f"{name}.weight", ir.DataType.FLOAT).source
+    assert isinstance(source, Plain)
+    packing = plan.packing([name], 50, embedding=True)
+    assert packing is not None and packing.block_size == 50 and plan.packed(8, 50) is None
+    packed = Packed.of(replace(source, origin=Cut(source.origin, 1, 0, 50)), packing, plan.form.look_up.layout)
+    (unit,) = units([Placed(packed, (name,), ())], plan)
+    assert unit.size(8, plan) == packed.rows * (50 + 4) and unit.size(FULL, plan) == 4 * packed.rows * 50
+
+
+def test_what_is_not_packed_has_the_type_of_the_graph(tiny_checkpoint: TinyCheckpoint) -> None:
+    (gate,) = placed(tiny_checkpoint("llama"), NAMES[:1])
+    half = Unit((replace(gate, packed=replace(gate.packed, dtype=ir.DataType.FLOAT16)),), (4, 8, FULL))
+    assert half.unpacked == "fp16" and half.size(FULL, PLAN) == 2 * 64 * 96
+    steps = ordered([(half, 1.0)], PLAN)
+    assert Ladder(steps, (), lambda count: Judged(count, 0, 1)).keep(2) == (Keep(NAMES[0], "fp16"),)
+
+
+def test_a_tied_embedding_that_is_not_packed_stays_where_its_head_is_rounded(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
+    model = load(checkpoint)
+    source = checkpoint_weight(checkpoint, "model.embed_tokens.weight", ir.DataType.FLOAT).source
+    packing = PLAN.packing(["lm_head"], 64)
+    assert isinstance(source, Plain) and packing is not None
+    before = model.get_input_embeddings().weight.detach().clone()
+    names = parameter_names(model, match_names(model, checkpoint.tensors))
+    head = Placed(Packed.of(source, packing), ("lm_head",), ())
+    text = Text("text", "", np.random.Generator(np.random.PCG64(0)).integers(0, 60, (1, 64)))
+    mixing.ladder(model, [head], names, PLAN, text, lambda _: None).judged(0)
+    assert torch.equal(model.get_input_embeddings().weight.detach(), before)
+    assert not torch.equal(model.get_output_embeddings().weight.detach(), before)
+
+
 def test_layers_go_together_where_there_would_be_too_many(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +159,19 @@ def test_the_smallest_mix_is_found_by_measuring_few() -> None:
     found = Ladder(steps, (), judge).smallest(math.exp(-3.75))
     assert found == 38 and len(asked) <= 8
     assert Ladder(steps, (), judge).smallest(1e-9) is None
+
+
+def test_the_widest_mix_is_tried_last_and_none_twice() -> None:
+    """The package may be worse than the text of the search says."""
+
+    def judge(count: int) -> Judged:
+        return Judged(count, 0.0 if count >= 10 else 1.0, 1.0)
+
+    options = ExportOptions("checkpoint", Path("out"), "int4", max_perplexity_ratio=1.01)
+    draft: Any = SimpleNamespace(work=SimpleNamespace(options=options))
+    steps = tuple(mixing.Step(Unit((), (4, 8, FULL)), 8) for _ in range(100))
+    tried = {most: Mixes(draft)._counts(Ladder(steps, (), judge), most) for most in (100, 10, 5)}
+    assert tried == {100: [10, 55, 77, 100], 10: [10], 5: [5]}
 
 
 def test_a_size_holds_as_many_steps_as_fit(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -167,13 +230,14 @@ def test_a_package_keeps_the_ratio_with_few_weights_wider(tiny_checkpoint: TinyC
 def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two that are written, the better one is named."""
-    found = iter([1.3, 1.2])
+    """The widest mix is written, too; of all that are written, the best one is named."""
+    found, sizes = chain([1.3, 1.2], repeat(1.25)), list[int]()
 
     def measure(*given: object) -> Quality:
         folder, ratio = given[2], next(found)
         assert isinstance(folder, Path)
         (folder / QUALITY).write_bytes(b"")
+        sizes.append((folder / WEIGHTS).stat().st_size)
         return read_quality().model_copy(update={"perplexity_ratio": ratio})
 
     def read_quality() -> Quality:
@@ -185,10 +249,11 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     monkeypatch.setattr(quality, "measure", measure)
     monkeypatch.setattr(mixes, "SHARES", (1.0, 0.25))
     checkpoint, out = tiny_checkpoint("llama", tied=True, num_hidden_layers=1), tmp_path / "out" / "package"
-    said = r"--max-perplexity-ratio 1\.0005 cannot be kept: the best of 2 mixes has 1\.2000 with"
+    said = r"--max-perplexity-ratio 1\.0005 cannot be kept: the best of [23] mixes has 1\.2000 with"
     with pytest.raises(ParityError, match=said):
         export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
     assert not out.parent.exists()
+    assert sizes == sorted(sizes) and sizes[-1] > 0.95 * (checkpoint / "model.safetensors").stat().st_size
 
 
 @pytest.mark.heavy

@@ -173,6 +173,23 @@ def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: 
     assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep)
 
 
+def test_a_module_without_a_weight_that_could_be_packed_is_told(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
+) -> None:
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    keep = (("input_layernorm", "fp32"), ("lm_head", "int8"), ("embed_tokens", "fp32"))
+    checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
+    options = ExportOptions(
+        str(checkpoint), tmp_path / "out", "int4", max_length=64, keep=keep, quality_text=short_text
+    )
+    told = [note for note in export(options, replay=replay, scorer=scorer).notes if "--keep" in note]
+    assert told == [
+        "--keep input_layernorm=fp32 made no difference: no weight that could be packed is known by such a name"
+    ]
+
+
 def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
@@ -263,7 +280,12 @@ REFUSED = [
     (
         {"precision": "int4", "activations": "fp16", "keep": (("lm_head", "bf16"),)},
         UsageError,
-        r"choose one of fp32, fp16, int8, int4",
+        r"--keep lm_head=bf16: choose one of fp16, int8, int4",
+    ),
+    (
+        {"precision": "int4", "activations": "fp16", "keep": (("lm_head", "fp32"),)},
+        UsageError,
+        r"--keep lm_head=fp32: choose one of fp16, int8, int4",
     ),
     ({"keep": (("lm_head", "int8"),)}, UsageError, r"--keep is about packed weights: it needs --precision int4"),
     ({"block_size": 32}, UsageError, r"--block-size 32 is about packed weights"),

@@ -192,6 +192,15 @@ def test_a_target_without_such_a_kernel() -> None:
         make_beside(replace(wanted, prefill_precision="int8"), lacks, plan)
 
 
+def test_an_operator_set_that_is_too_old_for_it() -> None:
+    wanted = replace(options(), prefill_precision="auto", opset=17)
+    plan = make_plan(wanted, None, MODULES)
+    beside = make_beside(wanted, None, plan)
+    assert beside is not None and beside.plan is None and "a newer operator set than --opset 17" in beside.refused
+    with pytest.raises(UsageError, match=r"^--prefill-precision int8: .* than --opset 17; leave one of the two out"):
+        make_beside(replace(wanted, prefill_precision="int8"), None, plan)
+
+
 def test_modules_that_stay_do_so_in_both_graphs() -> None:
     wanted = replace(options(keep=(("layers.1", "fp32"), ("lm_head", "int8"))), prefill_precision="int8")
     plan = make_plan(wanted, None, MODULES)

@@ -205,6 +205,19 @@ def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> No
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
+def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path) -> None:
+    settings, tensors = tensors_of("compressed_int8")
+    more = {"X.weight_zero_point": torch.full(shape, 3, dtype=torch.int8)}
+    (weight,) = opened(tmp_path, settings, {**tensors, **more}).weights.values()
+    assert isinstance(weight, AffineWeight)
+    expected = (tensors["X.weight"].float() - 3) * tensors["X.weight_scale"].float()
+    with OpenFiles(tmp_path) as files:
+        assert torch.equal(weight.values(((0, 32), (0, 64)), files), expected)
+        assert torch.equal(weight.values(((3, 9), (5, 41)), files), expected[3:9, 5:41])
+        assert set(weight.zero_points(files).reshape(-1).tolist()) == {128 + 3}
+
+
 def test_the_first_rule_that_fits_a_module_counts(tmp_path: Path) -> None:
     """As in GPTQModel, one that says that a module is not quantised too."""
     settings, tensors = tensors_of("gptq_4")
