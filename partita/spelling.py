@@ -107,7 +107,7 @@ def spelled(name: str, value: object = NOT_GIVEN) -> str:
         return either(flag, name)
     if isinstance(value, bool):
         return either(flag if value else f"--no-{flag[2:]}", f"{name}={value}")
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    shown = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
     if name == "requirements":  # they have no name in a call
         return either(f"{flag} {shown}", f"requirement {shown!r}")
     if name in SEVERAL or name in PAIRS:

@@ -261,6 +261,7 @@ def test_padding_and_finished_rows_are_no_tokens(
     assert prefill["tokens"] == answer["timings"]["prompt_tokens"] == 53
     assert decode["tokens"] == answer["timings"]["decode_tokens"]
     assert decode["tokens"] < 2 * decode["steps"], "the finished row was counted"
+    assert [check for check in read["checks"] if not check["passed"]] == []
     assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
 
 

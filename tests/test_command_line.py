@@ -15,6 +15,7 @@ import pytest
 import typer
 
 from partita.cli import app, run
+from partita.commands.arguments import read_size
 
 VERBS = ("export", "generate", "chat", "verify", "evaluate", "inspect", "place", "bench", "providers", "report")
 NAMED_FILE = re.compile(r"=(PATH|FILE)")
@@ -128,6 +129,12 @@ def test_a_short_option_means_the_same_in_every_verb():
                 if len(name) == 2:
                     assert SHORT[name] in parameter.name, (path, name)
                     assert len(parameter.opts) > 1, "a short option has a long one"
+
+
+def test_a_size_that_is_beyond_all_numbers_is_refused():
+    assert read_size("1.5 GB") == 1_500_000_000 and read_size("2KiB") == 2048
+    with pytest.raises(typer.BadParameter, match="'9{40}' is more than anything has; write it as 600MiB or 2GiB"):
+        read_size("9" * 400)
 
 
 def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(capsys):

@@ -150,6 +150,12 @@ def test_check_ends_with_exit_code_5_and_a_line_for_each_failure(folder, capsys)
     assert "3 of 7 checks failed" in one_line(err)
 
 
+@pytest.mark.parametrize("words", [["diff", "-", "-"], ["check", "-", "--baseline", "-"]], ids=" ".join)
+def test_only_one_of_two_reports_comes_from_stdin(folder, capsys, words):
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "") and "both reports cannot come from stdin" in one_line(err)
+
+
 def test_check_as_json(folder, capsys):
     code, out, err = call(capsys, "check", "mixed.json", "--max-copies", "2", "--json")
     found = json.loads(out)

@@ -180,6 +180,44 @@ def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Pat
     assert psutil.wait_procs(grandchildren, timeout=60)[1] == []
 
 
+GOES_ON = """
+import os, signal, sys, time
+from partita.commands import supervise
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.crashes import CrashError
+
+def talk():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends the answer alone
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(float(sys.argv[1]))
+    os.kill(os.getpid(), signal.SIGABRT)
+
+supervise.END_SECONDS = 1.0
+try:
+    sys.exit(supervise.supervised(talk, read_chain_options(ChainOptions(provider="cuda,cpu", own_process=True))))
+except CrashError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "words"), [(0, INTERRUPTED, ""), (2, 1, "SIGABRT")], ids=["at once", "later"]
+)
+def test_a_crash_is_taken_for_the_end_that_ctrl_c_asked_for_only_soon_after_it(
+    seconds: int, code: int, words: str
+) -> None:
+    """A conversation goes on after Ctrl-C."""
+    done = subprocess.run(
+        [sys.executable, "-c", GOES_ON, str(seconds)],
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+        check=False,
+    )
+    assert done.returncode == code and words in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_signals_that_are_no_crash() -> None:
     assert ended_by(signal.SIGINT, ()) == INTERRUPTED
     assert ended_by(signal.SIGTERM, ()) == 128 + signal.SIGTERM

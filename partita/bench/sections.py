@@ -67,7 +67,7 @@ def speed(bench: Bench) -> Section:
     rounds = max((entry.rounds for entry in bench.contenders), default=0)
     heads = (words("contender"), words("phase"))
     figures = (Column(title) for title in ("tokens/s", "slowest", "fastest", "ratio", "p50 ms", "p95 ms"))
-    rows = [row for entry in bench.contenders for row in _speed_rows(entry, bench.baseline)]
+    rows = [row for entry in bench.contenders for row in _speed_rows(entry, bench.baseline, rounds)]
     about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
     made = table(f"Speed: {about}", (*heads, *figures), rows, obvious=True)
     return Section("speed", "Speed", (made, Line(RATIOS, tone="quiet")), about)
@@ -80,14 +80,15 @@ def speeds_of(entry: Contender) -> Iterator[tuple[str, PhaseSpeed]]:
             yield name, found
 
 
-def _speed_rows(entry: Contender, baseline: str | None) -> Iterator[tuple[str, ...]]:
-    """One row per phase that was run."""
+def _speed_rows(entry: Contender, baseline: str | None, rounds: int) -> Iterator[tuple[str, ...]]:
+    """One row per phase that was run. One that failed before all `rounds` has its own number beside its name."""
+    named = entry.name if entry.rounds == rounds else f"{entry.name} ({plural(entry.rounds, 'round')})"
     ratios: dict[str, Ratio] = {ratio.phase: ratio for ratio in entry.ratios}
     for name, found in speeds_of(entry):
         rate = found.tokens_per_second
         ratio = "1" if entry.name == baseline else _say_ratio(ratios.get(name))
         figures = (decimals(rate.median), decimals(rate.low), decimals(rate.high), ratio)
-        yield entry.name, name, *figures, decimals(found.p50_ms), decimals(found.p95_ms)
+        yield named, name, *figures, decimals(found.p50_ms), decimals(found.p95_ms)
 
 
 def _say_ratio(ratio: Ratio | None) -> str:

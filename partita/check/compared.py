@@ -209,7 +209,12 @@ def _lost_cache(both: Beside) -> Found:
 
 def _measure_slowdown(both: Beside) -> Found:
     """How much more time a token takes, as a part of what it took: 0.1 is 10 % more."""
-    was, now = (repeated_phase(entry.phases).tokens_per_second for entry in (both.baseline, both.report))
+    first, second = (repeated_phase(entry.phases) for entry in (both.baseline, both.report))
+    if both.baseline.environment.cpu != both.report.environment.cpu:
+        return Found(None, "", "cannot be confirmed: the runs were on different processors")
+    if first.name != second.name:
+        return Found(None, "", f"cannot be confirmed: {second.name} here, {first.name} in the baseline")
+    was, now = first.tokens_per_second, second.tokens_per_second
     if not was or not now:
         return Found(None, "", "cannot be confirmed: one of the reports has no speed")
     ratio = was / now

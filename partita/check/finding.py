@@ -151,6 +151,8 @@ class Chosen:
     """Nodes made of some of which the report does not say whether they are of the operator and module."""
     perhaps: tuple[NodePlacement, ...]
     """Those of them that would be in `nodes`, and are not known to be in `base`."""
+    nowhere: bool = False
+    """The module is in no file, where a part of its nodes is asked for: it was renamed, or never there."""
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
@@ -173,12 +175,13 @@ class Chosen:
                 for node in doubtful
                 if not meant[id(node)][True] and all(_fits(node, entry, reasons) for entry in places)
             ),
+            nowhere=bool(places) and _is_nowhere([entry for entry in kinds if entry.field == "module"], there),
         )
 
     def measure(self, field: str) -> float | None:
         """A figure of the chosen nodes; None when it is not known, or there is nothing to take a part of."""
         if field == "nodes":
-            return len(self.nodes) if not self.perhaps else None
+            return None if self.perhaps or self.nowhere else len(self.nodes)
         if self.doubtful:
             return None
         if field == "share":
@@ -201,6 +204,8 @@ class Chosen:
             return "the size of copies in control-flow subgraphs is not known"
         if measure.field in MEASURED:
             return "the report does not have it"
+        if self.nowhere:
+            return "no node of the phase is in such a module"
         if self.doubtful:
             names = name_some([node.name for node in self.perhaps or self.doubtful])
             return f"the report does not tell operators and modules of all that is in {names}"
@@ -243,6 +248,12 @@ def _parts(phase: Phase) -> tuple[NodePlacement, ...]:
         )
         for part in (phase.bodies.parts if phase.bodies else ())
     )
+
+
+def _is_nowhere(modules: Sequence[Selector], there: Sequence[NodePlacement]) -> bool:
+    """Whether no node is known to be of such modules, or may be, where some are named."""
+    counts = (_count_meant(node, modules) for node in there)
+    return any(entry.equal for entry in modules) and not any(count[True] or count[None] for count in counts)
 
 
 def _count_meant(node: NodePlacement, selectors: Sequence[Selector]) -> Counter[bool | None]:

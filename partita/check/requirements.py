@@ -106,7 +106,8 @@ class Requirement:
 
 def short_form(written: str, field: str, sign: str, value: float) -> Requirement:
     """What an option of its own asks for, in the words of a requirement."""
-    return Requirement(written, f"{field}{sign}{value:g}", (), (Measure(field, sign, value),))
+    shown = int(value) if float(value).is_integer() else value
+    return Requirement(written, f"{field}{sign}{shown}", (), (Measure(field, sign, value),))
 
 
 def parse_requirement(text: str, words: Vocabulary) -> Requirement:

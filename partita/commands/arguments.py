@@ -3,6 +3,7 @@ it imports typer alone."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class Started:
 
 def read_path(text: str) -> Path:
     """A path as it was written; every option and argument that names a file or folder is read by this."""
+    if any("\ud800" <= character <= "\udfff" for character in text):  # ONNX Runtime and JSON have no such names
+        raise typer.BadParameter("the name is not UTF-8 text; choose another one")
     return Path(not_empty(text))
 
 
@@ -79,7 +82,10 @@ def read_size(text: str) -> int:
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     if found is None or found[2] not in SIZES:
         raise typer.BadParameter(f"{text!r} is no size; write it as 600MiB, 2GiB or a number of bytes")
-    return int(float(found[1]) * SIZES[found[2]])
+    number = float(found[1]) * SIZES[found[2]]
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{text[:40]!r} is more than anything has; write it as 600MiB or 2GiB")
+    return int(number)
 
 
 def complete(kind: str) -> Callable[[str], list[Any]]:

@@ -136,26 +136,28 @@ def run_batch(
         except PartitaError as raised:
             error = raised
         _say_end(options, engine, filed, bar)
-        if filed is not None and options.as_json:
-            print_record(_as_record(options, engine, scheduler, filed, notes))
-        if sink is not None and not engine.runner.steps:
-            say("nothing was run, so there is no report")
-        elif sink is not None:
-            reason = "error" if error else "interrupted" if interrupted else "stop"
-            cut_short = write_report(
-                sink,
-                engine,
-                ReportRequest(
-                    finish_reason=reason,
-                    finish_detail=str(error) if error else "",
-                    complete=filed is not None,
-                    tokenizer_load_seconds=tokenizer_seconds,
-                    notes=notes + target.notes,
-                    options=told_options([options.sampling]),
-                    limits=options.limits,
-                    probe_seconds=options.probe_seconds,
-                ),
-            )
+        try:
+            if filed is not None and options.as_json:
+                print_record(_as_record(options, engine, scheduler, filed, notes))
+        finally:  # stdout may be full or closed
+            if sink is not None and not engine.runner.steps:
+                say("nothing was run, so there is no report")
+            elif sink is not None:
+                reason = "error" if error else "interrupted" if interrupted else "stop"
+                cut_short = write_report(
+                    sink,
+                    engine,
+                    ReportRequest(
+                        finish_reason=reason,
+                        finish_detail=str(error) if error else "",
+                        complete=filed is not None,
+                        tokenizer_load_seconds=tokenizer_seconds,
+                        notes=notes + target.notes,
+                        options=told_options([options.sampling]),
+                        limits=options.limits,
+                        probe_seconds=options.probe_seconds,
+                    ),
+                )
     if error is not None:
         raise error
     return INTERRUPTED if interrupted or cut_short else 0

@@ -26,7 +26,7 @@ def run(options: BenchOptions, *, out: Path | None, as_json: bool) -> int:
     """Measure, print, and return the exit code.
 
     Raises UsageError, PackageError, ReportError and GenerationError before anything runs; afterwards the error of a
-    contender that failed, and KeyboardInterrupt when not one round was complete.
+    contender that failed, and KeyboardInterrupt when no turn was counted yet.
     """
     plan = Plan(options)
     sink = None if out is None else claim_output(out, "result", (*plan.reads, *plan.files.values()), option="--out")

@@ -19,7 +19,7 @@ from partita.files import Output
 from partita.foreign.folder import open_folder
 from partita.library.batches.filing import check_files
 from partita.library.batches.journal import GOES_ON, journal_path, progress_words
-from partita.library.chain import read_by
+from partita.library.chain import ChainOptions, read_by
 from partita.library.cluster.filing import FiledByCluster, answer_file
 from partita.library.cluster.options import ClusterOptions, read_cluster
 from partita.library.cluster.records import WorkerFact
@@ -77,7 +77,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
         package=str(options.package.resolve()),
         contents=contents_hash(options.package, manifest),
         partita=__version__,
-        where=options.where,
+        where=_absolute(options.where),
         choice=options.choice.to_json(),
         defaults=defaults_of(options),
         token_ids=options.token_ids,
@@ -104,13 +104,22 @@ def run_on_cluster(options: GenerateOptions) -> int:
             _say_left(options, bar)
             raise
     _say_end(done)
-    if options.as_json:
-        print_record(_as_record(options, cluster, done))
-    if sink is not None:
-        sink.write(done.report.model_dump_json(indent=1, by_alias=True) + "\n")
-        if isinstance(sink, Output):
-            note(f"workers: {sink.path}")
+    try:
+        if options.as_json:
+            print_record(_as_record(options, cluster, done))
+    finally:  # stdout may be full or closed
+        if sink is not None:
+            sink.write(done.report.model_dump_json(indent=1, by_alias=True) + "\n")
+            if isinstance(sink, Output):
+                note(f"workers: {sink.path}")
     return 0
+
+
+def _absolute(where: ChainOptions) -> ChainOptions:
+    """The same in another folder, which workers run in: libraries by their whole paths."""
+    pairs = (text.partition("=") for text in where.provider_libraries)
+    whole = (f"{name}={Path(path).expanduser().absolute()}" if path else name for name, _, path in pairs)
+    return replace(where, provider_libraries=tuple(whole))
 
 
 def _say_left(options: GenerateOptions, bar: RowBar) -> None:

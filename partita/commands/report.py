@@ -95,6 +95,8 @@ def check(file: Path, wanted: Wanted, baseline: Path | None, asked: Asked) -> No
     from partita.check.document import headline
     from partita.library.checking import gate_of, vocabulary
 
+    if file == baseline == storage.STDIN:
+        raise UsageError("both reports cannot come from stdin; give one of them as a file")
     showing = prepare(asked, CHECK_VIEWS, (file, *([baseline] if baseline else [])))
     report = storage.read(file)
     held = gate_of(wanted, vocabulary(report), baseline=baseline is not None)

@@ -7,6 +7,7 @@ CPU provider alone, which has no foreign driver to crash.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import shutil
@@ -76,7 +77,7 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
         passing.stop()
     if passing.told is not None and not ended_itself:
         raise TerminatedError(passing.told)
-    if os.WIFSIGNALED(status) and passing.interrupted:
+    if os.WIFSIGNALED(status) and time.monotonic() - passing.interrupted_at < END_SECONDS:
         return INTERRUPTED
     if os.WIFSIGNALED(status):
         return ended_by(os.WTERMSIG(status), target.chain, told=FIRST_WORD in words)
@@ -109,8 +110,10 @@ class Passing:
         self.told: int | None = None
         """The signal by which it was told to end, and when, by the clock of `time.monotonic`."""
         self.told_at = 0.0
-        self.interrupted = False
-        """It was told of Ctrl-C: whatever it ends with then, the user wanted it to end."""
+        self.interrupted_at = -math.inf
+        """When it was told of Ctrl-C: whatever it ends with soon after that, the user wanted it to end. A conversation
+        goes on.
+        """
         self.woken, self.wakes = os.pipe()
         os.set_blocking(self.wakes, False)
         # A signal may come in any thread; what it writes wakes this one, in which Python runs handlers.
@@ -120,7 +123,8 @@ class Passing:
 
     def tell(self, number: int, frame: object) -> None:
         """Pass on one signal."""
-        self.interrupted = self.interrupted or number == signal.SIGINT
+        if number == signal.SIGINT:
+            self.interrupted_at = time.monotonic()
         if number != signal.SIGINT and self.told is None:
             self.told, self.told_at = number, time.monotonic()
         with suppress(ProcessLookupError):

@@ -290,7 +290,7 @@ def _files(found: Inspection) -> Section | None:
     ]
     heads = (words("file"), Column("bytes"), words("SHA-256"))
     shown: tuple[Block, ...] = (table("Files", heads, rows, obvious=True, most=ROWS, rest=_more),)
-    if any(file.sha256 for file in found.files):
+    if found.kind == "package" and any(file.sha256 for file in found.files):
         shown += (Line("hashes are those of the manifest; partita verify compares them with the files", tone="quiet"),)
     return Section("files", "Files", shown)
 

@@ -205,7 +205,7 @@ class Plan:
         """What is to be known before it runs."""
 
     def measure(self, say: Say) -> Measured:
-        """Run it; `say` hears what goes on. Raises KeyboardInterrupt when not one round was complete."""
+        """Run it; `say` hears what goes on. Raises KeyboardInterrupt when no turn was counted yet."""
         work = {entry.name: _task_of(self.options, entry.subject) for entry in self.entries}
         racers, interrupted = _race(self.options, self.entries, work, self.files, say)
         found = _build(self.options, self.subjects, racers, self.files, self.baseline, interrupted=interrupted)

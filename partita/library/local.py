@@ -115,6 +115,7 @@ class LocalEngine:
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
                 batch.join(replace(entry, prefix=prefix), row.logprobs, row.adapter)
+            self.runner.recorder.on_begun(self.runner.cache.filled)
             return begun
 
     def open(

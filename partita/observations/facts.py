@@ -349,6 +349,10 @@ class RunFacts:
     new_tokens: int
     finish_reason: str | None
     """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
+    row_prompts: tuple[int, ...] | None = None
+    """Tokens of each row's prompt that steps read, so without those of a prefix; None where one row stands for all."""
+    all_new_tokens: int | None = None
+    """Of all rows together; None where one row stands for all."""
     requests: int | None = None
     """That took turns in the rows: prompt and new tokens are those of all of them; None: one for each row."""
     finish_detail: str = ""

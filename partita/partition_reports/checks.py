@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import RunFacts
+from partita.observations.facts import RunFacts, StepFact
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some
@@ -152,21 +152,32 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
 
 
 def _check_tokens(facts: RunFacts) -> Iterator[Check]:
-    """Tokens per row of the steps against the prompt and the new tokens.
+    """Tokens of the steps, of all rows together, against the prompts and the new tokens: rows go on each for itself.
 
-    Prefill yields the first new token, so n new tokens take n - 1 decode steps; one more when the token that the last
-    step made was not kept, as with a stop token. A run that was cut short may have done less. Reading all tokens again
-    takes the place of a decode step.
+    Prefill yields the first new token, so n new tokens of a row take n - 1 decode steps; one more when the token that
+    the last step made was not kept, as with a stop token. A run that was cut short may have done less. Reading all
+    tokens again takes the place of a decode step.
     """
-    prefill = sum(step.tokens for step in facts.steps if step.phase == "prefill" and not step.again)
-    cut_short = facts.finish_reason in INCOMPLETE and facts.new_tokens == 0
-    passed = prefill == facts.prompt_tokens or (cut_short and prefill < facts.prompt_tokens)
-    detail = f"{prefill} tokens in steps, {facts.prompt_tokens} in the prompt, run ended with {facts.finish_reason}"
+    each = facts.row_prompts is not None
+    prompts = facts.row_prompts if facts.row_prompts is not None else (facts.prompt_tokens,)
+    new = facts.new_tokens if facts.all_new_tokens is None else facts.all_new_tokens
+
+    def taken(step: StepFact) -> int:
+        return step.row_tokens if each and step.row_tokens is not None else step.tokens
+
+    asked, beside = sum(prompts), 0
+    prefill = sum(taken(step) for step in facts.steps if step.phase == "prefill" and not step.again)
+    if len(prompts) > 1:  # rows that are through with their prompts may go on while others are read
+        beside = min(max(prefill - asked, 0), new)
+    passed = prefill == asked + beside or (facts.finish_reason in INCOMPLETE and prefill < asked)
+    where = f"the prompts of {len(prompts)} rows" if len(prompts) > 1 else "the prompt"
+    detail = f"{prefill} tokens in steps, {asked} in {where}, run ended with {facts.finish_reason}"
     yield _check("prompt_tokens", "prefill", "steps add up to the prompt", detail, passed=passed)
-    decode = sum(step.tokens for step in facts.steps if step.phase == "decode")
-    least = facts.new_tokens - 1 - any(step.again for step in facts.steps)
-    passed = max(least, 0) <= decode <= facts.new_tokens
-    detail = f"{decode} tokens in steps, {facts.new_tokens} new ones of which prefill made the first"
+    decode = beside + sum(taken(step) for step in facts.steps if step.phase == "decode")
+    least = new - len(prompts) * (1 + any(step.again for step in facts.steps))
+    passed = max(least, 0) <= decode <= new
+    firsts = "the first" if len(prompts) == 1 else "the first of each row"
+    detail = f"{decode} tokens in steps, {new} new ones of which prefill made {firsts}"
     yield _check("new_tokens", "decode", "steps add up to the new tokens", detail, passed=passed)
 
 

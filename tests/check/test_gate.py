@@ -56,7 +56,7 @@ def failures(gate, report=None, baseline=None):
         ("module=rotary_emb,provider=cpu,share=50%", True),
         ("module=layers.0,provider=cpu,nodes=1", True),
         ("module=layers,provider=cpu,nodes=1", True),
-        ("module=rotary,provider=cpu,nodes=0", True),
+        ("module=rotary,provider=cpu,nodes=0", False),  # a part of a path is a whole word of it
         ("reason=unexplained,nodes=0", False),
         ("reason=no_kernel_op,nodes=1", True),
         ("phase=decode,copies<=4", True),
@@ -102,6 +102,19 @@ def test_what_is_not_known_does_not_hold():
     assert "no node of the file is selected" in required("op=Conv,provider=webgpu,share<=1")[1]
     slow = each_phase(mixed(), lambda phase: {"tokens_per_second": None})
     assert "tokens_per_second cannot be confirmed" in required("tokens_per_second>=0", slow)[1]
+
+
+def test_of_a_module_that_is_in_no_file_nothing_is_confirmed():
+    """It was renamed, or misspelled: that none of its nodes is on the CPU would hold for ever."""
+    for part in ("provider=cpu", "provider=webgpu", "reason=unexplained"):
+        assert required(f"module=self_atn,{part},nodes=0") == (
+            False,
+            "nodes cannot be confirmed in prefill and decode: no node of the phase is in such a module",
+        )
+    for text in ("module=self_attn,provider=cpu,nodes=1", "module=self_atn,nodes=0"):
+        assert required(text)[0], text
+    for text in ("op=Conv,nodes=0", "op=Conv,provider=cpu,nodes=0"):
+        assert required(text)[0], "that an operator is not there is what is asked for"
 
 
 def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
@@ -179,7 +192,7 @@ def fused(operators=("Mul", "MatMul", "MatMul"), **changes):
         ("module=lm_head,provider=cpu,nodes=0", False),
         ("module=q_proj,provider=cpu,nodes=1", True),
         ("module=layers.0,provider=cpu,share=1", True),
-        ("module=norm,provider=cpu,nodes=0", True),
+        ("module=embed_tokens,provider=cpu,nodes=0", True),
         ("op=Mul,module=lm_head,provider=cpu,nodes=0", True),
     ],
 )
@@ -325,6 +338,18 @@ def test_an_option_is_a_short_form_of_a_requirement(short, text):
         == (text, now.holds, now.detail)
     )
     assert was.check.startswith("--") and now.check == f"--require {text}"
+
+
+@pytest.mark.parametrize(
+    ("gate", "text"),
+    [
+        (Gate(limits=Limits(None, None, 12345678)), "copy_bytes<=12345678"),
+        (Gate(min_tokens_per_second=1234567.0), "decode_tokens_per_second>=1234567"),
+        (Gate(min_tokens_per_second=0.12345678), "decode_tokens_per_second>=0.12345678"),
+    ],
+)
+def test_a_short_form_has_its_number_in_full(gate, text):
+    assert check(mixed(), gate, "r.json").outcomes[0].requirement == text
 
 
 def test_what_a_baseline_asks_for_can_be_asked_for_with_another_number():
@@ -482,6 +507,17 @@ def test_time_is_compared_only_when_a_tolerance_is_given():
     assert failures(Gate(max_slowdown=0.25), slow, fast) == {}
     found = failures(Gate(max_slowdown=0.2), slow, fast)
     assert found["--max-slowdown 0.2"] == "80.0 tokens/s, 100 in the baseline: 1.25 times the time per token"
+
+
+def test_time_on_another_processor_or_of_another_phase_cannot_be_compared():
+    was, gate = mixed(), Gate(max_slowdown=0.5)
+    other = was.model_copy(update={"environment": was.environment.model_copy(update={"cpu": "Another CPU"})})
+    assert failures(gate, mixed(), other) == {
+        "--max-slowdown 0.5": "cannot be confirmed: the runs were on different processors"
+    }
+    short = was.model_copy(update={"phases": was.phases[:1]})
+    said = failures(gate, mixed(), short)["--max-slowdown 0.5"]
+    assert said == "cannot be confirmed: decode here, prefill in the baseline"
 
 
 def test_a_baseline_that_wanted_another_provider_is_none():

@@ -7,8 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import partita
 from partita.cli import run
@@ -16,6 +18,7 @@ from partita.errors import UsageError
 from partita.package import AdapterRecord, FileRecord, read_manifest, write_manifest
 from tests.conftest import Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES
+from tests.inspection.graphs import model, save
 
 
 def sha256(path: Path) -> str:
@@ -45,6 +48,32 @@ def test_hashes_tell_files_of_one_size_apart(variants: Path) -> None:
     assert read == {name: sha256(variants / name) for name in read} and "onnx/model_fp16.onnx" in read
     alone = partita.inspect(variants / "onnx" / "model.onnx", hashes=True)
     assert [file.sha256 for file in alone.files] == [sha256(variants / "onnx" / "model.onnx")]
+
+
+def with_weights(folder: Path, value: float) -> Path:
+    """An ONNX file with all of its weights beside it."""
+    weight = numpy_helper.from_array(np.full((64, 8), value, np.float32), "w")
+    product = helper.make_node("MatMul", ["x", "w"], ["y"], "product")
+    return save(model([product], [weight]), folder / "model.onnx", external=True)
+
+
+def test_the_weights_beside_an_onnx_file_are_hashed_and_compared_with_it(tmp_path: Path) -> None:
+    one, alike, other = (
+        with_weights(tmp_path / name, value) for name, value in (("one", 1), ("alike", 1), ("other", 2))
+    )
+    read = {file.name: file.sha256 for file in partita.inspect(one, hashes=True).files}
+    assert read == {name: sha256(one.parent / name) for name in ("model.onnx", "model.onnx.data")}
+    assert partita.inspect(one, against=alike, hashes=True).headline == "Both hold the same"
+    differences = partita.inspect(one, against=other, hashes=True).differences
+    assert [(each.subject, each.name) for each in differences] == [("files", "model.onnx.data")]
+
+
+def test_what_was_not_hashed_is_not_said_to_be_the_same(tmp_path: Path) -> None:
+    one, other, folder = with_weights(tmp_path / "one", 1), with_weights(tmp_path / "other", 2), SAMPLES / "optimum"
+    for first, second in ((one, other), (folder, folder)):
+        found = partita.inspect(first, against=second)
+        assert found.differences == () and "what is in the files was not compared" in found.headline
+    assert partita.inspect(folder, against=folder, hashes=True).headline == "Both hold the same"
 
 
 def test_a_snapshot_of_the_hub_says_its_hashes(variants: Path, tmp_path: Path) -> None:

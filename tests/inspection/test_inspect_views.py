@@ -14,6 +14,7 @@ from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.partition_reports.render.view import load_view, view_names
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.foreign.conftest import SAMPLES
 
 VIEWS, DIFF_VIEWS = "partita.inspection.views", "partita.inspection.diff.views"
 
@@ -76,6 +77,14 @@ def test_a_difference_has_both_values_and_nothing_that_is_alike(difference):
 def test_a_package_is_like_itself(packages):
     alike = partita.inspect(packages[0], against=packages[0])
     assert alike.headline == "Both hold the same" and alike.differences == ()
+
+
+def test_only_the_hashes_of_a_package_are_said_to_be_of_its_manifest(packages):
+    folder = partita.inspect(SAMPLES / "optimum", hashes=True)
+    for found, said in ((partita.inspect(packages[0]), True), (folder, False)):
+        text = load_view("text", VIEWS).to_text(found)
+        assert all(file.sha256 for file in found.files)
+        assert ("hashes are those of the manifest" in " ".join(text.split())) is said
 
 
 def test_the_verb_prints_records_that_obey_their_schemas(packages, capsys):

@@ -96,6 +96,13 @@ def test_each_row_has_its_own_options(pair):
         assert report.request.options["temperature"] == "0" and all(check.passed for check in report.checks)
 
 
+def test_a_report_of_rows_that_begin_and_end_apart_adds_up(pair):
+    lengths = [partita.Sampling(max_new_tokens=2), partita.Sampling(max_new_tokens=12)]
+    with partita.load(pair, providers="cpu") as model:
+        model.generate([list(range(5, 45)), PROMPT], sampling=lengths, stop_token_ids=()).run()
+        assert [check for check in model.report().checks if not check.passed] == []
+
+
 def test_options_differ_in_the_report_where_rows_differ(pair):
     with partita.load(pair, providers="cpu") as model:
         each = [partita.Sampling(temperature=0.5, seed=1), partita.Sampling()]

@@ -34,6 +34,15 @@ def test_a_prefix_spares_reading_and_changes_no_answer(package: Path, tmp_path: 
         assert rest.tokens == model.generate([*model.encode(BEGIN), 5, 6], max_new_tokens=6).run().tokens
 
 
+def test_a_report_of_what_goes_on_with_a_prefix_adds_up(pair: Path, tmp_path: Path) -> None:
+    with partita.load(pair, providers="cpu", threads=1, observe=False) as model:
+        model.save_prefix(tmp_path / "prefix", [5, 6, 7, 8, 9, 10])
+    with partita.load(pair, providers="cpu", threads=1) as model:
+        rows = model.generate([[11, 12], [13]], prefix=tmp_path / "prefix", max_new_tokens=6, stop_token_ids=()).run()
+        assert rows.timings["prompt_tokens"] == 3, "the others were not read"
+        assert [check for check in model.report().checks if not check.passed] == []
+
+
 def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
         for text, system in ((None, None), ("a", "b")):

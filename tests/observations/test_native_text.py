@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partita.observations.native_text import without_signatures
+from partita.observations.text_format import decimals, percent
 
 GROUPS = (
     "/onnxruntime_src/onnxruntime/core/providers/partitioning_utils.cc:252 std::vector<std::vector<const "
@@ -46,3 +47,18 @@ def test_what_is_said_is_kept_and_the_place_is_not(place: str):
 )
 def test_what_is_no_signature_stays(text: str):
     assert without_signatures(text) == text
+
+
+@pytest.mark.parametrize(
+    ("part", "shown"),
+    [(None, "-"), (0.0, "0.0 %"), (1e-5, "under 0.1 %"), (0.001, "0.1 %"), (0.9996, "over 99.9 %"), (1.0, "100.0 %")],
+)
+def test_a_share_is_never_rounded_to_all_or_nothing(part: float | None, shown: str) -> None:
+    assert percent(part) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0, "0"), (2.3e-05, "0.000023"), (0.0004, "0.00040"), (0.0412, "0.041"), (12.34, "12.3")]
+)
+def test_a_figure_that_is_small_is_not_shown_as_none(value: float, shown: str) -> None:
+    assert decimals(value).startswith(shown)

@@ -155,6 +155,16 @@ def test_tokens_that_do_not_add_up_fail_their_check():
     assert failed(report_of(replace(facts, new_tokens=4, finish_reason="stop"))) == []
 
 
+def test_tokens_of_rows_that_begin_and_end_apart_add_up_over_all_of_them():
+    """Prompts of 5 and 2 tokens, read one after the other; 2 and 4 new tokens."""
+    made = (("prefill", 5, 5), ("prefill", 2, 2), ("decode", 1, 2), ("decode", 1, 1), ("decode", 1, 1))
+    steps = tuple(replace(step(phase, tokens), row_tokens=of_rows) for phase, tokens, of_rows in made)
+    facts = replace(recorded_facts(), steps=steps, new_tokens=4, row_prompts=(5, 2), all_new_tokens=6)
+    assert failed(report_of(facts)) == []
+    assert failed(report_of(replace(facts, row_prompts=(5, 3)))) == ["prefill: steps add up to the prompt"]
+    assert failed(report_of(replace(facts, all_new_tokens=9))) == ["decode: steps add up to the new tokens"]
+
+
 def test_tokens_are_counted_over_all_rows():
     report = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"batch_size": 3}))
     one = phase_of(report_of(recorded_facts()), "decode")

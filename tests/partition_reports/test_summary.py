@@ -12,9 +12,10 @@ from partita.partition_reports import storage
 from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Report
+from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.verdict import give_verdict
-from tests.partition_reports.changed import compiled, mixed, moved, renamed
+from tests.partition_reports.changed import compiled, each_phase, mixed, moved, renamed
 from tests.partition_reports.reports import RECORDED, recorded
 from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of
 
@@ -100,3 +101,17 @@ def test_a_stored_key_is_what_two_reports_are_matched_by(name):
         update={"phases": tuple(p.model_copy(update={"nodes": keyed(p.nodes)}) for p in report.phases)}
     )
     assert compare(report, stored).same
+
+
+def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_nothing():
+    report = mixed()
+    there = {
+        phase.name: tuple(
+            node for node in phase.nodes if node.provider == GPU and not node.op_type.startswith("Memcpy")
+        )
+        for phase in report.phases
+    }
+    clean = each_phase(report, lambda phase: {"nodes": there["decode"]} if phase.name == "decode" else {})
+    told = glance(clean)
+    assert "0 %" not in told.state.headline and "nodes elsewhere" in told.state.headline
+    assert told.answers[0].figure == "all of it in decode only"

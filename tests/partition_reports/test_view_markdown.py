@@ -12,6 +12,7 @@ from markdown_it.token import Token
 
 from partita.cli import run
 from partita.partition_reports import storage
+from partita.partition_reports.render.markdown import safe
 from partita.partition_reports.render.view import load_view
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
@@ -84,3 +85,9 @@ def test_the_verb_writes_it_to_stdout_or_to_a_file(tmp_path: Path, capsys: pytes
 
 def test_it_is_a_view() -> None:
     assert load_view("markdown") is markdown.VIEW
+
+
+def test_underscores_numbers_and_dollars_of_names_are_nothing_but_text() -> None:
+    written = safe("__init__() of layers.0.self_attn, see #1234, $a$")
+    assert "__init__" not in written and "#1234" not in written and "$" not in written
+    assert "self_attn" in written, "which GitHub leaves alone"

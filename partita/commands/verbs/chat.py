@@ -115,7 +115,7 @@ def chat(
     probe_seconds: ProbeSecondsOption = 120.0,
 ) -> None:
     """Talk to a package whose tokenizer has a chat template. The cache is kept between turns; Ctrl-C ends an answer,
-    Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message.
+    Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
     """
     from partita.commands import chat as verb
     from partita.library.sampling import Sampling

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,10 @@ from partita.commands.arguments import (
     read_path,
     view_option,
 )
+from partita.errors import UsageError
+from partita.observations.text_format import listing
+
+SECONDS = 300.0
 
 app = typer.Typer()
 
@@ -26,6 +31,12 @@ def _file_option(name: str, what: str) -> Any:
     return typer.Option(
         name, metavar="FILE", parser=read_path, help=f"Write the table to a file as {what}; - is stdout."
     )
+
+
+def _refuse_beside_diff(options: Sequence[str]) -> None:
+    """Raise UsageError for options of a measurement, where two tables are compared."""
+    if options:
+        raise UsageError(f"support diff compares two tables that were written, and takes no {listing(options)}")
 
 
 @app.command(epilog="Example: partita support Resize com.microsoft:MatMulNBits --provider webgpu")
@@ -54,7 +65,7 @@ def support(
         Path | None,
         typer.Option("--model", metavar="FILE", parser=read_path, help="Only what this ONNX file needs."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Time budget; variants not reached are listed as untried.")] = 300.0,
+    seconds: Annotated[float, typer.Option(help="Time budget; variants not reached are listed as untried.")] = SECONDS,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Test CUDA without a GPU; needs --provider cuda.")] = False,
@@ -78,6 +89,17 @@ def support(
         asked(view, as_json=as_json).view, tuple((view, path) for view, path in files if path is not None)
     )
     if words[:1] == (verb.DIFF,):
+        given = {
+            "--provider": provider,
+            "--model": model,
+            "--all": everything,
+            "--dry-run": dry_run,
+            "--device": device,
+            "--provider-option": provider_option,
+            "--provider-library": provider_library,
+            "--seconds": seconds != SECONDS,
+        }
+        _refuse_beside_diff([option for option, value in given.items() if value])
         raise Exit(verb.diff(words[1:], shown))
     named = verb.model_in(words)
     if named is not None and model is None:

@@ -12,6 +12,7 @@ from partita.inspection.diff.records import Difference, InspectedSide, Inspectio
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
 from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
 from partita.observations.text_format import human_bytes, listing, plural
+from partita.spelling import spelled
 
 Fact = tuple[Subject, str, str | None]
 """About what, its name, and what it is; None where that is not known."""
@@ -27,7 +28,7 @@ def compare(first: Inspection, second: Inspection) -> InspectionDiff:
         if before.get((subject, name)) != after.get((subject, name))
     )
     return InspectionDiff(
-        headline=_headline(found),
+        headline=_headline(found, hashed=all(map(_is_hashed, (first, second)))),
         before=_side(first),
         after=_side(second),
         differences=found,
@@ -39,8 +40,15 @@ def _side(found: Inspection) -> InspectedSide:
     return InspectedSide(path=found.path, what=verdict(found), created=found.provenance.created)
 
 
-def _headline(found: tuple[Difference, ...]) -> str:
+def _is_hashed(found: Inspection) -> bool:
+    """Whether what is in the files is known, and not their structure and sizes alone."""
+    return bool(found.files) and all(file.sha256 for file in found.files)
+
+
+def _headline(found: tuple[Difference, ...], *, hashed: bool) -> str:
     """How much is different, by subject."""
+    if not found and not hashed:
+        return f"No difference is known, but what is in the files was not compared, as {spelled('hashes', True)} does"
     if not found:
         return "Both hold the same"
     counted = Counter(each.subject for each in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -67,7 +68,7 @@ def connected(address: str) -> Iterator[Any]:
     else:
         given["address"] = _found(address)
     try:
-        with captured_output():  # it announces that it is to be quiet
+        with captured_output(), _own_handler(signal.SIGTERM):  # it announces that it is to be quiet
             ray.init(**given)
     except Exception as error:
         raise _not_connected(address, error) from error
@@ -75,6 +76,17 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_handler(number: int) -> Iterator[None]:
+    """What a signal does stays as it is: Ray puts a handler of its own in the place of ours, and never back."""
+    before = signal.getsignal(number)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(number, before)
 
 
 def _found(address: str) -> str:

@@ -185,8 +185,8 @@ def _say_time(report: Report) -> str:
     """The part of the time that copies, or nodes elsewhere, take; empty where no time is known."""
     phase = main_phase(report)
     split = split_time(phase, wanted_of(report)) if phase is not None and is_timed(report) else None
-    if phase is None or split is None:
-        return ""
+    if phase is None or split is None or not (split.elsewhere_nodes or split.copies):
+        return ""  # what is elsewhere is in another phase, or in control flow
     of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
     on = listing(short_provider(name) for name in split.elsewhere_on)
     if split.copies >= max(split.elsewhere, WORTH_A_HEADLINE):
@@ -240,6 +240,11 @@ def _answer_where(report: Report) -> Answer:
     if share is None:
         return _no_node(report, "Did it run where I asked?", "layers")
     figure = {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
+    others = [each.name for each in used_phases(report) if strays(report, each)]
+    if share == 1 and phase is not None and others:
+        figure = f"all of it{in_phases([phase.name])} only"
+    elif share == 1 and report.fallbacks:
+        figure = "all but control flow"
     return Answer("Did it run where I asked?", figure, tuple(lines), "layers")
 
 

@@ -80,8 +80,8 @@ def _group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | No
     counts = dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries)
     cells = [name, " / ".join(counts)]
     if wanted:
-        found = (_away(entry, wanted) for entry in entries if entry)
-        cells.append(" / ".join(dict.fromkeys(text for text in found if text)))
+        found = [_away(entry, wanted) if entry else "" for entry in entries]
+        cells.append(" / ".join(dict.fromkeys(text or "0" for text in found)) if any(found) else "")
     for entry in entries if timed else ():
         cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
         cells.append(percent(entry.time_share) if entry else NOT_KNOWN)

@@ -91,7 +91,7 @@ def inspect(
         weights=_weights(read),
         modules=module_precisions(weight for each in read for weight in each.weights),
         adapters=_adapters(manifest),
-        files=_files(path, folder, on_disk, hashes=hashes),
+        files=_files(path, folder, on_disk, read, hashes=hashes),
         provenance=_provenance(folder, manifest),
         tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
         licence=licence_of(folder),
@@ -259,12 +259,16 @@ def _adapters(manifest: Manifest | None) -> tuple[AdapterFacts, ...]:
     )
 
 
-def _files(path: Path, folder: Path, manifest: Manifest | None, *, hashes: bool) -> tuple[FileFacts, ...]:
+def _files(
+    path: Path, folder: Path, manifest: Manifest | None, read: Sequence[ReadGraph], *, hashes: bool
+) -> tuple[FileFacts, ...]:
     """Files of a package as its manifest lists them; of another folder those that lie in it. An ONNX file by itself is
-    listed for its hash alone.
+    listed for its hash alone, with the files that its weights are in.
     """
     if path.is_file():
-        return (_file(folder, path.name, None, hashes=True),) if hashes else ()
+        named = (name for graph in read for name in graph.facts.data_files)
+        beside = [name for name in named if (folder / name).resolve().is_relative_to(folder.resolve())]
+        return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *beside)) if hashes else ()
     if manifest is not None:
         return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
     names = sorted(

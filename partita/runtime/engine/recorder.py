@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.contract import PhaseName
@@ -66,6 +67,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.row_prompts: tuple[int, ...] = ()
+        """Tokens of each prompt that steps read; of none in an open generation."""
         self.prompt_tokens = 0
         """Tokens of the longest prompt; of an open generation, of all of them."""
         self.requests: int | None = None
@@ -78,7 +81,11 @@ class Recorder:
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
         """A generation begins with prompts of these lengths."""
         self.steps, self.new_tokens, self.forgotten, self.requests = [], 0, 0, None
-        self.prompt_tokens = max(lengths, default=0)
+        self.row_prompts, self.prompt_tokens = lengths, max(lengths, default=0)
+
+    def on_begun(self, filled: Sequence[int]) -> None:
+        """Rows have begun with so many tokens of their prompts each, which no step reads."""
+        self.row_prompts = tuple(count - known for count, known in zip(self.row_prompts, filled, strict=False))
 
     def on_open(self) -> None:
         """A generation begins that requests join and leave."""

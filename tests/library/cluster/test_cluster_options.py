@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from partita.commands.cluster import _absolute
 from partita.errors import UsageError
+from partita.library.chain import ChainOptions
 from partita.library.cluster.options import (
     CHAIN_VARIABLE,
     THREADS_VARIABLE,
@@ -159,3 +163,10 @@ def test_a_longer_file_has_larger_blocks_and_not_more_and_more_of_them(slots, wo
 
 def test_a_kind_without_an_interpreter_runs_in_that_of_the_command():
     assert read_cluster("local", None, "cpu").kinds == (WorkerKind("cpu", None),)
+
+
+def test_a_library_is_found_whatever_folder_a_worker_runs_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ChainOptions("mine,other,home,cpu", provider_libraries=("mine=lib/it.so", "other=/it.so", "home=~/it.so"))
+    whole = (f"mine={Path.cwd() / 'lib' / 'it.so'}", "other=/it.so", f"home={Path.home() / 'it.so'}")
+    assert _absolute(given) == replace(given, provider_libraries=whole)
