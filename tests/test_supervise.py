@@ -194,21 +194,23 @@ def talk():
 
 supervise.END_SECONDS = 1.0
 try:
-    sys.exit(supervise.supervised(talk, read_chain_options(ChainOptions(provider="cuda,cpu", own_process=True))))
+    target = read_chain_options(ChainOptions(provider="cuda,cpu", own_process=True))
+    sys.exit(supervise.supervised(talk, target, goes_on=sys.argv[2] == "True"))
 except CrashError as error:
     sys.exit(str(error))
 """
 
 
 @pytest.mark.parametrize(
-    ("seconds", "code", "words"), [(0, INTERRUPTED, ""), (2, 1, "SIGABRT")], ids=["at once", "later"]
+    ("seconds", "goes_on", "code", "words"),
+    [(0, True, INTERRUPTED, ""), (2, True, 1, "SIGABRT"), (2, False, INTERRUPTED, "")],
+    ids=["at once", "later", "no conversation"],
 )
-def test_a_crash_is_taken_for_the_end_that_ctrl_c_asked_for_only_soon_after_it(
-    seconds: int, code: int, words: str
+def test_a_crash_is_taken_for_the_end_that_ctrl_c_asked_for_in_a_conversation_only_soon_after_it(
+    seconds: int, goes_on: bool, code: int, words: str
 ) -> None:
-    """A conversation goes on after Ctrl-C."""
     done = subprocess.run(
-        [sys.executable, "-c", GOES_ON, str(seconds)],
+        [sys.executable, "-c", GOES_ON, str(seconds), str(goes_on)],
         capture_output=True,
         text=True,
         env=child_environment(),

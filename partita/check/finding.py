@@ -152,7 +152,9 @@ class Chosen:
     perhaps: tuple[NodePlacement, ...]
     """Those of them that would be in `nodes`, and are not known to be in `base`."""
     nowhere: bool = False
-    """The module is in no file, where a part of its nodes is asked for: it was renamed, or never there."""
+    """No phase has a node of the module, where a part of its nodes is asked for: it was renamed, folded away or never
+    there.
+    """
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
@@ -175,7 +177,7 @@ class Chosen:
                 for node in doubtful
                 if not meant[id(node)][True] and all(_fits(node, entry, reasons) for entry in places)
             ),
-            nowhere=bool(places) and _is_nowhere([entry for entry in kinds if entry.field == "module"], there),
+            nowhere=bool(places) and _is_nowhere([entry for entry in kinds if entry.field == "module"], report),
         )
 
     def measure(self, field: str) -> float | None:
@@ -205,7 +207,7 @@ class Chosen:
         if measure.field in MEASURED:
             return "the report does not have it"
         if self.nowhere:
-            return "no node of the phase is in such a module"
+            return "no node of any phase is in such a module"
         if self.doubtful:
             names = name_some([node.name for node in self.perhaps or self.doubtful])
             return f"the report does not tell operators and modules of all that is in {names}"
@@ -250,8 +252,9 @@ def _parts(phase: Phase) -> tuple[NodePlacement, ...]:
     )
 
 
-def _is_nowhere(modules: Sequence[Selector], there: Sequence[NodePlacement]) -> bool:
-    """Whether no node is known to be of such modules, or may be, where some are named."""
+def _is_nowhere(modules: Sequence[Selector], report: Report) -> bool:
+    """Whether no node of any phase is known to be of such modules, or may be, where some are named."""
+    there = (node for phase in report.phases for node in (*phase.nodes, *_parts(phase)))
     counts = (_count_meant(node, modules) for node in there)
     return any(entry.equal for entry in modules) and not any(count[True] or count[None] for count in counts)
 

@@ -94,7 +94,7 @@ def run(options: ChatOptions) -> int:
 
     options = replace(options, sampling=sampling, system=system, stop=stop)
     target = replace(target, notes=(*target.notes, *notes))
-    return supervised(lambda: _talk(options, target, manifest, messages), target)
+    return supervised(lambda: _talk(options, target, manifest, messages), target, goes_on=True)
 
 
 def _system(options: ChatOptions) -> str | None:

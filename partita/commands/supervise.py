@@ -42,8 +42,8 @@ def worth_it(target: Target) -> bool:
     return foreign and target.own_process and hasattr(os, "fork")
 
 
-def supervised(verb: Callable[[], int], target: Target) -> int:
-    """Run `verb` so that a crash of native code is an error: its exit code.
+def supervised(verb: Callable[[], int], target: Target, *, goes_on: bool = False) -> int:
+    """Run `verb` so that a crash of native code is an error: its exit code. `goes_on`: Ctrl-C does not end it.
 
     Raises CrashError when the child did not end by itself. Other exceptions of `verb` end in the child as they would
     have ended here. Temporary files of a child that crashed are removed here.
@@ -77,7 +77,8 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
         passing.stop()
     if passing.told is not None and not ended_itself:
         raise TerminatedError(passing.told)
-    if os.WIFSIGNALED(status) and time.monotonic() - passing.interrupted_at < END_SECONDS:
+    patience = END_SECONDS if goes_on else math.inf
+    if os.WIFSIGNALED(status) and time.monotonic() - passing.interrupted_at < patience:
         return INTERRUPTED
     if os.WIFSIGNALED(status):
         return ended_by(os.WTERMSIG(status), target.chain, told=FIRST_WORD in words)

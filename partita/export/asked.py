@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from partita.export.options import ExportOptions
+from partita.spelling import PAIRS
 
 Asked = Mapping[str, tuple[str, ...]]
 """Name of an option of `partita export`, without dashes before it, to the values that it was given; none for a flag."""
 _OF_A_PLACE = frozenset({"checkpoint", "out", "force"})
 """Who exports again has them elsewhere."""
-
-
-ONE_OPTION = ("keep",)
-"""What is given once, with commas between its parts."""
 
 
 def asked_options(options: ExportOptions) -> dict[str, tuple[str, ...]]:
@@ -28,7 +25,7 @@ def asked_options(options: ExportOptions) -> dict[str, tuple[str, ...]]:
             continue
         name = each.name.replace("_", "-")
         values = _values(value)
-        found[f"no-{name}" if value is False else name] = (",".join(values),) if each.name in ONE_OPTION else values
+        found[f"no-{name}" if value is False else name] = (",".join(values),) if each.name in PAIRS else values
     return found
 
 

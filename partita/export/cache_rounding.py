@@ -134,10 +134,10 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
 
 def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest, *, chosen: bool = True) -> Text:
     """What the scales are found on: the text of the calibration; else what follows, in the text of the quality, the
-    part that is measured, or that part where nothing does. Random tokens stand for a text without a tokenizer, and for
-    one that nobody has `chosen` and the tokenizer does not know.
+    part that is measured, or that part where nothing does. Unless a text was named for the calibration, random tokens
+    stand for one without a tokenizer, and for one that nobody has `chosen` and the tokenizer does not know.
 
-    Raises UsageError when it cannot be read or is too short.
+    Raises UsageError when it cannot be read, is too short, or was named and has no tokenizer that knows it.
     """
     option = "quality_text" if options.calibrate is None else "calibrate"
     path = options.quality_text if options.calibrate is None else options.calibrate

@@ -136,9 +136,7 @@ def open_checkpoint(given: str) -> Checkpoint:
             f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
             f"to a folder of its own, and give that with {spelled('adapter')} if it is wanted"
         )
-    # Not resolved, for a link is known by its own name; `.` and `..` are no names.
-    name = Path(os.path.abspath(given)).name if Path(given).is_dir() else given  # noqa: PTH100
-    return Checkpoint(folder, name, config, _architecture(config), tensors, files, quantised)
+    return Checkpoint(folder, _name_of(given), config, _architecture(config), tensors, files, quantised)
 
 
 def _check_companions(folder: Path) -> None:
@@ -161,10 +159,9 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
     _check_sizes(file, config, prepared.header.tensors)  # before a model of so many layers is built
     quantised = opening.read(prepared, config)
     tensors = dict(quantised.tensors)
-    name = Path(given).name
     return Checkpoint(
         folder,
-        name,
+        _name_of(given),
         config,
         _architecture(config),
         tensors,
@@ -174,6 +171,12 @@ def _open_gguf(given: str, file: Path) -> Checkpoint:
         notes=prepared.notes,
         scratch=prepared.scratch,
     )
+
+
+def _name_of(given: str) -> str:
+    """The name of the file or folder, or the hub id."""
+    # Not resolved, for a link is known by its own name; `.` and `..` are no names.
+    return Path(os.path.abspath(given)).name if Path(given).exists() else given  # noqa: PTH100
 
 
 def _elements(shape: tuple[int, ...]) -> int:

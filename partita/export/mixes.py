@@ -34,7 +34,8 @@ from partita.spelling import spelled
 
 SHARES = (1.0, 0.5, 0.25)
 """Of the divergence that the ratio stands for: mixes that are written one after the other where the package, with 8-bit
-activations and on its own text, is further from the original than the search has seen.
+activations and on its own text, is further from the original than the search has seen. After them the widest that may
+be is tried.
 """
 
 
@@ -99,7 +100,9 @@ class Mixes:
         return replace(ladder, judge=_out_of_memory)
 
     def _counts(self, ladder: Ladder, most: int) -> list[int]:
-        """Steps that are to be tried, at `most` so many: those that bring the divergence down; one in any case."""
+        """Steps that are to be tried: those that bring the divergence down, a wider mix where the next share takes no
+        more, and at last `most`, which none goes beyond.
+        """
         options = self.draft.work.options
         if options.max_perplexity_ratio is None:
             return [most]

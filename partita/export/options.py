@@ -36,9 +36,9 @@ ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """It is part of the names of files."""
 AUTO = "auto"
 PREFILL_PRECISIONS = (INTEGERS, AUTO)
+"""Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
 PACKED = "int4"
 """What `auto` may turn out to be: all that may be said of packed weights may be said beside it."""
-"""Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
@@ -248,7 +248,7 @@ def _check_packing(options: ExportOptions) -> None:
     allowed = multiplied_with(PRECISIONS[options.named if known else PACKED])
     if options.activations is not None and options.activations not in allowed:
         raise UsageError(
-            f"{spelled('activations', options.activations)}: with {spelled('precision', options.named)} choose "
+            f"{spelled('activations', options.activations)}: with {spelled('precision', options.precision)} choose "
             f"{' or '.join(allowed)}"
         )
     quantisers.check_name(options.rounding)

@@ -102,6 +102,8 @@ def _check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
         raise PackageError("exists already", where=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
         raise PackageError(f"{out}: a link or a file, not a package; {spelled('force', True)} replaces packages only")
+    if Path.cwd().is_relative_to(out.resolve()):  # it would be gone, and whoever stands in it nowhere
+        raise PackageError(f"{out}: is the current folder, or holds it; go to another one to replace it")
     for index, given in enumerate(read):
         what = "adapter" if index else "checkpoint"
         if Path(given).resolve().is_relative_to(out.resolve()):
@@ -171,6 +173,8 @@ def _hold(out: Path, cleanup: ExitStack) -> None:
                 f"{out}: another export is writing there; wait for it, or choose another folder"
             ) from error
         except OSError as error:
+            if not os.path.lexists(path):
+                raise  # it is the folder that takes no files
             raise PackageError(
                 f"{path}: cannot be locked ({error.strerror or error}); remove it if no export is running, or choose "
                 "another folder"

@@ -1,9 +1,10 @@
 """Whether the original model agrees with itself: asked when an exported graph does not compute what the model computes.
 
-Two experiments on the model that transformers loads: do later tokens change the logits of earlier ones, and does its
-`generate`, with a cache, compute what its `forward` computes without one? Where it does not, no graph with a cache can
-agree with both. A third, for a package that computes in 16 bits: how far is the model itself, run in that type, from
-what it computes in float32? Routers and other choices between two that are nearly alike fall otherwise there.
+Experiments on the model that transformers loads: are its own logits numbers, do later tokens change those of earlier
+ones, and does its `generate`, with a cache, compute what its `forward` computes without one? Where it does not, no
+graph with a cache can agree with both. One more, for a package that computes in 16 bits: how far is the model itself,
+run in that type, from what it computes in float32? Routers and other choices between two that are nearly alike fall
+otherwise there.
 """
 
 from __future__ import annotations

@@ -109,6 +109,11 @@ class Batch:
             self._adapters[row] = self.adapter
             self._runner.use_adapters(self._adapters)
 
+    def end(self) -> None:
+        """Nobody goes on with the rows: what they have added is kept for guesses, finished or not."""
+        for row in [*self._unkept]:
+            self._keep(row)
+
     def halt(self, row: int) -> None:
         """End a row where it is."""
         self._engine.halt(row)

@@ -284,6 +284,8 @@ class LocalEngine:
         if self._closed:
             raise GenerationError(CLOSED)
         self._over = True
+        if self._last is not None:
+            self._last.end()
         self.runner.use_adapter(adapter)
         wanted = _chunk(prefill_chunk)
         batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)

@@ -66,7 +66,7 @@ def decimals(value: float | None, scale: float = 1.0) -> str:
     size = abs(scaled)
     if size >= 100 or size == 0:
         return f"{scaled:,.0f}"
-    digits = 1 if size >= 10 else 2 if size >= 1 else 3 if size >= 0.01 else 2 - math.floor(math.log10(size))
+    digits = 1 if size >= 10 else 2 if size >= 1 else 2 - math.floor(math.log10(size)) if size < 0.01 else 3
     return f"{scaled:.{digits}f}"
 
 
@@ -77,15 +77,17 @@ def nats(value: float, digits: int = 4) -> str:
 
 HARDLY = 0.0005
 """A share that would be rounded to nothing."""
+SUMMED = 1e-9
+"""By so much a sum of shares may miss what they are the whole of."""
 
 
 def percent(part: float | None) -> str:
     """`44.5 %`; `-` when not known. What is not all is never 100 %, and what is not nothing never 0 %."""
     if part is None:
         return NOT_KNOWN
-    if 0 < part < HARDLY:
+    if SUMMED < part < HARDLY:
         return "under 0.1 %"
-    return "over 99.9 %" if 1 - HARDLY <= part < 1 else f"{100 * part:.1f} %"
+    return "over 99.9 %" if 1 - HARDLY <= part < 1 - SUMMED else f"{100 * part:.1f} %"
 
 
 def listing(parts: Iterable[str]) -> str:

@@ -169,12 +169,15 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     prefill = sum(taken(step) for step in facts.steps if step.phase == "prefill" and not step.again)
     if len(prompts) > 1:  # rows that are through with their prompts may go on while others are read
         beside = min(max(prefill - asked, 0), new)
-    passed = prefill == asked + beside or (facts.finish_reason in INCOMPLETE and prefill < asked)
+    again = any(step.again for step in facts.steps)
+    # What is read again may be the rest of a prompt, or tokens of rows that are through with theirs.
+    less = facts.finish_reason in INCOMPLETE or (again and len(prompts) > 1)
+    passed = prefill == asked + beside or (less and prefill < asked)
     where = f"the prompts of {len(prompts)} rows" if len(prompts) > 1 else "the prompt"
     detail = f"{prefill} tokens in steps, {asked} in {where}, run ended with {facts.finish_reason}"
     yield _check("prompt_tokens", "prefill", "steps add up to the prompt", detail, passed=passed)
     decode = beside + sum(taken(step) for step in facts.steps if step.phase == "decode")
-    least = new - len(prompts) * (1 + any(step.again for step in facts.steps))
+    least = 0 if less and len(prompts) > 1 else new - len(prompts) * (1 + again)
     passed = max(least, 0) <= decode <= new
     firsts = "the first" if len(prompts) == 1 else "the first of each row"
     detail = f"{decode} tokens in steps, {new} new ones of which prefill made {firsts}"

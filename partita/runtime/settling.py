@@ -120,7 +120,9 @@ def settle_one(
         return resolution
     if provider.ort_name not in names:
         others = {entry.provider.name for entry in chain} - {provider.name}
-        lines = [line for line in complaints(log) if STRICT not in line and not others & set(LIBRARY.findall(line))]
+        named = [(line, set(LIBRARY.findall(line))) for line in log]
+        own = tuple(line for line, found in named if provider.name in found or not others & found)
+        lines = [line for line in complaints(own) if STRICT not in line]
         return unavailable(resolution, by_experiment(resolution, explain(provider, lines)))
     for line in log:
         dropped = re.search(DROPPED.pattern, line)

@@ -109,7 +109,7 @@ def test_of_a_module_that_is_in_no_file_nothing_is_confirmed():
     for part in ("provider=cpu", "provider=webgpu", "reason=unexplained"):
         assert required(f"module=self_atn,{part},nodes=0") == (
             False,
-            "nodes cannot be confirmed in prefill and decode: no node of the phase is in such a module",
+            "nodes cannot be confirmed in prefill and decode: no node of any phase is in such a module",
         )
     for text in ("module=self_attn,provider=cpu,nodes=1", "module=self_atn,nodes=0"):
         assert required(text)[0], text

@@ -290,8 +290,11 @@ def test_a_disk_without_modes_takes_a_package(tmp_path: Path, monkeypatch: pytes
     assert word(tmp_path / "out") == "new"
 
 
-def test_the_current_folder_may_be_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package(tmp_path / "out", "old")
-    monkeypatch.chdir(tmp_path / "out")
-    with reserve(Path(), (), force=True) as place:
-        assert place.out == tmp_path / "out"
+@pytest.mark.parametrize("given", [Path(), Path("../out")])
+def test_the_folder_that_somebody_stands_in_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Path
+) -> None:
+    monkeypatch.chdir(package(tmp_path / "out", "old"))
+    with pytest.raises(PackageError, match="is the current folder, or holds it"), reserve(given, (), force=True):
+        pass
+    assert word(tmp_path / "out") == "old" and hidden(tmp_path) == []

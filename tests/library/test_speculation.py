@@ -112,6 +112,18 @@ def test_what_a_package_has_written_before_is_guessed(package: Path) -> None:
 
 
 @pytest.mark.usefixtures("eager")
+def test_what_an_answer_has_is_kept_where_it_is_not_gone_on_with(package: Path) -> None:
+    with partita.load(package, "cpu", observe=False) as model:
+        left = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=(), speculate="ngram", **DRAWN)
+        for _ in range(N // 2):
+            if len(left.tokens[0]) < N // 2:
+                next(left)
+        left.close()
+        again = answered(model, **DRAWN, speculate="ngram").speculation
+    assert again is not None and again.confirmed >= N // 3
+
+
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("end", ["finished", "cancelled"])
 def test_rows_guess_from_what_others_wrote_however_those_ended(package: Path, end: str) -> None:
     with partita.load(package, "cpu", observe=False) as model:

@@ -2,9 +2,9 @@
 
 First every weight is rounded alone, and the divergence of the model from the original is measured. Then the weights
 stand in a row by what wider integers save of it for each byte, and the mixes are the beginnings of that row: first to
-eight bits, then to float32. A mix is judged by the divergence of the model with all its rounded weights, as a whole.
-It is the mean of log (p / q) over p, so it is the logarithm of the ratio of perplexities that a text as the model
-expects it would have, and far less noisy than the ratio itself on some thousand tokens.
+eight bits, then to what the graph computes in. A mix is judged by the divergence of the model with all its rounded
+weights, as a whole. It is the mean of log (p / q) over p, so it is the logarithm of the ratio of perplexities that a
+text as the model expects it would have, and far less noisy than the ratio itself on some thousand tokens.
 """
 
 from __future__ import annotations

@@ -109,15 +109,12 @@ def parameter_names(model: Any, sources: Sources) -> Parameters:
     for name in dict(model.named_parameters(remove_duplicate=False)):
         # A checkpoint may hold a tied weight under each of its names; equal, or they would not be tied.
         all_names = (name, *sorted(sources.tied.get(name, frozenset()) - {name}))
-        origins = [origin for each in all_names if (origin := sources.found.get(each)) is not None]
-        stored = dict.fromkeys(origin.info.name for origin in origins if isinstance(origin, Stored))
+        origins = [sources.found[each] for each in all_names if each in sources.found]
+        stored = dict.fromkeys(each.info.name for each in origins if isinstance(each, Stored))
         for tensor in stored:
             single.setdefault(tensor, []).append(name)
-        if stored:
-            continue
-        origin = sources.of(name)
-        if origin is not None and _rearranged(origin):
-            stacked.append((name, origin))
+        if origins and not stored and _rearranged(origins[0]):
+            stacked.append((name, origins[0]))
     return Parameters(single, tuple(stacked))
 
 

@@ -42,7 +42,11 @@ def _side(found: Inspection) -> InspectedSide:
 
 def _is_hashed(found: Inspection) -> bool:
     """Whether what is in the files is known, and not their structure and sizes alone."""
-    return bool(found.files) and all(file.sha256 for file in found.files)
+    known = {file.name for file in found.files if file.sha256 or file.size_bytes is None}  # one that is missing is told
+    return bool(known) and known >= {
+        *(file.name for file in found.files),
+        *(name for graph in found.graphs for name in graph.data_files),
+    }
 
 
 def _headline(found: tuple[Difference, ...], *, hashed: bool) -> str:

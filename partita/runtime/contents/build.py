@@ -266,8 +266,7 @@ def _files(
     listed for its hash alone, with the files that its weights are in.
     """
     if path.is_file():
-        named = (name for graph in read for name in graph.facts.data_files)
-        beside = [name for name in named if (folder / name).resolve().is_relative_to(folder.resolve())]
+        beside = (name for graph in read for name in graph.facts.data_files if _is_inside(folder, name))
         return tuple(_file(folder, name, None, hashes=True) for name in (path.name, *beside)) if hashes else ()
     if manifest is not None:
         return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
@@ -279,6 +278,15 @@ def _files(
         if path.is_file()
     )
     return tuple(_file(folder, name, None, hashes=hashes) for name in names)
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    """Whether a file that a stranger's file names is to be read; one that is not is among the findings."""
+    try:
+        inside(folder, name)
+    except PackageError:
+        return False
+    return True
 
 
 def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) -> FileFacts:

@@ -49,7 +49,7 @@ class Judged(NamedTuple):
     confirmed: int
     """So many of them, from the first, were right, and something came after each."""
     ended: bool = False
-    """The next one was right, too, and ended the row."""
+    """The next one was right, too, and ended the row; those behind it were never tried."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,7 @@ class Engine:
         tokens = self.hear(plan, graph)
         get_ready(self.rows, self.executor, plan)
         tested = [
-            Judged(classes, max(len(new) - 1, 0), ended=new == made[: len(new)] and bool(new)) if classes else None
+            _judged(classes, made, new) if classes else None
             for classes, made, new in zip(evidence, guesses, tokens, strict=True)
         ]
         # Guesses that were fed in vain are gone again.
@@ -397,6 +397,11 @@ class Engine:
 def _row_view(row: Row | None, filled: int) -> RowView:
     """A row for the planner; a free one has nothing to do and nothing to lose."""
     return RowView(0, 0, live=False) if row is None else row.view(filled)
+
+
+def _judged(evidence: tuple[int, ...], guesses: tuple[int, ...], new: tuple[int, ...]) -> Judged:
+    """What came of the guesses of a row that got these tokens. What stood behind one that ended it was never tried."""
+    return Judged(evidence, max(len(new) - 1, 0), ended=bool(new) and new == guesses[: len(new)])
 
 
 def _errors(rows: Sequence[Row | None]) -> tuple[str | None, ...]:

@@ -150,7 +150,8 @@ class Governor:
         costs.add(step.width, step.seconds)
         asking = self._asked_seconds(step)
         for row in step.tested:
-            self.acceptance.judge(row.evidence, row.confirmed + row.ended)
+            right = row.confirmed + row.ended
+            self.acceptance.judge(row.evidence[:right] if row.ended else row.evidence, right)
             self._right = self._right or row.confirmed > 0
         if not costs.known:
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 KEPT = 65_536
-"""Tokens of answers in each of two parts; both take some 20 MiB when they are full."""
+"""Tokens of answers in each of two parts; both take up to 32 MiB when they are full."""
 CONTEXT = 8
 """Tokens before an answer that are kept with it, so that its first ones are found."""
 NEEDED = 3

@@ -188,7 +188,8 @@ def test_where_guesses_have_won_it_takes_more_to_stop_asking_for_them() -> None:
 
 def test_a_guess_that_was_right_and_ended_its_row_makes_its_class_likelier() -> None:
     """An end that is guessed again and again would else be thought ever less likely."""
-    likelier, less = Governor((0.5, 0.5)), Governor((0.5, 0.5))
-    likelier.heard(Heard(3, STEP, 0.0, 2, 1, 2, (Judged((0, 1), 1, ended=True),)))
-    less.heard(Heard(3, STEP, 0.0, 2, 1, 2, (Judged((0, 1), 1),)))
+    likelier, less = Governor((0.5, 0.5, 0.5)), Governor((0.5, 0.5, 0.5))
+    likelier.heard(Heard(4, STEP, 0.0, 3, 1, 2, (Judged((0, 1, 2), 1, ended=True),)))
+    less.heard(Heard(4, STEP, 0.0, 3, 1, 2, (Judged((0, 1, 2), 1),)))
     assert likelier.acceptance.of(1) > 0.5 > less.acceptance.of(1)
+    assert likelier.acceptance.of(2) == 0.5, "what stood behind the end was never tried"
