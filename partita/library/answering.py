@@ -12,8 +12,10 @@ from partita.files import claim
 from partita.library.asking import TokenIds, options, stops
 from partita.library.audience import LOGGER
 from partita.library.batches.filing import FileAnswers, answer_file, check_files
+from partita.library.batches.reading import InputFile
 from partita.library.batches.rows import RowDefaults
-from partita.library.edge import public
+from partita.library.batches.running import BatchRun
+from partita.library.edge import public, theirs
 from partita.library.model import Model
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import listing
@@ -63,6 +65,12 @@ def generate_file(
         system,
     )
     figures = {**full.figures(), "seed": given}
+
+    def heard(run: BatchRun, looked: InputFile) -> None:
+        if progress is not None:
+            with theirs():
+                progress(len(run.journal), looked.rows)
+
     done = answer_file(
         source,
         target,
@@ -72,7 +80,7 @@ def generate_file(
         model.tokenizer,
         defaults,
         options={**figures, "stop": texts, "chat": chat, "system": system, "adapter": adapter, "stop_ids": sorted(ids)},
-        heard=lambda run, looked: None if progress is None else progress(len(run.journal), looked.rows),
+        heard=heard,
     )
     if done.unread:
         LOGGER.warning("these fields of the rows were not read: %s", listing(done.unread))

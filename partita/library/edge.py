@@ -64,6 +64,19 @@ def of_system(error: Exception) -> ResourceError | None:
     return None
 
 
+class TheirsError(Exception):
+    """Carries what a program's own function raised, its cause, out of what called it."""
+
+
+@contextmanager
+def theirs() -> Iterator[None]:
+    """What a program's own function raises, called within this, comes out of everything as it was raised."""
+    try:
+        yield
+    except Exception as error:
+        raise TheirsError from error
+
+
 @contextmanager
 def one_tree() -> Iterator[None]:
     """Let nothing out but errors of ours, KeyboardInterrupt, and what else is no Exception.
@@ -73,6 +86,9 @@ def one_tree() -> Iterator[None]:
     try:
         with read_by("python"):
             yield
+    except TheirsError as carried:
+        assert carried.__cause__ is not None
+        raise carried.__cause__ from carried.__cause__.__cause__
     except ArgumentError:
         raise
     except UsageError as error:

@@ -24,6 +24,7 @@ ANOTHER = (
 )
 """What whoever goes on with an earlier generation is told."""
 CLOSED = "this model is closed; load the package again"
+FORKED = "this model was loaded before this process was forked, and its threads are not here; load the package here"
 """What whoever goes on with an engine that was closed is told."""
 
 

@@ -130,11 +130,17 @@ class Generation:
         """What is to last as long as the generation goes on."""
         self._taking = threading.RLock()
         """Held while a step is taken in, or something else ends it: none is taken in by half."""
+        self._stepping = threading.RLock()
+        """Held for the whole of a step: threads that go on with it do so one after the other."""
 
     def __iter__(self) -> Iterator[GenerationStep]:
         return self
 
     def __next__(self) -> GenerationStep:
+        with self._stepping:
+            return self._next()
+
+    def _next(self) -> GenerationStep:
         if self._over:
             if self._displaced is not None:
                 raise GenerationError(self._displaced)

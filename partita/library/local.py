@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from partita.library.chain import Target
 from partita.library.engine import (
     ANOTHER,
     CLOSED,
+    FORKED,
     Begun,
     GenerateRequest,
     Opened,
@@ -78,6 +80,7 @@ class LocalEngine:
         self._lock = threading.RLock()
         self._last: Batch | None = None
         self._number, self._over, self._closed = 0, True, False
+        self._process = os.getpid()
         self._gave_up: set[str] = set()
         self._notes: tuple[str, ...] = ()
         """What was worth knowing of the last generation."""
@@ -106,6 +109,7 @@ class LocalEngine:
         shared = request.rows[0].sampling.sampler() if request.one_sampler and request.rows else None
         requests = [loop_request(row, request.stop_ids, shared) for row in request.rows]
         with self._lock:
+            self._check_open()
             check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk), answered=True)
             check_adapters(self.folder, self.manifest, request.adapters)
             prefix = self._prefix(request.prefix, request.adapters)
@@ -130,6 +134,7 @@ class LocalEngine:
         """
         check_chunk(_chunk(prefill_chunk))
         with self._lock:
+            self._check_open()
             given = self._prefix(prefix, (adapter,))
             guessers = self._speculators.guessers(self.runner.executor, speculation)
             begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
@@ -281,8 +286,7 @@ class LocalEngine:
         self, prefill_chunk: int | None, adapter: str | None, longest: int, *, is_open: bool
     ) -> tuple[Begun, Batch]:
         """A generation with free rows; the one before is over. `longest`: tokens of the longest prompt to come."""
-        if self._closed:
-            raise GenerationError(CLOSED)
+        self._check_open()
         self._over = True
         if self._last is not None:
             self._last.end()
@@ -311,10 +315,16 @@ class LocalEngine:
         )
         return begun, batch
 
-    def _current(self, number: int) -> Batch:
-        """The batch of the last generation. Raises GenerationError when that is another one, and once it is closed."""
+    def _check_open(self) -> None:
+        """Raise GenerationError once it is closed, and in a fork of the process that opened it."""
         if self._closed:
             raise GenerationError(CLOSED)
+        if os.getpid() != self._process:
+            raise GenerationError(FORKED)
+
+    def _current(self, number: int) -> Batch:
+        """The batch of the last generation. Raises GenerationError when that is another one, and once it is closed."""
+        self._check_open()
         if number != self._number or self._last is None:
             raise GenerationError(ANOTHER)
         return self._last

@@ -28,7 +28,7 @@ from partita.library.asking import (
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, one_tree, public
-from partita.library.engine import ANOTHER, CLOSED, Engine, PrefixRequest, ReportRequest
+from partita.library.engine import ANOTHER, CLOSED, FORKED, Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
@@ -58,6 +58,12 @@ class _Held:
     """An engine is closed when nobody has this any more: neither the model nor what was begun with it."""
 
 
+def _close_here(engine: Engine, process: int) -> None:
+    """Close an engine, unless this process is a fork of the one that has it."""
+    if os.getpid() == process:
+        engine.close()
+
+
 class Model:
     """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
 
@@ -77,7 +83,8 @@ class Model:
         """Held while one is begun, so that the engine's latest is the one that is noted as the last."""
         self._closed = False
         self._held = _Held()
-        self._closing = weakref.finalize(self._held, engine.close)
+        self._process = os.getpid()
+        self._closing = weakref.finalize(self._held, _close_here, engine, self._process)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
@@ -277,14 +284,17 @@ class Model:
             engine.save_prefix(PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter))
 
     @public
-    def verify(self, reference: str | None = None) -> Verification:
+    def verify(self, reference: str | os.PathLike[str] | None = None) -> Verification:
         """Check the package's hashes and replay its known answer on this chain, in sessions of its own.
 
-        `reference`: the checkpoint of a folder that Partita did not write, to compare it with; packages have their own
-        answer. Weights that are rounded to integers are compared with it, and not judged.
+        `reference`: the checkpoint, a folder or a hub id, of a folder that Partita did not write, to compare it with;
+        packages have their own answer. Weights that are rounded to integers are compared with it, and not judged.
         Raises VerificationError, a ParityError, when the answer is another than the model's.
         """
-        found = self._open().verify(reference)
+        given = None if reference is None else os.fspath(reference)
+        if given is not None and os.path.exists(given):  # noqa: PTH110 - it may be any text
+            given = os.path.abspath(given)  # noqa: PTH100 - the process of the package may be in another folder
+        found = self._open().verify(given)
         if found.status != "verified" and found.tolerance is not None:
             raise VerificationError(
                 f"{self.folder}: does not compute what its model computes on {found.provider}: {found.detail}", found
@@ -359,6 +369,8 @@ class Model:
         self._closed = True
         if self._last is not None:
             self._last.displace(f"{self.folder}: {CLOSED}")
+        if self._scheduler is not None:
+            self._scheduler.displace(f"{self.folder}: {CLOSED}")
         self._closing()
 
     def __reduce__(self) -> NoReturn:
@@ -379,6 +391,8 @@ class Model:
     def _open(self) -> Engine:
         if self._closed:
             raise UsageError(f"{self.folder}: {CLOSED}")
+        if os.getpid() != self._process:
+            raise UsageError(f"{self.folder}: {FORKED}")
         return self._engine
 
     def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:

@@ -6,12 +6,13 @@ Programs draw seeds, count tokens and choose token ids with numpy, torch and the
 from __future__ import annotations
 
 import operator
+from array import array
 from numbers import Real
 from typing import Any
 
 from partita.errors import UsageError
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, bytearray, memoryview, type(None))
 
 
 def plain(value: Any) -> Any:
@@ -38,6 +39,8 @@ def _plain(value: Any) -> Any:
     if kind in (list, tuple, set, frozenset):
         found = [_plain(entry) for entry in value]
         return kind(found) if any(new is not old for new, old in zip(found, value, strict=True)) else value
+    if isinstance(value, (tuple, range, array)) and not hasattr(value, "_fields"):  # torch.Size, and what lists numbers
+        return tuple(_plain(entry) for entry in value)
     return value if isinstance(value, type) else _number(value)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,6 +26,7 @@ from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
 from partita.library.engine import (
     CLOSED,
+    FORKED,
     Begun,
     GenerateRequest,
     Opened,
@@ -93,6 +95,7 @@ class RemoteEngine:
         """Why nobody guesses any more, as it was told."""
         self._reported: tuple[int, Report] | None = None
         """The last report, and the generation that it is about."""
+        self._process = os.getpid()
         self._folder = temporary_directory()
         try:
             folder_of_child = Path(self._folder.name) / "child"
@@ -190,6 +193,8 @@ class RemoteEngine:
         self._folder.cleanup()
 
     def _ask(self, what: str, given: dict[str, Any]) -> Any:
+        if os.getpid() != self._process:
+            raise GenerationError(FORKED)
         with self._lock:
             if self._closed:
                 raise GenerationError(CLOSED)
@@ -201,6 +206,8 @@ class RemoteEngine:
                 while answer["number"] != number:
                     answer = self._next()
             except ChildLostError as lost:
+                if self._closed:
+                    raise GenerationError(CLOSED) from lost
                 self._lost = self._without_child(what, lost)
                 raise self._lost from lost
         raise_told(answer.get("error"))

@@ -288,12 +288,12 @@ def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Ids of the tokens that end a text: of generation_config.json, else of config.json or onnxruntime-genai's own;
-    none when none of them says.
+    """Ids of the tokens that end a text: of onnxruntime-genai's own file where there is one, as its runtime reads them,
+    else of generation_config.json or of config.json; none when none of them says.
 
     Raises PackageError when the file is damaged.
     """
-    for name in ("generation_config.json", "config.json", "genai_config.json"):
+    for name in ("genai_config.json", "generation_config.json", "config.json"):
         path = folder / name
         if not path.is_file():
             continue

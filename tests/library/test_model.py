@@ -306,7 +306,7 @@ def test_a_report_in_the_middle_of_a_generation_ends_it_and_says_so(model):
     assert generation.finish_reason == "interrupted"
 
 
-@pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc"])
+@pytest.mark.parametrize("prompt", [[b"abc"], [bytearray(b"abc")], b"abc", memoryview(b"abc"), [memoryview(b"abc")]])
 def test_bytes_are_no_token_ids(model, prompt):
     with pytest.raises(partita.ArgumentError, match="must be a string or a list of token ids|of type"):
         model.generate(prompt)
@@ -642,6 +642,57 @@ def test_a_file_of_prompts_is_answered(package, tmp_path, process):
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["text"] for row in rows][:2] == [expected, None] and "empty" in rows[1]["error"]
     assert (done.rows, done.errors, done.resumed) == (3, 1, 0) and heard[-1] == (3, 3)
+
+
+def test_what_a_program_raises_of_its_own_comes_out_as_it_is(package, tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def progress(*far):
+        raise EnoughError("of it") from KeyError("why")
+
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("return the\n")
+    with partita.load(package, "cpu") as model:
+        with pytest.raises(EnoughError, match="of it") as caught:
+            partita.generate_file(model, source, out, max_new_tokens=2, progress=progress)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert partita.generate_file(model, source, out, max_new_tokens=2).rows == 1, "and the run goes on"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this system")
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_model_does_not_work_in_a_fork_and_goes_on_where_it_was_loaded(package, process):
+    with partita.load(package, "cpu", process=process) as model:
+        begun = model.generate("return the", max_new_tokens=4, stop_token_ids=())
+        pid = os.fork()
+        if not pid:
+            said = []
+            for use in (lambda: model.generate("return the", max_new_tokens=1), lambda: next(begun), model.close):
+                try:
+                    use()
+                except partita.PartitaError as error:
+                    said.append("before this process was forked" in str(error))
+            os._exit(said != [True, True])
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert len(begun.run().tokens[0]) == 4
+
+
+def test_threads_that_go_on_with_one_generation_do_so_in_turns(package):
+    with partita.load(package, "cpu") as model:
+        expected = model.generate("return the", max_new_tokens=40, stop_token_ids=()).run()
+        shared = model.generate("return the", max_new_tokens=40, stop_token_ids=())
+        pieces: list[tuple[int, str]] = []
+        threads = [
+            threading.Thread(target=lambda: pieces.extend((step.index, step.texts[0]) for step in shared))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert shared.tokens == expected.tokens
+    assert "".join(text for _, text in sorted(pieces)) == expected.text
 
 
 def test_a_program_may_go_to_another_folder(package, own_copy, monkeypatch, tmp_path):

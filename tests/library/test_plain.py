@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import partita
 from partita.library.asking import check_values
@@ -38,6 +40,9 @@ class Counted:
         ({np.int32(4)}, {4}),
         ({"a": [np.int64(1)]}, {"a": [1]}),
         (Decimal(1), Decimal(1)),
+        (torch.Size([2, 3]), (2, 3)),
+        (range(3), (0, 1, 2)),
+        (array("q", [4, 5]), (4, 5)),
         ("3", "3"),
         (int, int),
     ],

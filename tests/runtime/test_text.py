@@ -236,6 +236,10 @@ def test_a_damaged_tokenizer_is_a_package_error(package_copy):
     [
         ({"generation_config.json": {"eos_token_id": [2, 7]}, "config.json": {"eos_token_id": 9}}, {2, 7}),
         ({"generation_config.json": {}, "config.json": {"eos_token_id": 9}}, {9}),
+        (
+            {"genai_config.json": {"model": {"eos_token_id": [9, 32]}}, "config.json": {"eos_token_id": 9}},
+            {9, 32},
+        ),
         ({}, set()),
     ],
 )
