@@ -55,3 +55,15 @@ def test_what_makes_no_sense_is_refused(package: Path, tmp_path: Path) -> None:
         with pytest.raises(partita.GenerationError, match="is empty"):
             model.save_prefix(tmp_path / "f", [])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_prefix_whose_logits_are_no_numbers_is_not_written(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with partita.load(package, providers="cpu", threads=1, observe=False) as model:
+        with monkeypatch.context() as patch:
+            patch.setattr("partita.runtime.engine.loop.np.isfinite", lambda value: False)
+            with pytest.raises(partita.GenerationError, match="not finite"):
+                model.save_prefix(tmp_path / "prefix", BEGIN)
+        assert not (tmp_path / "prefix").exists()
+        assert model.generate(BEGIN, max_new_tokens=3).run().tokens

@@ -95,6 +95,13 @@ def byte_ids(data: bytes) -> list[int]:
     return [letters.get(byte, 2 + byte) for byte in data]
 
 
+@pytest.mark.parametrize("known", [1, 2, 3])
+def test_a_prompt_that_ends_inside_of_a_character_costs_nothing_of_the_answer(bytes_text, known):
+    ids = byte_ids("a😀".encode() + b"b" + "好".encode() + b"a")
+    stream = bytes_text.stream(ids[: 1 + known])
+    assert "".join(stream.push(token) for token in ids[1 + known :]) + stream.finish() == "😀b好a"
+
+
 @pytest.mark.parametrize(
     ("data", "shown"),
     [

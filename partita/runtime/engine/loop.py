@@ -312,6 +312,8 @@ class Engine:
                 tokens[index] = self.confirm(index, row, graph)
             elif row.request.sampler is not None:
                 tokens[index] = self.add_token(index, row, graph, position)
+            elif row.request.listener is None and not np.isfinite(graph.logits(index, position).max()):
+                self.fail(index, row)  # nobody draws of what is read for a prefix, and it would be kept
         return tuple(tokens)
 
     def confirm(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:

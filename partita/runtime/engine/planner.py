@@ -123,13 +123,15 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_to
         return _decode_step(rows, ready, graphs)
     graph, size, take, reads = _taken(rows, ready, graphs, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
+    # Where every row has to be at its beginning, one that rests is put there, too, and reads what it had anew.
+    beginning = size > 1 and not graphs.appends(len(rows))
     return StepPlan(
         graph=graph,
         new_tokens=size,
         take=take,
         # What is written over the last token of a full row is never read: it is fed nothing more, and a row that goes
         # back is fed its last known token once more (`Engine.rewind`).
-        starts=tuple(min(row.filled, graphs.max_length - size) for row in rows),
+        starts=tuple(0 if beginning and not row.live else min(row.filled, graphs.max_length - size) for row in rows),
         positions=_wanted_positions(rows, take, ends, graphs.logits_rows if graph == "prefill" else None),
         ends=ends,
         begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),

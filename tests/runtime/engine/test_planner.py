@@ -267,3 +267,9 @@ def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_sp
             }
             filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
         assert filled == lengths, (graphs, lengths)
+
+
+def test_beside_a_row_that_rests_a_prompt_begins_where_every_row_has_to() -> None:
+    rows = [RowView(20, 0, live=False), RowView(0, 8, reads=True)]
+    assert (planned(rows, WHOLE).new_tokens, planned(rows, WHOLE).starts) == (8, (0, 0))
+    assert planned(rows, ANY).starts == (20, 0), "and stays where it is where any may begin"
