@@ -66,7 +66,7 @@ def decimals(value: float | None, scale: float = 1.0) -> str:
     size = abs(scaled)
     if size >= 100 or size == 0:
         return f"{scaled:,.0f}"
-    digits = 1 if size >= 10 else 2 if size >= 1 else 2 - math.floor(math.log10(size)) if size < 0.01 else 3
+    digits = 1 if size >= 10 else 2 if size >= 1 else 2 - math.floor(math.log10(size)) if size < 0.001 else 3
     return f"{scaled:.{digits}f}"
 
 

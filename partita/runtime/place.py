@@ -39,6 +39,7 @@ from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
+from partita.runtime.ort.errors import SHORTER
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import Session
@@ -195,7 +196,7 @@ def _run_session(
     let_go(ran.error)
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
         ran = replace(ran, error=told_error(model, session, ran.error, where.values))
-    if isinstance(ran.error, ResourceError):  # an ONNX file is not exported with a shorter cache
+    if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
         smaller = Remedy(f"free memory, or give smaller sizes with {spelled('shapes')}")
         ran = replace(ran, error=ResourceError(ran.error.said, remedy=smaller))
     return ran, ports
