@@ -59,12 +59,12 @@ from partita.runtime.run_errors import (
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session_facts import session_facts
-from partita.spelling import spelled
 
 PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt of a package, where its graph takes any number of tokens."""
 DUMMY_TOKEN = 0
+SMALLER_INPUTS = Remedy("free memory, or give its inputs smaller sizes")
 NOT_FAILED = (RunInterruptedError, RunLateError)
 """What ended a run from outside."""
 
@@ -197,8 +197,7 @@ def _run_session(
     if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
         ran = replace(ran, error=told_error(model, session, ran.error, where.values))
     if isinstance(ran.error, ResourceError) and ran.error.remedy == SHORTER:  # an ONNX file has no cache to shorten
-        smaller = Remedy(f"free memory, or give smaller sizes with {spelled('shapes')}")
-        ran = replace(ran, error=ResourceError(ran.error.said, remedy=smaller))
+        ran = replace(ran, error=ResourceError(ran.error.said, remedy=SMALLER_INPUTS))
     return ran, ports
 
 

@@ -107,7 +107,7 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     report = mixed()
     there = {
         phase.name: tuple(
-            node for node in phase.nodes if node.provider == GPU and not node.op_type.startswith("Memcpy")
+            node for node in phase.nodes if node.provider == GPU and not (node.op_type or "").startswith("Memcpy")
         )
         for phase in report.phases
     }

@@ -12,7 +12,6 @@ from partita.inspection.diff.records import Difference, InspectedSide, Inspectio
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
 from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
 from partita.observations.text_format import human_bytes, listing, plural
-from partita.spelling import spelled
 
 Fact = tuple[Subject, str, str | None]
 """About what, its name, and what it is; None where that is not known."""
@@ -52,7 +51,7 @@ def _is_hashed(found: Inspection) -> bool:
 def _headline(found: tuple[Difference, ...], *, hashed: bool) -> str:
     """How much is different, by subject."""
     if not found and not hashed:
-        return f"No difference is known, but what is in the files was not compared, as {spelled('hashes', True)} does"
+        return "No difference is known, but hashes of all files are not, so what is in them was not compared"
     if not found:
         return "Both hold the same"
     counted = Counter(each.subject for each in found)
