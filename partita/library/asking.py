@@ -42,7 +42,7 @@ def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
     """A row for each prompt. Raises UsageError for what is none."""
     if isinstance(prompts, str):
         return [prompts]
-    listed = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    listed = _listed(prompts)
     if not is_list(listed):
         raise UsageError(f"prompts is of type {type(prompts).__name__}; give a string, token ids, or a list of either")
     if listed and all(_is_id(entry) for entry in listed):
@@ -53,10 +53,15 @@ def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
 def _row(entry: Any) -> str | tuple[int, ...]:
     if isinstance(entry, str):
         return entry
-    listed = entry.tolist() if hasattr(entry, "tolist") else entry
+    listed = _listed(entry)
     if not is_list(listed) or not all(_is_id(token) for token in listed):
         raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a string or a list of token ids")
     return tuple(int(token) for token in listed)
+
+
+def _listed(value: Any) -> Any:
+    """An array as a list, and anything else as it is; bytes by whatever name are none."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, memoryview) else value
 
 
 def is_list(value: Any) -> bool:

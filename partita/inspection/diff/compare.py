@@ -51,7 +51,7 @@ def _is_hashed(found: Inspection) -> bool:
 def _headline(found: tuple[Difference, ...], *, hashed: bool) -> str:
     """How much is different, by subject."""
     if not found and not hashed:
-        return "No difference is known, but hashes of all files are not, so what is in them was not compared"
+        return "No difference is known, but what is in the files was not compared: some have no hash"
     if not found:
         return "Both hold the same"
     counted = Counter(each.subject for each in found)
