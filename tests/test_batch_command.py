@@ -245,6 +245,7 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["in.jsonl"]
 
 
+@pytest.mark.usefixtures("no_bytecode")
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
 def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path, capsys, monkeypatch, name):
     """The table is larger than the journal, so a limit on the size of files meets it alone."""

@@ -99,6 +99,7 @@ def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, 
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_ends_a_save_and_not_the_session(package, monkeypatch, capsys, tmp_path):
     """Where somebody is there to read it; a script must not go on as if it were saved."""
     kept = tmp_path / "said.json"

@@ -130,6 +130,7 @@ def test_a_full_disk_is_found_before_writing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_fills_up_while_writing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """A file size limit of the operating system stands in for the full disk: the write itself fails."""
     import resource

@@ -125,6 +125,7 @@ from pathlib import Path
 from partita.errors import ResourceError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import RowAnswer
+sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
 with Journal(Path(sys.argv[1]), {}, 1) as journal:
     try:

@@ -108,6 +108,7 @@ def test_a_block_is_let_go_when_its_last_answer_is_kept_and_not_before(tmp_path:
         assert run._take(table) == [7] and run.again == 7  # given again when it was whole: nobody needs it
 
 
+@pytest.mark.usefixtures("no_bytecode")
 def test_a_disk_that_is_full_in_the_middle_loses_and_doubles_nothing(tmp_path: Path, monkeypatch) -> None:
     path, before = tmp_path / "journal", resource.getrlimit(resource.RLIMIT_FSIZE)
     with Journal(path, {}, 0) as journal:

@@ -98,6 +98,7 @@ def test_a_command_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path
     assert all(answer["tokens"] == known_tokens(row["tokens"], 30) for answer, row in zip(answers, rows, strict=True))
 
 
+@pytest.mark.usefixtures("no_bytecode")
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
 def test_a_disk_that_is_full_in_the_middle_is_one_line_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
