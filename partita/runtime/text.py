@@ -198,9 +198,8 @@ class TextStream:
         whole = self._text.decode_at_once(self._ids)
         if whole.startswith(self._shown):
             return whole[len(self._shown) :]
-        if self._shown.endswith(
-            INCOMPLETE
-        ):  # a prompt may end inside of a character, whose bytes are one of these each
+        # A prompt may end inside of a character, whose bytes are one such mark each.
+        if self._shown.endswith(INCOMPLETE):
             return whole[len(os.path.commonprefix((whole, self._shown))) :]
         # With a stray byte behind them, the decoder gives up on what it had decoded and what has been shown.
         return self._text.decode_at_once(self._ids[self._emitted :])

@@ -784,3 +784,11 @@ def test_a_generation_that_does_not_begin_leaves_requests_as_they_are(model):
     while scheduler.step():
         pass
     assert ticket.error is None and len(ticket.answer.tokens) > 0
+
+
+def test_logits_that_a_graph_does_not_give_are_an_error_of_the_run(package, monkeypatch):
+    """Graphs of other exporters may give those of the last token of a step alone."""
+    with partita.load(package, "cpu") as model:
+        monkeypatch.setattr("partita.runtime.engine.planner._wanted_positions", lambda *given: (0,))
+        with pytest.raises(partita.GenerationError, match=r"gives logits at 0 of the \d+ tokens .* a row ends at \d+"):
+            model.generate("return the value", max_new_tokens=2).run()

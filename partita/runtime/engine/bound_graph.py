@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.contract import Contract, GraphFile, PhaseName
-from partita.errors import PackageError, PartitaError
+from partita.errors import GenerationError, PackageError, PartitaError
+from partita.observations.text_format import listing
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache
@@ -203,20 +204,32 @@ class BoundGraph:
         moved = {name: outputs[name] - part.address() + part.keeps.address() for name, part in parts.items()}
         return {**outputs, **moved}
 
+    def _column(self, position: int) -> int:
+        """Where the logits of a position are. Raises GenerationError where the graph gives none of it: some of other
+        exporters give those of the last token of a step alone, and a row may end before that.
+        """
+        column = self._columns.get(position)
+        if column is None:
+            raise GenerationError(
+                f"{self.file} gives logits at {listing(map(str, self._columns))} of the {self.new_tokens} tokens of a "
+                f"step, and a row ends at {position}; give prompts of one length, or export it with those of all tokens"
+            )
+        return column
+
     def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
         """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
-        return self._logits.row(row - self._first, self._columns[position])
+        return self._logits.row(row - self._first, self._column(position))
 
     def likeliest(self, row: int, position: int) -> int | None:
         """The token of the largest of these, all of them finite; None where that is to be seen from themselves."""
-        found = self._logits.chosen(LIKELIEST, row - self._first, self._columns[position])
+        found = self._logits.chosen(LIKELIEST, row - self._first, self._column(position))
         return None if found is None else int(found[0][0])
 
     def largest(self, row: int, position: int, count: int) -> Found | None:
         """The `count` largest of these, finite ones, and all that equal the last, with their places, ascending; None
         where they are to be seen from all.
         """
-        return self._logits.chosen(LARGEST, row - self._first, self._columns[position], count)
+        return self._logits.chosen(LARGEST, row - self._first, self._column(position), count)
 
     def release(self) -> None:
         """Free what it has of a device, before the session that it is of; what is known of it stays."""
