@@ -2,8 +2,10 @@
 
 Texts are paragraphs of the embedded checkpoint's held-out text, given as a task each: to sum up, to edit (the text, and
 the beginning of it again), to continue, and to continue with draws, where guesses are seldom right. A task is
-generated without and with guesses, interleaved, one round after the other; what is printed are ratios of speeds in the
-same round: the median over all, and the lowest median of a text. Tokens are compared, too. Run it on an idle machine.
+generated without, with guesses and without again, in turns, one round after the other; what is printed are ratios of
+speeds in the same round: the median over all, and the lowest median of a text. Beside it stands what the same two
+figures are of both runs without guesses: what this machine's noise makes of nothing. Tokens are compared, too. Run it
+on an idle machine.
 
 With --before N the package has answered the same tasks on N other paragraphs before, and guesses from these answers,
 too. What is measured is never kept for guesses: the next round would know the answers.
@@ -49,6 +51,8 @@ class Pair:
     task: str
     text: int
     ratio: float
+    noise: float
+    """The same of two runs without guesses."""
     acceptance: float | None
     tokens_per_step: float | None
     same_tokens: bool
@@ -90,35 +94,54 @@ def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace
         ids = prompts(model, make, texts, given.new_tokens)
         for number in range(given.rounds + 1):
             for text, prompt in enumerate(ids):
-                runs = {}
-                for options in ({}, how) if (number + text) % 2 else (how, {}):
+                runs = dict[str, partita.Generation]()
+                orders = [
+                    ("plain", "guessing", "again"),
+                    ("guessing", "again", "plain"),
+                    ("again", "plain", "guessing"),
+                ]
+                for name in orders[(number + text) % len(orders)]:
                     time.sleep(PAUSE_SECONDS)
-                    runs[bool(options)] = model.generate(
+                    runs[name] = model.generate(
                         prompt,
                         max_new_tokens=given.new_tokens,
                         temperature=temperature,
                         seed=SEED,
                         stop_token_ids=(),
-                        **options,  # type: ignore[arg-type]
+                        **(how if name == "guessing" else {}),  # type: ignore[arg-type]
                     ).run()
-                fast, plain = runs[True], runs[False]
-                told = fast.speculation
+                told = runs["guessing"].speculation
                 if number and told is not None:
-                    speeds = [run.timings["decode_tokens_per_second"] for run in (fast, plain)]
-                    same = fast.tokens == plain.tokens
-                    yield Pair(task, text, speeds[0] / speeds[1], told.acceptance, told.tokens_per_step, same)
+                    speed = {name: run.timings["decode_tokens_per_second"] for name, run in runs.items()}
+                    yield Pair(
+                        task,
+                        text,
+                        speed["guessing"] / speed["plain"],
+                        speed["again"] / speed["plain"],
+                        told.acceptance,
+                        told.tokens_per_step,
+                        runs["guessing"].tokens == runs["plain"].tokens,
+                    )
+
+
+def medians(pairs: list[Pair], figure: Callable[[Pair], float]) -> tuple[float, float]:
+    """Of all pairs, and the lowest of a text."""
+    by_text = [statistics.median(figure(p) for p in pairs if p.text == text) for text in {p.text for p in pairs}]
+    return statistics.median(map(figure, pairs)), min(by_text)
 
 
 def table(pairs: list[Pair]) -> str:
     """A row per task."""
-    lines = [f"{'task':18} {'speed':>6} {'lowest':>7} {'right':>6} {'tokens/step':>11}  same tokens"]
+    lines = [
+        f"{'task':18} {'speed':>6} {'lowest':>7} {'noise':>6} {'lowest':>7} {'right':>6} {'tokens/step':>11}  same"
+    ]
     for task in TASKS:
         own = [pair for pair in pairs if pair.task == task]
-        by_text = [statistics.median(p.ratio for p in own if p.text == text) for text in {p.text for p in own}]
+        speed, noise = medians(own, lambda pair: pair.ratio), medians(own, lambda pair: pair.noise)
         right = [pair.acceptance for pair in own if pair.acceptance is not None]
         steps = [pair.tokens_per_step for pair in own if pair.tokens_per_step is not None]
         lines.append(
-            f"{task:18} {statistics.median(pair.ratio for pair in own):6.2f} {min(by_text):7.2f} "
+            f"{task:18} {speed[0]:6.2f} {speed[1]:7.2f} {noise[0]:6.2f} {noise[1]:7.2f} "
             f"{statistics.median(right) if right else 0:6.0%} {statistics.median(steps):11.2f}  "
             f"{sum(pair.same_tokens for pair in own)} of {len(own)}"
         )

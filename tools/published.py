@@ -104,7 +104,7 @@ the log nor a pin tells the cause:
   counts only when it happens in a fresh process.
 - **Within a budget.** After `--probe-seconds` (120 unless given, 0 for no experiments) what is missing stays
   missing, and the report names the nodes. Every operator has its first experiment before any has its second. A hang
-  is given up after 20 seconds, the start of the provider after 60.
+  is given up after 20 seconds, and after 60 when it is tried once more at the end; the start of the provider after 60.
 - **Known answers are kept**, per build of ONNX Runtime, provider, options and device, as JSON in the user's cache
   folder (`~/.cache/partita/probes`, `$XDG_CACHE_HOME/partita/probes`, `~/Library/Caches/partita/probes` on macOS,
   `%LOCALAPPDATA%\\partita\\probes` on Windows). `PARTITA_CACHE_DIR=<folder>` keeps them elsewhere,

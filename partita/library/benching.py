@@ -128,7 +128,6 @@ def bench(
     for one. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
     KeyboardInterrupt for Ctrl-C.
     """
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see `loading.load`
     given = where(None, provider_options, provider_libraries, (), threads)
     options = BenchOptions(
         package=Path(package),

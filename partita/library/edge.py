@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -116,6 +117,8 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         with one_tree():
             if not checked:
                 checked.append(_checked(function))

@@ -60,8 +60,6 @@ def load(
     target = read_chain_options(given)
     choice = Choice(variant, None if contract is None else Path(contract), max_length)
     manifest = open_folder(folder, choice)
-    # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     # A program may go to another folder; files of the package are read later, too.
     engine = open_engine(folder.absolute(), manifest, given, target, choice, observe=observe, process=process)
     _log_chain(target, engine, manifest)

@@ -303,9 +303,9 @@ class Model:
 
     @public
     def evaluate(self) -> Evaluation:
-        """Read the text of a package with packed weights (int8, int4) on this chain, in a session of its own.
+        """Read the text that the quality of a package is measured on, on this chain, in a session of its own.
 
-        Raises PackageError where the package has none: other precisions are checked by `verify` alone.
+        Raises PackageError where the package has none, as in fp32, where nothing is rounded and `verify` says it all.
         """
         return self._open().evaluate()
 

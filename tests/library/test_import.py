@@ -57,6 +57,18 @@ def test_what_is_offered_loads_neither_torch_nor_the_command_line(name):
     assert json.loads(run(script)) == []
 
 
+@pytest.mark.parametrize("given", [None, "0"])
+def test_no_usage_data_is_sent_unless_somebody_agreed(given):
+    """Whatever is called first: a child process takes the variable over, too."""
+    agreed = "" if given is None else f"os.environ['ORT_DISABLE_TELEMETRY'] = {given!r}; "
+    script = (
+        f"import os; os.environ.pop('ORT_DISABLE_TELEMETRY', None); {agreed}import partita\n"
+        "try: partita.place('no-such-model.onnx', 'cpu')\n"
+        "except partita.PartitaError: print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    assert run(script).strip() == (given or "1")
+
+
 def test_everything_that_is_listed_is_there_and_typed():
     assert list(partita.__all__) == sorted(partita.__all__) == dir(partita)
     tree = ast.parse((REPOSITORY / "partita" / "__init__.py").read_text("utf-8"))

@@ -30,7 +30,9 @@ def evaluate(
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the quality of an int8 or int4 package on a provider, without torch: perplexity beside its original's."""
+    """Measure what rounding costs a package (all but plain fp32) on a provider, without torch: perplexity beside its
+    original's.
+    """
     from partita.commands import evaluate as verb
 
     raise Exit(

@@ -184,7 +184,8 @@ def export(
         bool, typer.Option("--static-shapes", help="Write prefill.onnx and decode.onnx with static shapes only.")
     ] = False,
     prefill_chunk: Annotated[
-        int | None, typer.Option(help="Tokens per run of the static prefill.onnx. Default: 128.")
+        int | None,
+        typer.Option(help="Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states."),
     ] = None,
     no_verify: Annotated[
         bool,

@@ -27,16 +27,24 @@ def linear(slope: float) -> Callable[[int], float]:
 
 
 def generated(
-    text: Sequence[int], cost: Callable[[int], float], governor: Governor, *, prompt: int = 40, look: float = LOOK
+    text: Sequence[int],
+    cost: Callable[[int], float],
+    governor: Governor,
+    *,
+    prompt: int = 40,
+    look: float = LOOK,
+    after: float = 0.0,
 ) -> tuple[float, list[int]]:
-    """Speed of a generation of `text` by that without guesses, and the widths of its steps."""
+    """Speed of a generation of `text` by that without guesses, and the widths of its steps. `after`: part of its time
+    that a step takes longer for that somebody looked for guesses before.
+    """
     whole, guesser = np.array(text, np.int64), NgramGuesser()
-    known, seconds, widths = prompt, 0.0, list[int]()
+    known, seconds, widths, rested = prompt, 0.0, list[int](), list[tuple[int, float]]()
     while known < len(text):
         rests = governor.rests()
         looks = not rests and not governor.measuring(1) and (most := governor.most(1))
         offered, evidence = guesser(whole[:known], most) if looks else ((), ())
-        looked = look if offered else 0.0
+        looked = look if looks else 0.0
         count = governor.choose([tuple(evidence)], 1) if offered else 0
         count = min(count, len(text) - known - 1)
         fed, kinds = offered[:count], tuple(evidence[:count])
@@ -45,9 +53,14 @@ def generated(
             right += 1
         width = len(fed) + 1
         tested = (Judged(kinds, right),) if fed else ()
-        if not rests:
-            governor.heard(Heard(width, cost(width), looked, len(offered), 1, right + 1, tested))
-        known, seconds = known + right + 1, seconds + cost(width) + looked
+        took = cost(width) * (1 + after if looks else 1)
+        if rests:
+            rested.append((1, took))
+        else:
+            step = Heard(width, took, looked, len(offered), 1, right + 1, tested, looked=looks, rested=tuple(rested))
+            governor.heard(step)
+            rested.clear()
+        known, seconds = known + right + 1, seconds + took + looked
         widths.append(width)
     return (len(text) - prompt) * STEP / seconds, widths
 
@@ -63,6 +76,22 @@ def test_a_text_that_repeats_itself_gains_by_what_more_tokens_cost(slope: float,
 def test_guesses_that_are_wrong_cost_less_than_three_percent(text: list[int], slope: float) -> None:
     gain, _ = generated(text, linear(slope), Governor(ngram.PRIORS))
     assert gain > 0.97
+
+
+@pytest.mark.parametrize("after", [0.05, 0.15, 0.4])
+def test_what_a_look_does_to_the_step_after_it_counts_as_well(after: float) -> None:
+    """Code and data of a look are in the processor's caches then, and not those of the step."""
+    gain, _ = generated(RANDOM_TEXT, linear(0.3), Governor(ngram.PRIORS), after=after)
+    assert gain > 0.97
+
+
+def test_a_rest_of_one_generation_is_none_of_the_next() -> None:
+    governor = Governor(ngram.PRIORS)
+    generated(RANDOM_TEXT, linear(0.6), governor, look=0.3 * STEP)
+    assert governor.rests(), "it cannot afford a look"
+    governor.begin()
+    _, widths = generated(REPEATING, linear(0.1), governor)
+    assert max(widths[:6]) > 1
 
 
 def test_where_a_wider_step_costs_as_much_as_its_tokens_apart_none_is_made_for_long() -> None:
@@ -94,7 +123,7 @@ def test_a_step_that_had_to_wait_once_is_tried_again() -> None:
             waited.append(width)
         return linear(0.1)(width) + (30 * STEP if late else 0)
 
-    _, widths = generated([*REPEATING, *REPEATING, *REPEATING], cost, Governor(ngram.PRIORS))
+    _, widths = generated(REPEATING * 8, cost, Governor(ngram.PRIORS))
     assert len(waited) == 2 and np.mean(np.array(widths[len(widths) // 2 :]) > 1) > 0.9
 
 
