@@ -69,7 +69,7 @@ class Batch:
             )
         self._runner.check_adapter(name)
         watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
-        self._rested = self._rested or not self._busy
+        self._begins()
         guesser = None if self._guessers is None else self._guessers.guesser()
         sampler = watched or request.sampler
         row = self._engine.join(replace(request, sampler=sampler, guesser=guesser, adapter=name))
@@ -96,6 +96,13 @@ class Batch:
         each = names if len(set(names)) > 1 else names[:1]
         return None if each in ([], [None]) else " / ".join(name or "none" for name in each)
 
+    def _begins(self) -> None:
+        """Somebody goes on: where nobody was at work, for himself alone, with an account of guesses of his own."""
+        if not self._busy:
+            self._rested = True
+            if self._guessers is not None:
+                self._guessers.governor.begin()
+
     def give(self, prefix: Prefix) -> None:
         """Have rows that join from now on begin with a prefix, where their prompts do. Raises GenerationError."""
         self._engine.give(prefix)
@@ -121,7 +128,7 @@ class Batch:
 
     def extend(self, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
         """Give a row more tokens to read, and go on as `sampling` says. Raises GenerationError, UsageError."""
-        self._rested = self._rested or not self._busy
+        self._begins()
         sampler: Sampler = sampling.sampler()
         if row in self._watched:
             sampler = self._watched[row] = self._watched[row].over(sampler)

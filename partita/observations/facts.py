@@ -323,6 +323,8 @@ class StepFact:
     """Part of `overhead_seconds`: guesses were made."""
     declined: bool = False
     """Guesses were not worth it."""
+    looked: bool = False
+    """Somebody looked for guesses, or weighed whether to, which makes the step itself longer, too."""
 
 
 @dataclass(frozen=True, slots=True)

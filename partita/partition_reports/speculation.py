@@ -64,7 +64,7 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
     if fact is None:
         return None
     made = [step for step in steps if step.phase == "decode" and not step.observed]
-    plain = [_own_seconds(step) / _tokens(step) for step in made if not step.guessed and _tokens(step)]
+    plain = [_own_seconds(step) / _tokens(step) for step in _plain(made)]
     tokens, guessed = sum(map(_tokens, made)), sum(step.guessed for step in made)
     confirmed = sum(step.confirmed for step in made)
     seconds = sum(step.seconds + step.overhead_seconds for step in made)
@@ -92,15 +92,23 @@ def _gain(steps: Sequence[StepFact]) -> float | None:
     """How fast these steps were, by those of them without guesses: rows beside each other share a step's time, so each
     is compared with those of as many. None where there is nothing to compare with.
     """
-    plain: dict[int, list[float]] = {}
+    by_rows: dict[int, list[StepFact]] = {}
     for step in steps:
         if not step.guessed and _tokens(step):
-            plain.setdefault(_rows(step), []).append(_own_seconds(step))
-    alike = {rows: statistics.median(seconds) for rows, seconds in plain.items()}
+            by_rows.setdefault(_rows(step), []).append(step)
+    alike = {rows: statistics.median(map(_own_seconds, _plain(those))) for rows, those in by_rows.items()}
     compared = [step for step in steps if _rows(step) in alike]
     took = sum(step.seconds + step.overhead_seconds for step in compared)
     without = sum(_tokens(step) / _rows(step) * alike[_rows(step)] for step in compared)
     return without / took if took > 0 else None
+
+
+def _plain(steps: Sequence[StepFact]) -> Sequence[StepFact]:
+    """Those that a generation without guesses has: not looked for, either, where there are any such. A look makes the
+    step after it longer.
+    """
+    without = [step for step in steps if not step.guessed and _tokens(step)]
+    return [step for step in without if not step.looked] or without
 
 
 def _rows(step: StepFact) -> int:

@@ -184,6 +184,7 @@ def step_fact(step: Step) -> StepFact:
         step.confirmed,
         step.guess_seconds,
         step.declined,
+        step.looked,
     )
 
 

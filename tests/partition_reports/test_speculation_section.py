@@ -33,6 +33,17 @@ def test_the_gain_is_by_what_a_token_took_without_guesses_in_the_same_run() -> N
     assert [(entry.width, entry.steps, entry.tokens) for entry in found.widths] == [(1, 3, 3), (4, 4, 10)]
 
 
+def test_a_step_after_a_look_that_found_nothing_is_none_without_guesses() -> None:
+    """It is longer for the look, so guesses would look better beside it than they are."""
+    looked = replace(PLAIN, seconds=0.0023, looked=True)
+    found = speculation_figures(NGRAM, (*STEPS, looked, looked, looked, looked))
+    assert found is not None and found.plain_token_ms == pytest.approx(2.0)
+    took = 3 * 0.0021 + 4 * 0.0025 + 4 * 0.0026
+    assert found.gain == pytest.approx(17 * 0.002 / took)
+    alone = speculation_figures(NGRAM, (WIDE, looked))
+    assert alone is not None and alone.plain_token_ms == pytest.approx(2.5), "where there is nothing else"
+
+
 def test_steps_of_several_rows_are_compared_with_those_of_as_many() -> None:
     """Rows beside each other share the time of a step: a token of theirs says nothing of what one alone takes."""
     beside = StepFact("decode", 1, 0.0036, 0.0004, False, 4, width=1)

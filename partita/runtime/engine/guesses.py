@@ -61,7 +61,7 @@ class Heard:
     seconds: float
     """Wall time from its plan to its last token; without `guess_seconds`."""
     guess_seconds: float
-    """Wall time in which guesses were made and counted, and in which the last step was heard of."""
+    """Wall time in which guesses were made and counted."""
     asked: int
     """Guesses that were made, be they fed or not."""
     live: int
@@ -71,16 +71,13 @@ class Heard:
     tested: tuple[Judged, ...]
     read: int = 0
     """Tokens that those who guess had to read before."""
-    looked: bool = True
-    """Guesses were looked for, or it was weighed whether to: a step after that takes longer, because the processor's
-    caches and threads that wait for work are not as they were.
-    """
-    rested: tuple[tuple[int, float], ...] = ()
-    """Rows that went on and wall time of each step since the last one that was heard of, in which nobody looked."""
 
 
 class Governor(Protocol):
     """Says how many guesses are worth a step, from what steps cost and how often guesses were right."""
+
+    def begin(self) -> None:
+        """A generation begins, or a request beside which nobody is at work. What is known of steps stays."""
 
     def rests(self) -> bool:
         """Nobody is to look for guesses in the next step, nor tell of it. Asked once for each step."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,9 +10,6 @@ from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Governor, Heard, Judged
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
-
-TOLD = 3
-"""Steps at rest that a governor is told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +34,7 @@ class Guessing:
 
 _NONE = Guessing()
 _PLAIN = Guessing(looked=False)
+_NOBODY = Guessing(looked=False, unheard=True)
 _DECLINED = Guessing(declined=True)
 _OTHERS = Guessing(unheard=True)
 _RESTS = Guessing(declined=True, looked=False, unheard=True)
@@ -55,16 +51,16 @@ def make_guesses(
     as they are.
     """
     if not any(row is not None and row.request.guesser is not None for row in rows):
-        return _NONE
+        return _NOBODY
     if governor is not None and governor.rests():
         return _RESTS
     live, unfinished, room = _room(rows, executor.cache.filled)
     if not live or (live < unfinished and _reads(plan())):
-        return _NONE
+        return _PLAIN
     if not executor.graphs.appends(live):
         return _OTHERS
     if not any(room) or not executor.takes_back or executor.observed:
-        return _NONE
+        return _PLAIN
     if governor is not None and governor.measuring(live):
         return _PLAIN
     behind = _behind(rows, room)
@@ -121,49 +117,25 @@ def _ask(row: Row, most: int) -> None:
         row.gave_up = str(error)
 
 
-class Teller:
-    """Tells a governor of decode steps."""
-
-    def __init__(self) -> None:
-        self._rested: deque[tuple[int, float]] = deque(maxlen=TOLD)
-        """Rows that went on and seconds of the last steps at rest since the last one that it was told of: to hear of
-        each would take what a rest is there to save.
-        """
-        self._hearing = 0.0
-        """Seconds in which it heard of that one."""
-
-    def tell(
-        self,
-        governor: Governor,
-        plan: StepPlan,
-        guessing: Guessing,
-        seconds: float,
-        guess_seconds: float,
-        tokens: Sequence[Sequence[int]],
-        tested: Sequence[Judged | None],
-    ) -> None:
-        """A step was made. `tokens`: those that each row got; `tested`: what came of its guesses."""
-        live = sum(map(bool, plan.take))
-        if guessing.unheard:
-            if not guessing.looked:
-                self._rested.append((live, seconds))
-            return
-        began = time.perf_counter()
-        step = Heard(
-            width=plan.new_tokens,
-            seconds=seconds,
-            guess_seconds=guess_seconds + self._hearing,
-            asked=guessing.asked,
-            live=live,
-            tokens=sum(map(len, tokens)),
-            tested=tuple(entry for entry in tested if entry is not None),
-            read=guessing.read if guessing.asked else 0,
-            looked=guessing.looked,
-            rested=tuple(self._rested),
-        )
-        self._rested.clear()
-        governor.heard(step)
-        self._hearing = time.perf_counter() - began
+def heard(
+    plan: StepPlan,
+    guessing: Guessing,
+    seconds: float,
+    guess_seconds: float,
+    tokens: Sequence[Sequence[int]],
+    tested: Sequence[Judged | None],
+) -> Heard:
+    """A decode step for the governor. `tokens`: those that each row got; `tested`: what came of its guesses."""
+    return Heard(
+        width=plan.new_tokens,
+        seconds=seconds,
+        guess_seconds=guess_seconds,
+        asked=guessing.asked,
+        live=sum(map(bool, plan.take)),
+        tokens=sum(map(len, tokens)),
+        tested=tuple(entry for entry in tested if entry is not None),
+        read=guessing.read if guessing.asked else 0,
+    )
 
 
 def _unfinished(rows: Sequence[Row | None]) -> int:

@@ -20,7 +20,7 @@ from partita.runtime.engine.bound_graph import BoundGraph
 from partita.runtime.engine.checks import check_prompt, not_apart
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Governor, Judged
-from partita.runtime.engine.guessing import Teller, get_ready, make_guesses
+from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
 from partita.runtime.engine.prefix import Prefix, check_loads, common_tokens, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
@@ -72,7 +72,6 @@ class Engine:
     read: int = field(default=0, init=False)
     """Tokens of prompts, padding included, since the last step of the rows at work."""
     prefixes: Prefixes | None = field(default=None, init=False)
-    teller: Teller = field(default_factory=Teller, init=False)
 
     def __post_init__(self) -> None:
         self.rows = [None] * self.executor.contract.batch_size
@@ -259,6 +258,7 @@ class Engine:
             width=plan.new_tokens,
             guess_seconds=guess_seconds,
             declined=guessing.declined,
+            looked=guessing.looked,
             errors=_errors(self.rows),
             copied=() if self.prefixes is None else self.prefixes.told(len(self.rows)),
             gave_up=_gave_up(self.rows),
@@ -269,9 +269,8 @@ class Engine:
         self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
-        if self.governor is not None and not (plan.reads or outcome.observed):
-            seconds = now - began - guess_seconds
-            self.teller.tell(self.governor, plan, guessing, seconds, guess_seconds, tokens, tested)
+        if self.governor is not None and not (plan.reads or outcome.observed or guessing.unheard):
+            self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
         for observer in self.observers:
             observer.on_step(step)
         return step

@@ -46,6 +46,8 @@ class Step:
     """Part of `overhead_seconds`: guesses were made, and their number chosen."""
     declined: bool = False
     """Guesses could have been confirmed, and the governor found them not worth it."""
+    looked: bool = False
+    """Somebody looked for guesses, or weighed whether to."""
     errors: tuple[str | None, ...] = ()
     """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()

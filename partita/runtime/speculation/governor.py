@@ -13,7 +13,6 @@ left is not made. So speculation that does not pay ends by itself, and is tried 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, zip_longest
 from operator import mul
@@ -31,7 +30,7 @@ PROVEN_STAKE = 2.0
 """The same where the last guesses of this package have won more than they took."""
 DEAR_STAKE = 1.0
 """The same where guesses take their time to be made: less buys nothing there."""
-SHARE = 0.015
+SHARE = 0.02
 """Part of the time that may be lost after that, the time in which guesses were looked for included."""
 LENT = 0.5
 """Part of what a draft promises for the rest of a row that may be spent on reading the text before, once its guesses
@@ -47,6 +46,10 @@ USUAL = 0.15
 """What the last time to guess counts for in what is usual."""
 PURSE = 4.0
 """Steps of one token of what was won that may be lost again."""
+HOARD = 40.0
+"""Steps of one token of what was won that are kept at most: after a text that is guessed well for long there may be one
+that is not.
+"""
 MARGIN = 1.03
 """How much more tokens per second a guess has to promise."""
 LONGEST_REST = 4
@@ -55,10 +58,6 @@ steps, because looking takes its time, too, and so does weighing what a step too
 """
 LONGEST_IN_VAIN = 16
 """The same while no guess of a generation was right."""
-LONGEST_UNAFFORDED = 64
-"""The same while the account has not what a guess may lose."""
-FORGETS = 200
-"""Steps in which guesses were not worth it, after which the slowest are forgotten."""
 REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
 
@@ -72,11 +71,7 @@ class Governor:
         """
         self.acceptance = Acceptance(priors)
         self._costs: dict[int, StepCosts] = {}
-        """By the rows that go on: each makes a step longer. Of steps for which guesses were looked for, and of those
-        that were made to compare with.
-        """
-        self._plain: dict[int, StepCosts] = {}
-        """The same of steps in which nobody looked: what there would be without guesses."""
+        """By the rows that go on: each makes a step longer."""
         self._most, self._asking = most, asking
         self._lent = 0.0
         """Steps of one token that this generation may lose beyond the account, for what a draft had to read."""
@@ -87,9 +82,7 @@ class Governor:
         self._right = False
         """A guess of this generation was right."""
         self._declined = 0
-        """Steps in which guesses were not worth it, since the slowest ones were forgotten."""
-        self._look = 0.0
-        """What the last step after a look took beyond one in which nobody looks, in such steps."""
+        """Steps without guesses that there were."""
         self._spent = 0.0
         """Seconds of decode steps."""
         self._won = 0.0
@@ -133,18 +126,14 @@ class Governor:
         costs = self.costs(live)
         if self._asking is not None:
             best = self._worth_asking(self._asking, costs, behind, room)
-            if not best:
-                self.acceptance.decline_all(max(self._rest, 1))
-                self._decline(live)
-            return best
-        lacking = costs.of(2) / costs.of(1) - 1 - self._left(costs)
-        if lacking <= 0:
+        elif self._left(costs) >= costs.of(2) / costs.of(1) - 1:
             return self._most  # their evidence tells more than what is typical
-        # Nothing changes before the account has it and what it takes to see that, so nobody looks until then.
-        steps = min(math.ceil((lacking + self._look) / SHARE), LONGEST_UNAFFORDED)
-        self.acceptance.decline_all(steps)
-        self._decline(live, steps)
-        return 0
+        else:
+            best = 0
+        if not best:
+            self.acceptance.decline_all(1 if self._asking is None else max(self._rest, 1))
+            self._begin_rest(costs)
+        return best
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed in each row."""
@@ -152,7 +141,10 @@ class Governor:
         best, _ = self._best(offers, self.acceptance.of, live, costs, self._left(costs))
         if not best:
             self.acceptance.decline({offer[0] for offer in offers if offer})
-            self._decline(live)
+            self._declined += 1
+            if self._declined % REFRESH == 0:
+                costs.forget_worst()
+            self._begin_rest(costs)
         else:
             self._rest = 0
         return best
@@ -162,8 +154,6 @@ class Governor:
         costs, live = self.costs(step.live), max(step.live, 1)
         expected = costs.of(step.width) if costs.known else step.seconds
         costs.add(step.width, step.seconds)
-        for rows, seconds in step.rested if step.looked else (*step.rested, (step.live, step.seconds)):
-            self._plain.setdefault(rows, StepCosts()).add(1, seconds)
         asking = self._asked_seconds(step)
         for row in step.tested:
             right = row.confirmed + row.ended
@@ -171,38 +161,21 @@ class Governor:
             self._right = self._right or row.confirmed > 0
         if not costs.known:
             return
-        one = self._alone(step.live)
-        taken = costs.of(step.width) if step.looked else one
+        taken = costs.of(step.width)
         if not costs.settled(step.width):
             taken = max(taken, step.seconds)
         taken = min(taken, OUTLIER * expected) + asking
-        if step.looked and step.width == 1:
-            self._look = taken / one - 1
         self._spent += taken
-        won = step.tokens / live * one - taken
-        self._won += won
+        won = step.tokens / live * costs.of(1) - taken
+        self._won = min(self._won + won, HOARD * costs.of(1))
         if step.asked:
-            self._worth += (won / one - self._worth) * RECENT
+            self._worth += (won / costs.of(1) - self._worth) * RECENT
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _alone(self, live: int) -> float:
-        """Seconds of a step that nobody looked for guesses for; never more than of one after a look."""
-        plain, after = self._plain.get(live), self.costs(live).of(1)
-        return min(plain.of(1), after) if plain is not None and plain.known else after
-
-    def _decline(self, live: int, steps: int | None = None) -> None:
-        """Nothing was fed. Nobody looks for so many steps, or for twice as many as the last time; and what was slow
-        once is not taken to be so for ever.
-        """
-        if steps is None:
-            steps = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
-        self._declined += steps + 1
-        if self._declined >= FORGETS:
-            self._declined = 0
-            self.costs(live).forget_worst()
-        self._resting = steps
-        self._rest_seconds = self._alone(live)
+    def _begin_rest(self, costs: StepCosts) -> None:
+        self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
+        self._rest_seconds = costs.of(1)
 
     def _worth_asking(self, asking: Asking, costs: StepCosts, behind: int, room: int) -> int:
         """How many guesses of a draft are worth being made: the most tokens per second while it is in step, if what it
@@ -228,7 +201,7 @@ class Governor:
     def _asked_seconds(self, step: Heard) -> float:
         """What looking for guesses took in a step; what a process that had to wait took is not charged."""
         if not step.asked:
-            return step.guess_seconds
+            return min(step.guess_seconds, OUTLIER * self._usual) if self._usual else step.guess_seconds
         asking, usual = self._asking, self._usual or step.guess_seconds
         if asking is not None and asking.step is not None:
             usual = step.asked * asking.step + asking.reading(step.read)

@@ -331,6 +331,9 @@ class Hears:
     def __init__(self) -> None:
         self.judged: list[Judged] = []
 
+    def begin(self) -> None:
+        pass
+
     def rests(self) -> bool:
         return False
 
