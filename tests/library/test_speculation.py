@@ -15,6 +15,7 @@ from partita.library.remote import STEPS, RemoteEngine
 from partita.partition_reports.sections.report import sections
 from partita.runtime.engine.recorder import Step
 from partita.runtime.runner import load_runner
+from partita.runtime.speculation.governor import Governor
 from tests.guesses import feed_all, knowing
 from tests.runtime.handmade import ALL, handmade, known_tokens
 
@@ -141,6 +142,24 @@ def test_rows_guess_from_what_others_wrote_however_those_ended(package: Path, en
         assert told[: len(written)] == written and len(told) == N
         assert (len(written) == N) == (end == "finished")
         assert steps <= N - len(written) + len(written) // 4
+
+
+def test_a_request_beside_which_nobody_is_at_work_pays_for_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the guesses of one have lost, and the rest that came of it, is not the next one's."""
+    begun: list[int] = []
+    monkeypatch.setattr(Governor, "begin", lambda self: begun.append(1))
+    folder = handmade(tmp_path / "package", batch=2, states=("key",))
+    with partita.load(folder, "cpu", observe=False) as model:
+        scheduler = model.scheduler(speculate="ngram")
+        before = len(begun)
+        for together in (1, 2, 1):
+            for _ in range(together):
+                scheduler.submit(partita.request(model, [5, 6, 7], max_new_tokens=4))
+            while scheduler.step():
+                pass
+    assert len(begun) - before == 3
 
 
 def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: Callable[[Path], Path]) -> None:
