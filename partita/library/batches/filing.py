@@ -36,6 +36,7 @@ class FileAnswers:
     """This and the next: of this run."""
     new_tokens: int
     seconds: float
+    """From the first row that is read to the output: what the run is of was looked at before."""
     unread: tuple[str, ...]
     """Fields of rows that mean nothing to Partita."""
     seed: int
@@ -75,9 +76,11 @@ def check_files(source: Path, output: Path) -> None:
 
 
 def identity(source: InputFile, package: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What makes a run this one: the rows, the package (its hash), and options that make a difference to an answer."""
+    """What makes a run this one: the rows, the package (its hash), and options that make a difference to an answer. The
+    same bytes are other rows in another format.
+    """
     return {
-        "input file": {"sha256": source.sha256, "bytes": source.size_bytes},
+        "input file": {"sha256": source.sha256, "bytes": source.size_bytes, "format": source.format},
         "package": package,
         "options": options,
     }
@@ -101,11 +104,11 @@ def answer_file(
     every step. Raises UsageError, GenerationError, InstallationError; ResourceError when the disk is full,
     ProviderError when the model cannot go on: the answers so far stay, and the same call goes on.
     """
-    began = time.perf_counter()
     looked, place = look_at(source), output.absolute()  # whoever hears of steps may go to another folder
     run_of = identity(looked, contents_hash(folder, manifest), options)
     with Journal(journal_path(output), run_of, defaults.base_seed) as journal:
         refuse_there(output, journal.path)  # a run that had the journal may have ended since it was looked for
+        began = time.perf_counter()
         run = BatchRun(
             scheduler, text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked)
         )

@@ -30,6 +30,8 @@ SYNC_SECONDS = 5.0
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 """What a file system says that has no such thing."""
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
+SINCE = (("input file", "format"),)
+"""What a run is of that journals of earlier versions do not say: they match whatever it is."""
 
 
 def journal_path(output: Path) -> Path:
@@ -200,6 +202,9 @@ def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
     """The seed of the run that a journal is of. Raises UsageError when that is another one."""
     said = json.loads(header)
     earlier = said.get("run", {})
+    for name, part in SINCE:
+        if part in run.get(name, ()) and isinstance(earlier.get(name), dict):
+            earlier[name].setdefault(part, run[name][part])
     different = [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]
     if different:
         told = [_difference(name, earlier.get(name), run.get(name)) for name in different]
@@ -214,7 +219,8 @@ def _difference(name: str, before: Any, now: Any) -> str:
     """What is different between two runs, in words."""
     if isinstance(before, dict) and isinstance(now, dict):
         parts = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        shown = [f"{spelled(key)} was {before.get(key)!r} and is {now.get(key)!r}" for key in parts]
+        called = {key: spelled(key) if name == "options" else f"{key} of the {name}" for key in parts}
+        shown = [f"{called[key]} was {before.get(key)!r} and is {now.get(key)!r}" for key in parts]
         return listing(shown)
     return f"the {name} is another"
 

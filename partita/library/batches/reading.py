@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -21,7 +22,10 @@ BLOCK_BYTES = 1 << 20
 DEEPEST = 100
 """Lists and objects in each other; other readers of JSON, to which a row may go, stop at 128 or 200."""
 PARQUET_ROWS = 256
-"""Per block that is in memory at a time."""
+PARQUET_BYTES = 4 << 20
+"""Both end a block, which is in memory at a time, but not before its first row. Token ids are five times as large as
+objects of Python.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ def _json_rows(file: IO[bytes]) -> Iterator[InputRow]:
     """An object per line; lines with nothing on them are no rows."""
     index = 0
     for number, line in enumerate(file, start=1):
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         yield _json_row(index, number, line)
@@ -90,7 +96,7 @@ def _json_rows(file: IO[bytes]) -> Iterator[InputRow]:
 
 def _json_row(index: int, number: int, line: bytes) -> InputRow:
     try:
-        data = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        data = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return InputRow(index, error=f"line {number} is not UTF-8 text (byte {error.start})")
     except ValueError as error:
@@ -153,11 +159,27 @@ def _parquet_rows(path: Path) -> Iterator[InputRow]:
     try:
         for group in range(file.num_row_groups):  # apart, so that damage in one does not take the rows before it along
             # Columns that mean nothing here may hold what is large, or has no form in Python.
-            for block in file.iter_batches(batch_size=PARQUET_ROWS, row_groups=[group], columns=read):
-                yield from (replace(row, others=others) for row in _block_rows(block, index))
-                index += block.num_rows
+            size = _rows_at_once(file.metadata.row_group(group), read)
+            for block in file.iter_batches(batch_size=size, row_groups=[group], columns=read):
+                for part in _parts(block):
+                    yield from (replace(row, others=others) for row in _block_rows(part, index))
+                    index += part.num_rows
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         raise GenerationError(f"{path}: damaged behind row {index} ({' '.join(str(error).split())})") from error
+
+
+def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
+    """How many rows of a group to decode together, by how large they are in the file on average."""
+    chunks = (group.column(place) for place in range(group.num_columns))
+    sizes = (chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns)
+    size, rows = int(sum(sizes)), int(group.num_rows)
+    return max(1, min(PARQUET_ROWS, PARQUET_BYTES * rows // max(size, 1)))
+
+
+def _parts(block: Any) -> Iterator[Any]:
+    """A block in parts to be converted one by one: what is the same in many rows may be in the file once."""
+    rows = max(1, PARQUET_BYTES * block.num_rows // max(block.nbytes, 1))
+    return (block.slice(first, rows) for first in range(0, block.num_rows, rows))
 
 
 def _block_rows(block: Any, first: int) -> Iterator[InputRow]:

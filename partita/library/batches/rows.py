@@ -20,7 +20,7 @@ from partita.library.sampling import SEED_BITS, Sampling
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
 from partita.runtime.text import Text
-from partita.spelling import read_as_fields
+from partita.spelling import read_as_fields, spelled
 
 PROMPTS = ("prompt", "messages", "tokens")
 """What a row can have to begin with: one of them."""
@@ -179,6 +179,11 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
         if not all(map(_is_whole, value)):
             raise UsageError(f"{given} is a list, and not of token ids alone")
         return ids_after(defaults.prefix, [int(token) for token in value])
+    if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
+        raise UsageError(  # JSON in a column of texts, more often than what a user says
+            f"messages is {str(value)[:40]!r}, a text where objects with role and content belong; have JSON read into "
+            f"a list of them, or give what a user says as prompt, with {spelled('chat', True)}"
+        )
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")
     if text is None:

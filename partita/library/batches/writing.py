@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +17,10 @@ from partita.library.batches.reading import SUFFIXES
 from partita.spelling import spelled
 
 PARQUET_ROWS = 1024
-"""Per block that is in memory at a time."""
+PARQUET_BYTES = 4 << 20
+"""Of lines. Both end a block, which is in memory at a time: as lists and dicts of Python log-probabilities take a dozen
+times as much.
+"""
 
 
 def refuse_there(output: Path, journal: Path) -> None:
@@ -97,17 +99,22 @@ def _write_lines(file: IO[bytes], lines: Iterable[bytes]) -> None:
 
 def _write_parquet(file: IO[bytes], lines: Iterable[bytes]) -> None:
     arrow, parquet = _arrow()
-    rows = (json.loads(line) for line in lines)
-    first = list(islice(rows, PARQUET_ROWS))
     schema = _schema(arrow)
     with parquet.ParquetWriter(file, schema) as writer:
-        for block in _blocks(first, rows):
-            writer.write_table(arrow.Table.from_pylist([_plain(row) for row in block], schema=schema))
+        for block in _blocks(lines):
+            writer.write_table(arrow.Table.from_pylist([_plain(json.loads(line)) for line in block], schema=schema))
 
 
-def _blocks(first: list[dict[str, Any]], rest: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    yield first
-    while block := list(islice(rest, PARQUET_ROWS)):
+def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if len(block) == PARQUET_ROWS or size >= PARQUET_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
         yield block
 
 

@@ -45,7 +45,7 @@ class Desk:
         async with self._more:
             if number not in self._given and number not in self._kept:
                 await self._more.wait_for(lambda: bool(self._read) or self._closed)
-                if number in self._given:  # asked for twice at a time: the block is somebody else's
+                if number in self._given or number in self._kept:  # asked for twice at a time: this one is another's
                     self._more.notify()
                 else:
                     self._given[number] = self._read.popleft() if self._read else ()

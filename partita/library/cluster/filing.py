@@ -45,11 +45,11 @@ def answer_file(
     with what is worth knowing before. Raises what `ClusterRun.go` does, and UsageError, GenerationError,
     InstallationError for the files.
     """
-    began = time.perf_counter()
     looked = look_at(source)
     seed, place = setup.defaults.base_seed, output.absolute()
     with Journal(journal_path(output), identity(looked, setup.contents, told), seed) as journal:
         refuse_there(output, journal.path)
+        began = time.perf_counter()
         run = ClusterRun(
             options,
             replace(setup, defaults=replace(setup.defaults, base_seed=journal.seed)),

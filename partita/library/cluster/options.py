@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,8 @@ first row is answered, so those of a very long file are larger.
 WORDS = {"CPU": "processor", "GPU": "GPU"}
 ROUNDING = 0.01
 """Of parts of a processor that are added up."""
+PARTS = 10_000
+"""Of a processor: the smallest amount that Ray knows is one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +73,15 @@ class ClusterOptions:
 class Means:
     """What a cluster has."""
 
-    nodes: int
     resources: Mapping[str, float]
     """Amounts by name, over all nodes."""
-    largest_cpus: float | None = None
-    """Processors of the node that has most; None where nobody looked."""
+    cpus: tuple[float, ...]
+    """Processors of each node; a head that answers nothing may have none."""
+
+    @property
+    def nodes(self) -> int:
+        """Machines, those without a processor too."""
+        return len(self.cpus)
 
     def amount(self, name: str) -> int:
         """Whole pieces of a resource."""
@@ -152,8 +160,30 @@ def shares(options: ClusterOptions, means: Means, threads: int | None) -> tuple[
     """
     if options.cpus is not None or options.least is not None:
         return tuple(_fixed_share(kind, means, options, threads) for kind in options.kinds)
-    even = max(1, means.amount("CPU")) / worker_count(options, means)
+    even = _even(means.cpus, worker_count(options, means))
     return tuple(_share(kind, means, threads or max(1, int(even)), even) for kind in options.kinds)
+
+
+def _even(cpus: Sequence[float], workers: int) -> float:
+    """The largest equal part of all processors of which the machines have room for so many workers: each is on one
+    machine, and what that has left beside its workers is nobody's. More than one are whole ones, as Ray wants them.
+    """
+    most = int(sum(cpus) * PARTS / workers)
+    fits = bisect_left(range(1, most + 1), True, key=lambda parts: _placed(cpus, [parts / PARTS] * workers) < workers)
+    if not fits:
+        return 1.0  # there is no room at all, which `lacking` says
+    return float(fits // PARTS) if fits > PARTS else fits / PARTS
+
+
+def _placed(cpus: Sequence[float], wanted: Iterable[float]) -> int:
+    """How many of the workers that want so many processors there is room for, those that want most first."""
+    left, placed = [round(each * PARTS) for each in cpus], 0
+    for want, count in sorted(Counter(round(each * PARTS) for each in wanted).items(), reverse=True):
+        for node, free in enumerate(left):
+            taken = min(count, free // want)
+            left[node] -= taken * want
+            count, placed = count - taken, placed + taken
+    return placed
 
 
 def _share(kind: WorkerKind, means: Means, threads: int, even: float) -> Share:
@@ -198,9 +228,11 @@ def lacking(options: ClusterOptions, means: Means, given: Sequence[Share]) -> st
         for name, amount in wanted.items()
         if amount > means.resources.get(name, 0) + ROUNDING
     ]
-    one = max(share.cpus for share in dealt)
-    if not told and means.largest_cpus is not None and one > means.largest_cpus + ROUNDING:
-        told = [f"{_pieces(one, 'CPU')} each where the largest machine has {means.largest_cpus:g}"]
+    cpus = [share.cpus for share in dealt]
+    if not told and (placed := _placed(means.cpus, cpus)) < len(dealt):
+        largest, one, alike = max(means.cpus), max(cpus), max(cpus) == min(cpus)
+        room = f"the largest machine has {largest:g}" if one > largest else f"the machines have room for {placed}"
+        told = [f"{'' if alike else 'up to '}{_pieces(one, 'CPU')} each where {room}"]
     if not told:
         return None
     workers = plural(len(dealt), "worker")
@@ -219,14 +251,16 @@ def _by_gpu(provider: Provider) -> bool:
 
 
 def worker_count(options: ClusterOptions, means: Means) -> int:
-    """How many workers at most: as asked, else one per GPU where the chain leads with it, else one per node or kind."""
+    """How many workers at most: as asked, else one per GPU where the chain leads with it, else one per kind, or per
+    node that has processors.
+    """
     if options.workers is not None:
         return options.workers
     if len(options.kinds) > 1:
         return len(options.kinds)
     if _on_gpu(options.kinds[0]) and means.amount("GPU"):
         return means.amount("GPU")
-    return max(1, means.nodes)
+    return max(1, sum(each > 0 for each in means.cpus))
 
 
 def block_rows(slots: int, workers: int, rows: int) -> int:

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ from partita.library.batches.journal import GOES_ON, Journal
 from partita.library.batches.rows import READ, InputRow, RowAnswer, note_unread
 from partita.library.cluster.desk import Desk
 from partita.library.cluster.ledger import Ledger
-from partita.library.cluster.options import LOCAL, ClusterOptions, block_rows, lacking, shares, worker_count
+from partita.library.cluster.options import LOCAL, ClusterOptions, Share, block_rows, lacking, shares, worker_count
 from partita.library.cluster.records import ClusterReport, WorkerFact
 from partita.library.cluster.setting_up import check_kinds, connected, deal_of, means_of, run_error
 from partita.library.cluster.worker import ANSWER, AT_ONCE, BLOCK, ROWS, ROWS_OF_BLOCK, SETUPS, Setup, Worker
@@ -38,6 +38,8 @@ IN_FLIGHT = 4
 """Blocks that wait at a worker or are with it."""
 LOST_STARTS = 3
 """Workers that may die one after the other while they start."""
+NO_PROGRESS = "execution_no_progress_timeout_s"
+"""A setting of Ray Data, not of all versions: the run is given up after so long without a block that is done."""
 CALLS = 100
 """Of the driver, and of workers that do not wait, at what is beside the driver."""
 AHEAD = 2
@@ -176,7 +178,7 @@ class ClusterRun:
             reader = Reader(ray, beside, rows, size, blocks)
             reader.start()
             try:
-                self._answer(ray, blocks, count, deal, beside)
+                self._answer(ray, blocks, count, given, deal, beside)
             finally:
                 reader.stop()
                 self.unread |= reader.unread
@@ -203,13 +205,18 @@ class ClusterRun:
             workers=tuple(WorkerFact(**_with_speed(fact)) for fact in workers),
         )
 
-    def _answer(self, ray: Any, blocks: int, count: int, deal: Any, beside: Any) -> None:
+    def _answer(self, ray: Any, blocks: int, count: int, given: Sequence[Share], deal: Any, beside: Any) -> None:
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = False
         context.max_consecutive_actor_init_deaths = LOST_STARTS
+        if hasattr(context, NO_PROGRESS):  # a block, or a machine that is added, may take longer than Ray Data waits
+            setattr(context, NO_PROGRESS, -1)
+        least, most = min(self.options.least or count, blocks), min(count, blocks)
         pool = ray.data.ActorPoolStrategy(
-            min_size=min(self.options.least or count, blocks),
-            max_size=min(count, blocks),
+            min_size=least,
+            max_size=most,
+            # All that have work: what those ask for who find no room is what machines are added for.
+            initial_size=min(most, max(least, math.ceil(blocks / IN_FLIGHT))),
             max_tasks_in_flight_per_actor=IN_FLIGHT,
             max_concurrent_calls_per_actor=AT_ONCE,
             enable_true_multi_threading=True,
@@ -223,6 +230,8 @@ class ClusterRun:
                 batch_format="pyarrow",
                 compute=pool,
                 fn_constructor_args=(SETUPS.dump_json(self.setup).decode(), beside),
+                # What Ray Data plans with, while `deal` says what each has. GPUs it takes with a batch size alone.
+                num_cpus=max(share.cpus for share in given),
                 ray_remote_args_fn=deal,
             )
         try:

@@ -203,7 +203,7 @@ def means_of(ray: Any) -> Means:
     """What the cluster has."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     cpus = [float(node["Resources"].get("CPU", 0)) for node in alive]
-    return Means(len(alive), dict(ray.cluster_resources()), max(cpus, default=None))
+    return Means(dict(ray.cluster_resources()), tuple(cpus))
 
 
 def variables() -> dict[str, str]:

@@ -137,6 +137,7 @@ class Worker:
         """Answer the rows of a block with which processes have ended, each with nothing beside it, so that the one that
         ends them is known: it gets an error, for it would end every worker, and the others their answers.
         """
+        given_up = []
         with self._alone:
             for _ in range(AT_ONCE):
                 self._room.acquire()
@@ -146,8 +147,11 @@ class Worker:
                     if self._ask("began", name) >= LOST_ALONE:
                         said = "the worker's process ended each time that this row was answered"
                         self._done(block, failed(row, GenerationError(said)), 0)
+                        given_up.append(name)
                     else:
                         self._answer([row], block)
+                        self._say("ended", name)
+                for name in given_up:  # not before: when another row ends the process, this one would be tried anew
                     self._say("ended", name)
             finally:
                 for _ in range(AT_ONCE):

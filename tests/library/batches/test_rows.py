@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.asking import conversations
+from partita.library.batches import reading, writing
 from partita.library.batches.reading import look_at, read_rows
 from partita.library.batches.rows import (
     AND_OTHERS,
@@ -25,6 +27,7 @@ from partita.library.batches.rows import (
 from partita.library.batches.writing import write_answers
 from partita.library.requests import Work
 from partita.library.sampling import Sampling, completed
+from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.suggested import Suggestion
 from partita.runtime.text import Text, load_text
 from tests.conftest import require
@@ -118,6 +121,9 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"tokens": b"a"}, "it must be token ids"),
         ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
         ({"messages": {"role": "user", "content": "a"}}, "messages is of type dict"),
+        ({"messages": "hello"}, "messages is 'hello', a text where objects .* prompt, with --chat"),
+        ({"messages": '[{"role": "user", "content": "a"}]'}, "a text where objects .* have JSON read into a list"),
+        ({"messages": ['{"role": "user", "content": "a"}']}, "a text where objects with role and content"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_its_own_error(text, data, match):
@@ -168,6 +174,13 @@ def test_lines_that_are_no_rows_keep_their_place(tmp_path):
     assert [row.index for row in bad] == [1, 2, 3, 4, 5] and last == InputRow(6, {"prompt": "last"})
     with pytest.raises(PartitaError, match="line 3 is not JSON"):
         work_of(bad[0], DEFAULTS, None, VOCAB)
+
+
+def test_a_mark_of_the_encoding_before_an_empty_line_is_no_row(tmp_path):
+    path = tmp_path / "in.jsonl"
+    for first in (b"", b"\r", b"  "):
+        path.write_bytes(b"\xef\xbb\xbf" + first + b'\n{"prompt": "a"}\n')
+        assert list(read_rows(path)) == [InputRow(0, {"prompt": "a"})]
 
 
 def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
@@ -302,3 +315,79 @@ def test_a_column_that_is_there_twice_is_said_and_not_chosen_from(tmp_path: Path
     parquet.write_table(pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"]), tmp_path / "in.parquet")
     with pytest.raises(GenerationError, match="several columns named prompt"):
         list(read_rows(tmp_path / "in.parquet"))
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_large_rows_of_a_table_are_in_memory_few_at_a_time(tmp_path: Path, monkeypatch, same) -> None:
+    """What is the same in all of them is in the file once, and in memory as often as it is read."""
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    rows, each = 40, 50_000
+    values = pyarrow.array([7] * each * rows if same else range(each * rows), pyarrow.int64())
+    offsets = pyarrow.array(range(0, each * rows + 1, each), pyarrow.int32())
+    tokens = pyarrow.ListArray.from_arrays(offsets, values)
+    parquet.write_table(pyarrow.table({"tokens": tokens, "other": ["x"] * rows}), tmp_path / "in.parquet")
+    sizes: list[int] = []
+    convert = reading._block_rows
+
+    def counted(block: Any, first: int) -> Any:
+        sizes.append(block.nbytes)
+        return convert(block, first)
+
+    monkeypatch.setattr(reading, "_block_rows", counted)
+    for index, row in enumerate(read_rows(tmp_path / "in.parquet")):
+        assert row.index == index and row.unread == {"other"}
+        assert row.data["tokens"][:: each - 1] == ([7, 7] if same else [index * each, (index + 1) * each - 1])
+    assert index == rows - 1 and max(sizes) <= reading.PARQUET_BYTES
+
+
+def test_small_rows_of_a_table_are_read_many_at_a_time(tmp_path: Path, monkeypatch) -> None:
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"prompt": [f"row {n}" for n in range(600)]}), tmp_path / "in.parquet")
+    sizes: list[int] = []
+    convert = reading._block_rows
+
+    def counted(block: Any, first: int) -> Any:
+        sizes.append(block.num_rows)
+        return convert(block, first)
+
+    monkeypatch.setattr(reading, "_block_rows", counted)
+    assert [row.data["prompt"] for row in read_rows(tmp_path / "in.parquet")] == [f"row {n}" for n in range(600)]
+    assert sizes == [256, 256, 88]
+
+
+def test_large_answers_are_in_memory_few_at_a_time_where_a_table_is_written(tmp_path: Path) -> None:
+    """As objects of Python log-probabilities take many times what they take on disk."""
+    require("pyarrow")
+    from pyarrow import parquet
+
+    likely = TokenLogprobs(1, -0.25, tuple((token, -0.125 * token) for token in range(64)))
+    large = RowAnswer(0, None, None, (1,) * 300, 1, "stop", None, None, (likely,) * 300)
+    lines = [json.dumps(replace(large, index=index).to_json()).encode() for index in range(30)]
+    fits = -(-writing.PARQUET_BYTES // len(lines[0]))
+    assert 2 <= fits <= 20
+    write_answers(tmp_path / "out.parquet", lines)
+    file = parquet.ParquetFile(tmp_path / "out.parquet")
+    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    assert sum(sizes) == 30 and max(sizes) <= fits
+    table = file.read().to_pylist()
+    assert [row["index"] for row in table] == list(range(30))
+    assert table[29]["logprobs"][299]["top"][63] == {"token": 63, "logprob": -7.875}
+
+
+def test_small_answers_are_written_many_at_a_time_and_none_are_a_table_too(tmp_path: Path) -> None:
+    require("pyarrow")
+    from pyarrow import parquet
+
+    small = RowAnswer(0, None, "a", (1,), 1, "stop", None, None)
+    lines = [json.dumps(replace(small, index=index).to_json()).encode() for index in range(2100)]
+    write_answers(tmp_path / "out.parquet", lines)
+    metadata = parquet.ParquetFile(tmp_path / "out.parquet").metadata
+    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [1024, 1024, 52]
+    write_answers(tmp_path / "none.parquet", [])
+    assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0

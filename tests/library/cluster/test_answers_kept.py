@@ -15,8 +15,9 @@ import pytest
 from partita.errors import GenerationError, ProviderError, ResourceError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowAnswer
+from partita.library.chain import ChainOptions
 from partita.library.cluster import running as running_module
-from partita.library.cluster.options import Means, read_cluster
+from partita.library.cluster.options import ClusterOptions, Means, read_cluster
 from partita.library.cluster.running import ClusterRun
 from partita.library.cluster.worker import ROWS, told_of
 from tests.conftest import require
@@ -47,6 +48,10 @@ class Beside:
         self.gone: list[int] = []
         """Numbers of which the rows were let go."""
         self.closed = False
+        self.given: dict[str, Any] = {}
+        """What Ray Data was given for its workers."""
+        self.context = SimpleNamespace()
+        """Its settings."""
         self.put = Method(lambda texts: self.blocks.append([ROWS.validate_json(text) for text in texts]))
         self.close = Method(self._close)
         self.kept = Method(lambda numbers: self.gone.extend(numbers))
@@ -59,10 +64,11 @@ class Beside:
 class Blocks:
     """In place of Ray Data: every block is answered as soon as its rows were read."""
 
-    def __init__(self, beside: Beside, numbers: list[int], change: Change) -> None:
-        self._beside, self._numbers, self._change = beside, numbers, change
+    def __init__(self, beside: Beside, numbers: list[int], change: Change, given: dict[str, Any]) -> None:
+        self._beside, self._numbers, self._change, self._given = beside, numbers, change, given
 
-    def map_batches(self, worker: Any, **_: Any) -> Blocks:
+    def map_batches(self, worker: Any, **given: Any) -> Blocks:
+        self._given.update(given)
         return self
 
     def iter_batches(self, **_: Any) -> Iterator[Any]:
@@ -75,21 +81,31 @@ class Blocks:
             yield told_of(number, self._change(number, [answer(row.index) for row in rows]))
 
 
-def run_of(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change) -> tuple[Beside, Any]:
-    """A run over COUNT rows, and what is beside it."""
+def run_of(
+    journal: Journal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Change,
+    options: ClusterOptions | None = None,
+    **settings: Any,
+) -> tuple[Beside, Any]:
+    """A run over COUNT rows, and what is beside it. `settings` are those that Ray Data has."""
     require("pyarrow")
-    beside = Beside()
+    beside, context = Beside(), SimpleNamespace(**settings)
     data = SimpleNamespace(
-        DataContext=SimpleNamespace(get_current=SimpleNamespace),
+        DataContext=SimpleNamespace(get_current=lambda: context),
         ActorPoolStrategy=dict,
-        from_items=lambda items, **_: Blocks(beside, [item["block"] for item in items], change),
+        from_items=lambda items, **_: Blocks(beside, [item["block"] for item in items], change, beside.given),
     )
     ray = SimpleNamespace(data=data, get=lambda value: value, __version__="0")
-    monkeypatch.setattr(running_module, "means_of", lambda _: Means(1, {"CPU": 2.0}))
+    monkeypatch.setattr(running_module, "means_of", lambda _: Means({"CPU": 2.0}, (2.0,)))
     monkeypatch.setattr(running_module, "check_kinds", lambda *_: None)
     monkeypatch.setattr(running_module, "_beside", lambda *_: beside)
-    run = ClusterRun(read_cluster("local", 2, "cpu"), setup_of(tmp_path), 2, journal, COUNT)
+    run = ClusterRun(
+        options or read_cluster("local", 2, "cpu"), setup_of(tmp_path, where=ChainOptions()), 2, journal, COUNT
+    )
     rows = (InputRow(index, {"tokens": [1]}) for index in range(COUNT) if index not in journal)
+    beside.context = context
     return beside, lambda: run._go(ray, rows)
 
 
@@ -160,3 +176,42 @@ def test_a_cluster_that_is_gone_is_one_line_and_what_was_answered_stays(
         with pytest.raises(ProviderError, match="the cluster gave up: The actor died: all of them") as raised:
             go()
         assert "\n" not in str(raised.value) and (len(journal) == COUNT if all_answered else 0 < len(journal) < COUNT)
+
+
+@pytest.mark.parametrize(("settings", "now"), [({"execution_no_progress_timeout_s": 1800.0}, -1), ({}, None)])
+def test_a_block_may_take_as_long_as_it_takes(tmp_path: Path, monkeypatch, settings, now) -> None:
+    """And so may a machine that is added. Ray Data gives a run up after half an hour, in versions that have it."""
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        beside, go = run_of(journal, tmp_path, monkeypatch, as_they_are, **settings)
+        go()
+    assert getattr(beside.context, "execution_no_progress_timeout_s", None) == now
+
+
+@pytest.mark.parametrize(
+    ("workers", "sizes"),
+    [("1-40", (1, 8, 2)), ("3-40", (3, 8, 3)), ("1-1", (1, 1, 1)), ("2-2", (2, 2, 2)), ("20-40", (8, 8, 8))],
+)
+def test_a_run_begins_with_the_workers_that_have_work_and_ray_data_plans_with_what_each_needs(
+    tmp_path: Path, monkeypatch, workers, sizes
+) -> None:
+    """By one processor for each it finds no room for a worker more, and asks for no machine."""
+    options = read_cluster("auto", workers, "cpu", cpus=4)
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        beside, go = run_of(journal, tmp_path, monkeypatch, as_they_are, options)
+        monkeypatch.setattr(running_module, "block_rows", lambda *_: COUNT // 8)
+        go()
+    pool = beside.given["compute"]
+    assert (pool["min_size"], pool["max_size"], pool["initial_size"]) == sizes
+    assert beside.given["num_cpus"] == 4 and "num_gpus" not in beside.given  # which need a batch size
+    assert beside.given["ray_remote_args_fn"]()["num_cpus"] == 4
+
+
+def test_what_is_planned_with_is_what_the_largest_worker_needs(tmp_path: Path, monkeypatch) -> None:
+    options = read_cluster("auto", 4, None, ("cuda,cpu", "cpu"))
+    with Journal(tmp_path / "journal", {}, 0) as journal:
+        beside, go = run_of(journal, tmp_path, monkeypatch, as_they_are, options)
+        monkeypatch.setattr(running_module, "means_of", lambda _: Means({"CPU": 16.0, "GPU": 2.0}, (16.0,)))
+        go()
+    assert beside.given["num_cpus"] == 4
+    dealt = [beside.given["ray_remote_args_fn"]() for _ in range(2)]
+    assert [(each["num_cpus"], each["num_gpus"]) for each in dealt] == [(1, 1), (4, 0)]

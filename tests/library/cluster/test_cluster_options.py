@@ -25,8 +25,8 @@ from partita.library.cluster.options import (
 )
 
 KINDS = ("webgpu=/opt/webgpu/bin/python", "cuda,cpu=/opt/gpu/bin/python", "cpu")
-LAPTOP = Means(1, {"CPU": 8.0})
-CLUSTER = Means(3, {"CPU": 48.0, "GPU": 4.0, "partita-webgpu": 2.0})
+LAPTOP = Means({"CPU": 8.0}, (8.0,))
+CLUSTER = Means({"CPU": 48.0, "GPU": 4.0, "partita-webgpu": 2.0}, (16.0,) * 3)
 
 
 @pytest.mark.parametrize("address", ["", "here", "ray://head:10001", "head", "head:", "head:6379/x"])
@@ -123,7 +123,10 @@ def test_a_fixed_number_of_workers_may_ask_for_more_than_there_is_too():
         ("2-16", (), 4, LAPTOP, None),
         ("2-16", (), 5, LAPTOP, "2 workers: 10 processors where the cluster has 8;"),
         ("1-16", ("cuda,cpu",), None, LAPTOP, "1 worker: 1 GPU where the cluster has 0;"),
-        (2, (), 20, Means(3, {"CPU": 48.0}, 16.0), "20 processors each where the largest machine has 16;"),
+        (2, (), 20, Means({"CPU": 48.0}, (16.0,) * 3), "20 processors each where the largest machine has 16;"),
+        (4, (), 5, Means({"CPU": 24.0}, (8.0,) * 3), "5 processors each where the machines have room for 3;"),
+        (3, (), 5, Means({"CPU": 24.0}, (8.0,) * 3), None),
+        (2, (), 5, Means({"CPU": 16.0}, (16.0, 0.0)), None),
         (9, ("webgpu",), None, CLUSTER, "9 partita-webgpu where the cluster has 2;"),
         (16, (), None, LAPTOP, None),
         (7, (), None, LAPTOP, None),
@@ -133,6 +136,51 @@ def test_what_workers_wait_for_is_said(workers, kinds, cpus, means, said):
     options = read_cluster("auto", workers, None if kinds else "cpu", kinds, cpus=cpus)
     told = lacking(options, means, shares(options, means, None))
     assert told is None if said is None else said in str(told)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "each", "threads"),
+    [
+        (2, (8, 2), 4, 4),
+        (2, (4, 4, 4), 4, 4),
+        (3, (0, 8, 8), 4, 4),
+        (3, (8, 1), 2, 2),
+        (2, (64, 2), 32, 32),
+        (4, (1, 1, 1), 0.5, 1),
+        (3, (1, 1), 0.5, 1),
+        (12, (8,), 0.6666, 1),
+        (6, (1,), 0.1666, 1),
+        (5, (16, 16, 16), 8, 8),
+        (10_000, (1,) * 5_000, 0.5, 1),
+        (2, (0, 0), 1, 1),
+    ],
+)
+def test_an_equal_part_is_one_for_which_the_machines_have_room(workers, cpus, each, threads):
+    """A part of all processors may be more than any machine has, and is then waited for without an end; more than one
+    are a whole number, and parts of one are no more together than there are.
+    """
+    means = Means({"CPU": float(sum(cpus))}, tuple(map(float, cpus)))
+    options = read_cluster("auto", workers, "cpu")
+    (share,) = shares(options, means, None)
+    assert (share.cpus, share.threads) == (each, threads)
+    assert (lacking(options, means, (share,)) is None) == bool(sum(cpus))
+
+
+def test_a_head_without_a_processor_has_no_worker():
+    means = Means({"CPU": 16.0}, (0.0, 8.0, 8.0))
+    options = read_cluster("auto", None, "cpu")
+    (share,) = shares(options, means, None)
+    assert (means.nodes, worker_count(options, means), share.cpus) == (3, 2, 8)
+    assert worker_count(options, Means({}, (0.0,))) == 1
+
+
+def test_workers_that_need_different_parts_have_room_beside_each_other():
+    given = read_cluster("local", 4, None, ("cuda,cpu", "cpu"))
+    means = Means({"CPU": 10.0, "GPU": 2.0}, (10.0,))
+    dealt = shares(given, means, None)
+    assert [share.cpus for share in dealt] == [1, 2] and lacking(given, means, dealt) is None
+    means = Means({"CPU": 10.0, "GPU": 2.0}, (1.0,) * 10)
+    assert "up to 2 processors each where the largest machine has 1" in str(lacking(given, means, dealt))
 
 
 def test_workers_are_dealt_out_in_turn_each_with_its_interpreter_and_chain():

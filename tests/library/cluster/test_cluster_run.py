@@ -186,6 +186,38 @@ def test_after_two_deaths_rows_are_answered_alone_and_only_the_one_that_kills_is
     assert ledger.began("row 4") == 0  # it has its answer: nothing is held against another run
 
 
+class Died(BaseException):
+    """The process of a worker has ended."""
+
+
+@pytest.mark.parametrize("killers", [(4,), (1, 4), (0, 2, 5), (0, 1, 2, 3)])
+def test_every_row_that_kills_costs_two_workers_beside_the_two_of_its_block(tmp_path, monkeypatch, killers):
+    ledger, deaths = Given(), 0
+    worker = told_worker(tmp_path, monkeypatch, ledger)
+    submit = worker._submit
+
+    def dies(row: InputRow, block: Any) -> None:
+        if row.index in killers:
+            raise Died
+        submit(row, block)
+
+    monkeypatch.setattr(worker, "_submit", dies)
+    while True:
+        try:
+            answers = answers_of(worker, ROWS[:6])
+            break
+        except Died:
+            deaths += 1
+            assert deaths <= 2 + 2 * len(killers)
+    assert deaths == 2 + 2 * len(killers)
+    for row in ROWS[:6]:
+        if row.index in killers:
+            assert "process ended each time" in answers[row.index]["error"]
+        else:
+            assert answers[row.index]["tokens"] == expected(row)
+    assert not ledger._begun, "nothing is held against another run"
+
+
 def test_an_error_that_loses_the_batch_ends_the_run_and_is_no_rows_answer(tmp_path, monkeypatch):
     worker = told_worker(tmp_path, monkeypatch, Given())
 

@@ -71,6 +71,20 @@ def test_a_number_that_two_workers_ask_for_gets_one_block_and_the_next_is_anothe
     in_time(act)
 
 
+def test_who_waited_for_a_number_that_is_answered_by_now_takes_no_block_of_another():
+    async def act() -> None:
+        desk = Desk(ahead=8)
+        first, late = (asyncio.create_task(desk.take(0)) for _ in range(2))
+        assert await waits(first) and await waits(late)
+        await desk.put(["a"])
+        assert await first == ["a"] and await waits(late)
+        await desk.kept([0])
+        await desk.put(["b"])
+        assert not await late and await desk.take(1) == ["b"]
+
+    in_time(act)
+
+
 def test_behind_the_last_block_there_are_none_and_nobody_waits():
     async def act() -> None:
         desk, idle = Desk(ahead=1), Desk(ahead=1)

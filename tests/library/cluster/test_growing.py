@@ -39,17 +39,29 @@ COMMANDS = (
     "worker_start_ray_commands",
 )
 """What machines that are processes need nothing of, and a configuration has to have."""
-ROW_SECONDS = 0.05
+MACHINE_SECONDS = 300.0
+"""Longest wait for a machine that is added, on a machine that does much else."""
+ROW_SECONDS = 0.01
 ROWS = [InputRow(n, {"tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 4}) for n in range(1600)]
 __all__ = ["working_tree"]
 
 
 class Slow(Worker):
-    """A worker that takes its time, so that there is some for machines to be added."""
+    """A worker that answers nothing before there is a second one, and then takes its time, so that both have some."""
 
     def _submit(self, row: InputRow, block: Any) -> None:
+        deadline = time.monotonic() + MACHINE_SECONDS
+        while not self._several():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no second worker within {MACHINE_SECONDS:g} s")
+            time.sleep(1.0)
         time.sleep(ROW_SECONDS)
         super()._submit(row, block)
+
+    def _several(self) -> bool:
+        """Whether another worker has joined; asked for until one has."""
+        self._joined = getattr(self, "_joined", False) or len(self._ask("read")[0]) > 1
+        return self._joined
 
 
 @pytest.fixture

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from partita import __version__
 from partita.errors import UsageError
 from partita.library.cluster import setting_up
-from partita.library.cluster.setting_up import _check_probe, _found, _not_connected, connected
+from partita.library.cluster.options import Means
+from partita.library.cluster.setting_up import _check_probe, _found, _not_connected, connected, means_of
 from tests.conftest import require
 
 SECONDS = 30.0
@@ -186,3 +188,14 @@ def test_a_cluster_of_its_own_is_asked_for_by_name(monkeypatch):
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     with connected("local"):
         assert asked[0]["address"] == "local"
+
+
+def test_the_processors_of_each_machine_are_known_and_those_of_dead_ones_do_not_count():
+    nodes = [
+        {"Alive": True, "Resources": {"memory": 1.0}},
+        {"Alive": True, "Resources": {"CPU": 8.0}},
+        {"Alive": False, "Resources": {"CPU": 64.0}},
+        {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}},
+    ]
+    ray = SimpleNamespace(nodes=lambda: nodes, cluster_resources=lambda: {"CPU": 10.0, "GPU": 1.0})
+    assert means_of(ray) == Means({"CPU": 10.0, "GPU": 1.0}, (0.0, 8.0, 2.0))

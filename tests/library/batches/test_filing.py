@@ -1,0 +1,134 @@
+"""A file of prompts to a file of answers: which run it is, and what its seconds are of. Nothing is computed here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from partita.errors import UsageError
+from partita.library.batches import filing
+from partita.library.batches.filing import identity
+from partita.library.batches.journal import Journal, journal_path
+from partita.library.batches.reading import InputFile, look_at
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
+from partita.library.cluster import filing as cluster_filing
+from partita.library.sampling import Sampling
+
+LOOKING, READING, WRITING = 1000.0, 10.0, 1.0
+"""Seconds of each."""
+DEFAULTS = RowDefaults(Sampling(temperature=0.0, max_new_tokens=1))
+
+
+def answer(index: int) -> RowAnswer:
+    return RowAnswer(index, None, None, (1,), 1, "stop", None, None)
+
+
+class Clock:
+    """In place of `time`: what takes time here says how much."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def after(self, seconds: float, act: Any) -> Any:
+        """What takes so long."""
+
+        def timed(*given: Any) -> Any:
+            self.now += seconds
+            return act(*given)
+
+        return timed
+
+
+class Run:
+    """In place of a run: answers each row at once."""
+
+    unread: frozenset[str] = frozenset()
+    prompt_tokens = tokens = 3
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+
+    def go(self, rows: Iterable[InputRow]) -> None:
+        for row in rows:
+            self.journal.append(answer(row.index))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.txt"
+    path.write_text("one\ntwo\n", encoding="utf-8")
+    return path
+
+
+def timed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the looking, the reading and the writing of a module take their time."""
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    for name, seconds in (("look_at", LOOKING), ("read_rows", READING), ("write_answers", WRITING)):
+        monkeypatch.setattr(module, name, clock.after(seconds, getattr(module, name)))
+    if module is filing:
+        monkeypatch.setattr(module, "contents_hash", clock.after(LOOKING, lambda *_: "hash"))
+
+
+def test_seconds_are_those_of_the_rows_and_not_of_looking_at_files(source: Path, tmp_path: Path, monkeypatch) -> None:
+    """The weights of a folder of another exporter are all read for their hash."""
+    timed(filing, monkeypatch)
+    monkeypatch.setattr(filing, "BatchRun", lambda scheduler, text, defaults, journal, heard: Run(journal))
+    given: Any = None
+    out = tmp_path / "out.jsonl"
+    done = filing.answer_file(
+        source, out, given, tmp_path, given, None, DEFAULTS, options={}, heard=lambda run, looked: None
+    )
+    assert (done.rows, done.seconds) == (2, READING + WRITING)
+    assert [json.loads(line)["index"] for line in out.read_text(encoding="utf-8").splitlines()] == [0, 1]
+
+
+def test_seconds_of_a_cluster_are_those_of_the_rows_too(source: Path, tmp_path: Path, monkeypatch) -> None:
+    timed(cluster_filing, monkeypatch)
+    monkeypatch.setattr(cluster_filing, "ClusterRun", lambda options, setup, slots, journal, *_: Run(journal))
+    monkeypatch.setattr(cluster_filing, "replace", lambda setup, **_: setup)
+    setup: Any = SimpleNamespace(contents="hash", defaults=DEFAULTS)
+    manifest: Any = SimpleNamespace(graph=SimpleNamespace(batch_size=1))
+    given: Any = None
+    done = cluster_filing.answer_file(
+        source, tmp_path / "out.jsonl", given, setup, manifest, told={}, heard=lambda run, looked: None
+    )
+    assert (done.filed.rows, done.filed.seconds) == (2, READING + WRITING)
+
+
+def begun(looked: InputFile, journal: Path) -> None:
+    with Journal(journal, identity(looked, "package", {}), 1) as file:
+        file.append(answer(0))
+
+
+def test_the_same_bytes_in_another_format_are_other_rows(source: Path, tmp_path: Path) -> None:
+    """A file of objects that was answered as lines of text, say, and has its right name by now."""
+    journal = journal_path(tmp_path / "out.jsonl")
+    begun(look_at(source), journal)
+    renamed = look_at(source.rename(source.with_suffix(".jsonl")))
+    with pytest.raises(UsageError, match="format of the input file was 'txt' and is 'jsonl'"):
+        Journal(journal, identity(renamed, "package", {}), 1)
+    same = look_at(renamed.path.rename(source.with_suffix(".ndjson")))
+    assert identity(same, "package", {}) == identity(renamed, "package", {})
+
+
+def test_a_journal_that_does_not_know_the_format_goes_on(source: Path, tmp_path: Path) -> None:
+    journal, looked = journal_path(tmp_path / "out.jsonl"), look_at(source)
+    begun(looked, journal)
+    header, *rest = journal.read_bytes().splitlines(keepends=True)
+    said = json.loads(header)
+    del said["run"]["input file"]["format"]
+    journal.write_bytes(b"".join([json.dumps(said).encode() + b"\n", *rest]))
+    with Journal(journal, identity(looked, "package", {}), 1) as file:
+        assert file.resumed == 1
+    with pytest.raises(UsageError, match="sha256 of the input file was"):
+        Journal(journal, identity(replace(looked, sha256="another"), "package", {}), 1)
