@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,8 @@ def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, e
 
     now = [100.0]
     monkeypatch.setattr("partita.commands.chat.time.monotonic", lambda: now[0])
-    before, ticket = signal.getsignal(signal.SIGINT), Asked()
+    ticket, before = Asked(), signal.default_int_handler
+    found = signal.signal(signal.SIGINT, before)  # who runs tests in the background may have it ignored
     with _CtrlC() as ctrl_c:
         if early:
             signal.raise_signal(signal.SIGINT)
@@ -212,6 +214,19 @@ def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, e
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, found)
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored():
+    """As a shell without jobs has it for what is in the background."""
+    found = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _CtrlC():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, found)
 
 
 def test_a_session_at_a_terminal(package, tmp_path, own_cache):
@@ -231,6 +246,7 @@ def test_a_session_at_a_terminal(package, tmp_path, own_cache):
         timeout=120,
         encoding="utf-8",
         codec_errors="replace",
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         dimensions=(40, 120),
     )
     session.expect("Ctrl-D the session")

@@ -329,7 +329,9 @@ class Session:
 
 
 class _CtrlC:
-    """Ctrl-C ends an answer after the step that is going on, so that the cache stays good; pressed again, at once."""
+    """Ctrl-C ends an answer after the step that is going on, so that the cache stays good; pressed again, at once. It
+    stays ignored where it was: in the background of a shell without jobs.
+    """
 
     def __init__(self) -> None:
         self._ticket: Ticket | None = None
@@ -352,8 +354,11 @@ class _CtrlC:
             self._ticket.cancel()
 
     def __enter__(self) -> _CtrlC:
-        self._before = signal.signal(signal.SIGINT, self._press)
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._press)
         return self
 
     def __exit__(self, *details: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if self._before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._before)

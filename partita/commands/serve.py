@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import signal
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +13,14 @@ from partita.check.limits import Limits, check_limits
 from partita.commands.audience import TERMINAL, say, say_target
 from partita.commands.generate_options import MAX_TOKENS
 from partita.commands.results import ServedModel, ServeResult
-from partita.commands.terminal import note, print_record
+from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.place_options import check_probe_seconds
 from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 if TYPE_CHECKING:
     from partita.serve.served import Served
@@ -105,7 +107,12 @@ def run(options: ServeOptions) -> int:
         gate = Gate(make_app(endpoints), limits, metrics, keys, _say_line)
         url = running.url_of(listening)
         server = running.Server(
-            gate, endpoints, listening, ready=lambda: _say_ready(url, options, models), told=_say_line
+            gate,
+            endpoints,
+            listening,
+            ready=lambda: _say_ready(url, options, models),
+            told=_say_line,
+            together_seconds=_together_seconds,
         )
         return server.run()
 
@@ -125,9 +132,23 @@ def _checked(options: ServeOptions) -> tuple[str, ...]:
     return tuple(key.strip() for key in keys)  # a header has no spaces around it
 
 
+def _together_seconds(number: int) -> float:
+    """Within which a signal that follows another one is the same: see `signals`."""
+    return PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS
+
+
+def _write(text: str) -> None:
+    """A line on stderr, where that takes one: with a terminal that was closed, or a full disk, a server goes on.
+
+    Not by way of rich, which keeps what it could not write, and with every line tries all of it again.
+    """
+    with suppress(OSError, ValueError):  # the second of a stream that is closed
+        write_stderr(f"{text}\n")
+
+
 def _say_line(text: str) -> None:
     """A line for the operator, while the server runs."""
-    note(f"partita: {' '.join(text.split())}")
+    _write(f"partita: {' '.join(text.split())}")
 
 
 def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> None:
@@ -136,8 +157,8 @@ def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> No
         report = served.report()
         verdict = report.summary.verdict if report.summary is not None else "no report"
         adapters = f"; adapters {', '.join(served.adapters)}" if served.adapters else ""
-        note(f"{served.name}: {served.slots} rows of {served.reading.max_length:,} tokens{adapters}; {verdict}")
-    note(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; Ctrl-C or SIGTERM ends it")
+        _write(f"{served.name}: {served.slots} rows of {served.reading.max_length:,} tokens{adapters}; {verdict}")
+    _write(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; Ctrl-C or SIGTERM ends it")
     if options.as_json:
         print_record(
             ServeResult(

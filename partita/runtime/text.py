@@ -22,6 +22,10 @@ INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
 CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
+LONGEST_BYTES = 4
+"""Of a character in UTF-8; a byte is a token at least."""
+MOST_BACK = 16
+"""More tokens of the prompt at most, so that the context begins where a character does."""
 TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -172,6 +176,8 @@ class TextStream:
         self._emitted = len(self._ids)
         """How many of them have been shown."""
         self._shown = text.decode_at_once(self._ids)
+        self._whole, self._known = _whole(text, self._ids)
+        """How many of them are whole characters, and their text: a prompt may end inside of one."""
         self._stops = StopStrings(stops)
 
     @property
@@ -189,8 +195,9 @@ class TextStream:
         fresh = self._fresh()
         if not fresh or fresh.endswith(INCOMPLETE):
             return ""
-        self._ids = self._ids[self._emitted :]
-        self._emitted, self._shown = len(self._ids), self._text.decode_at_once(self._ids)
+        self._ids = self._ids[self._whole :]
+        self._emitted = self._whole = len(self._ids)
+        self._shown = self._known = self._text.decode_at_once(self._ids)
         return self._stops.push(fresh)
 
     def _fresh(self) -> str:
@@ -200,7 +207,7 @@ class TextStream:
             return whole[len(self._shown) :]
         # A prompt may end inside of a character, whose bytes are one such mark each.
         if self._shown.endswith(INCOMPLETE):
-            return whole[len(os.path.commonprefix((whole, self._shown))) :]
+            return whole[len(os.path.commonprefix((whole, self._known))) :]
         # With a stray byte behind them, the decoder gives up on what it had decoded and what has been shown.
         return self._text.decode_at_once(self._ids[self._emitted :])
 
@@ -210,11 +217,35 @@ class TextStream:
 
 
 def _context(text: Text, prompt: Sequence[int]) -> list[int]:
-    """The last tokens of a prompt, cut where a character begins."""
+    """The last tokens of a prompt, cut where a character begins, if one does nearby."""
     start = max(len(prompt) - CONTEXT_TOKENS, 0)
-    while start and text.decode_at_once(prompt[start:]).startswith(INCOMPLETE):
+    least = max(start - MOST_BACK, 0)
+    while start > least and not _begins(text, prompt[start:]):
         start -= 1
     return list(prompt[start:])
+
+
+def _begins(text: Text, tokens: Sequence[int]) -> bool:
+    """Whether a character begins where tokens do. A decoder may give up on all bytes of which the last ones are no
+    whole character, so it is asked without these, too.
+    """
+    said = text.decode_at_once(tokens)
+    if not said.startswith(INCOMPLETE):
+        return True
+    shorter = (text.decode_at_once(tokens[:-cut]) for cut in range(1, LONGEST_BYTES))
+    return any(known and not known.startswith(INCOMPLETE) for known in shorter)
+
+
+def _whole(text: Text, tokens: Sequence[int]) -> tuple[int, str]:
+    """How many tokens there are up to the end of the last whole character, and their text; all of them where bytes
+    behind it are no beginning of one.
+    """
+    said = text.decode_at_once(tokens)
+    for cut in range(min(LONGEST_BYTES, len(tokens) + 1)):
+        known = text.decode_at_once(tokens[: len(tokens) - cut]) if cut else said
+        if not known.endswith(INCOMPLETE):
+            return len(tokens) - cut, known
+    return len(tokens), said
 
 
 class StopStrings:

@@ -62,16 +62,18 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down", headers=AGAIN)
 
 
-def of_error(error: PartitaError) -> ApiError:
-    """An error of ours, as a client reads it: what was asked was wrong, or something here is."""
+def of_error(error: PartitaError, param: str | None = None) -> ApiError:
+    """An error of ours, as a client reads it: what was asked was wrong, in `param` where that is known, or something
+    here is. Where it is, a folder of the server's, and what its operator can do are not for clients.
+    """
     if isinstance(error, (GenerationError, UsageError)):
-        return invalid(sentence(str(error)))
+        return invalid(sentence(error.said), param)
     return failed(error)
 
 
 def failed(error: PartitaError | None) -> ApiError:
     """A request that was taken, and whose run failed."""
-    said = "The generation failed." if error is None else sentence(str(error))
+    said = "The generation failed." if error is None else sentence(error.said)
     return ApiError(500, said, SERVER, code="generation_failed")
 
 

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 import partita
 from partita.errors import PartitaError, UsageError
+from partita.library.scheduler import Work
 from partita.partition_reports.render.view import load_view, view_names
 from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
 from partita.serve.api_errors import ApiError, bug, of_error, sentence, shutting_down
@@ -64,20 +65,21 @@ class Endpoints:
         asked = read(read_json(await read_body(request, self.limits)))
         named = self.names.named(asked.model)
         served = self.models[named.package]
+        prepared = _Prepared(asked, served, named.adapter)
         exchange = Exchange(served, self.limits, began)
         exchange.check(max(1, len(asked.prompts)), asked.n)
         self._exchanges.add(exchange)
         ended = partial(self._ended, exchange, began)
-        streams = False
+        taken = streams = False
         try:
             try:
-                await exchange.begin(partial(_works, asked, served, named.adapter), request.receive)
+                await exchange.begin(prepared.read, request.receive)
             except ApiError as error:
                 if error.code == "queue_full":
                     self.metrics.refused.labels(served.name).inc()
                 raise
-            form, echoes = _format(asked, served), _echoes(asked, served)
-            answer = Answer(form, asked.model, served.fingerprint, echoes, usage=asked.include_usage, each=asked.n)
+            taken = True
+            answer = prepared.answer()
             first = await exchange.next()
             if asked.stream:
                 streams = True
@@ -91,11 +93,13 @@ class Endpoints:
         finally:
             if not streams:
                 exchange.close()
-                ended()
+                ended(taken=taken)
 
-    def _ended(self, exchange: Exchange, began: float) -> None:
+    def _ended(self, exchange: Exchange, began: float, *, taken: bool = True) -> None:
+        """`taken`: it was not refused, which takes no time, and would make the server look fast."""
         self._exchanges.discard(exchange)
-        self.metrics.request_seconds.labels(exchange.served.name).observe(time.monotonic() - began)
+        if taken:
+            self.metrics.request_seconds.labels(exchange.served.name).observe(time.monotonic() - began)
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -204,18 +208,34 @@ async def _on_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=GONE_STATUS)
 
 
-def _works(asked: Asked, served: Served, adapter: str | None) -> Any:
-    """Read the prompts. Raises ApiError."""
-    try:
-        return works(asked, served.reading, adapter)
-    except UsageError as error:
-        raise of_error(error) from error
+class _Prepared:
+    """A request for text: what is read of it, and how its answer is written. `answer` comes after `read`."""
+
+    def __init__(self, asked: Asked, served: Served, adapter: str | None) -> None:
+        self._asked, self._served, self._adapter = asked, served, adapter
+        self._form: ChatFormat | CompletionFormat | None = None
+        self._echoes: list[str] = []
+
+    def read(self) -> list[Work]:
+        """Read the prompts, and all else that a tokenizer is asked for: not for an event loop. Raises ApiError."""
+        try:
+            found = works(self._asked, self._served.reading, self._adapter)
+        except UsageError as error:
+            raise of_error(error) from error
+        self._form, self._echoes = _format(self._asked, self._served), _echoes(self._asked, self._served)
+        return found
+
+    def answer(self) -> Answer:
+        """The answer to begin with."""
+        assert self._form is not None
+        asked, fingerprint = self._asked, self._served.fingerprint
+        return Answer(self._form, asked.model, fingerprint, self._echoes, usage=asked.include_usage, each=asked.n)
 
 
 def _format(asked: Asked, served: Served) -> ChatFormat | CompletionFormat:
     text, ends = served.reading.text, frozenset() if asked.ignore_eos else served.reading.stop_ids
     # The text of one that the client stops at is part of the answer, where it has one.
-    tokens = Tokens(text, ends | {token for token in asked.stop_token_ids if not text.decode_at_once([token])})
+    tokens = Tokens(text, ends | {token for token in set(asked.stop_token_ids) if not text.decode_at_once([token])})
     kind = ChatFormat if asked.messages else CompletionFormat
     return kind(tokens, asked.logprobs is not None)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from partita.serve.api_errors import ApiError, invalid
 from partita.serve.fields import (
+    SHOWN,
     Reader,
     flag,
     ids,
@@ -255,10 +256,10 @@ def _read(body: Mapping[str, Any], readers: Mapping[str, Reader], required: tupl
             raise invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
     for name, value in body.items():
         if name not in readers and value is not None:
-            near = difflib.get_close_matches(name, readers, n=1)
+            near = difflib.get_close_matches(name[:SHOWN], readers, n=1)  # which looks at every character
             hint = f" Did you mean {near[0]}?" if near else ""
             said = f"Unrecognized request argument supplied: {shown(name)[1:-1]}.{hint}"
-            raise invalid(said, name.encode("utf-8", "replace").decode()[:60], "unknown_parameter")
+            raise invalid(said, name[:SHOWN].encode("utf-8", "replace").decode(), "unknown_parameter")
     return {name: readers[name](value, name) for name, value in body.items() if value is not None}
 
 

@@ -14,6 +14,8 @@ Reader = Callable[[Any, str], Any]
 SHOWN = 60
 """Characters of a value that a message repeats."""
 MOST_STOPS = 16
+MOST_STOP_TOKENS = 1024
+"""Each of them is looked up, and travels with the request."""
 JSON_TYPES = {
     bool: "a boolean",
     int: "an integer",
@@ -113,9 +115,11 @@ def stops(value: Any, name: str) -> tuple[str, ...]:
 
 
 def ids(value: Any, name: str) -> tuple[int, ...]:
-    """Token ids."""
+    """Tokens to stop at, by their ids."""
     if not isinstance(value, list) or not all(is_id(entry) for entry in value):
         raise wrong_type(name, "an array of token ids", value)
+    if len(value) > MOST_STOP_TOKENS:
+        raise invalid(f"Invalid '{name}': {len(value):,} tokens, and at most {MOST_STOP_TOKENS:,} are taken.", name)
     return tuple(value)
 
 

@@ -87,6 +87,7 @@ class Gate:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         if self._open > self._limits.requests and scope["path"] not in UNCOUNTED:
+            self._metrics.refused.labels("").inc()  # whichever model it is for was not looked at
             return overloaded("The server has too many open requests; try again later.", "too_many_requests")
         return None
 

@@ -49,7 +49,10 @@ class Metrics:
         self.responses = counter("http_responses", "HTTP responses.", ("endpoint", "status"))
         self.open = gauge("http_requests_open", "HTTP requests that are being answered.", ())
         self.request_seconds = histogram(
-            "request_seconds", "From the arrival of a request for text to its end.", model, REQUEST_BUCKETS
+            "request_seconds",
+            "From the arrival of a request for text, once it is taken, to its end.",
+            model,
+            REQUEST_BUCKETS,
         )
         self.first_token_seconds = histogram(
             "time_to_first_token_seconds", "From submission to the first token.", model, FIRST_TOKEN_BUCKETS
@@ -62,6 +65,7 @@ class Metrics:
         self.new_tokens = counter("generated_tokens", "Tokens generated.", model)
         self.ended = counter("prompts_ended", "Prompts by how they ended.", ("model", "reason"))
         self.refused = counter("requests_refused", "Requests turned away for lack of room.", model)
+        """Of the model whose queue was full; without one, where too many requests were open."""
         self.slots = gauge("slots", "Rows of the batch.")
         self.running = gauge("slots_running", "Rows at work.")
         self.waiting = gauge("queue_waiting", "Prompts that wait for a row.")

@@ -13,7 +13,7 @@ from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.audience import Audience
 from partita.library.chain import ChainOptions, Target
 from partita.library.engine import Engine
-from partita.library.loading import Process, open_engine
+from partita.library.loading import Process, in_child, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
@@ -118,7 +118,7 @@ def open_served(
         return open_engine(folder, manifest, given, target, serving.choice, observe=True, process=serving.process)
 
     with audience.busy(f"opening {name}"):
-        engine = Restarting(load, lambda line: told(f"{name}: {line}"))
+        engine = Restarting(load, lambda line: told(f"{name}: {line}"), apart=in_child(target, serving.process))
     try:
         for line in _notes(engine, manifest):
             audience.note(line)

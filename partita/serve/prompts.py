@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from partita.errors import UsageError
+from partita.errors import GenerationError, UsageError
 from partita.library.sampling import Sampling, completed
 from partita.library.scheduler import Work
 from partita.runtime.suggested import Suggestion
@@ -36,8 +36,8 @@ def works(asked: Asked, reading: Reading, adapter: str | None = None) -> list[Wo
     """One work for each choice that the answer is to have, those of a prompt beside each other. `adapter`: one of the
     package's, by name; None: that of the server.
 
-    Raises ApiError for a prompt that is empty, too long for the cache or refused by the chat template, and for token
-    ids that the package has not.
+    Raises ApiError for a prompt that is empty, too long for the cache or refused by the chat template or the
+    tokenizer, and for token ids that the package has not.
     """
     limit = reading.max_length
     if asked.max_tokens is not None and asked.max_tokens > limit:
@@ -107,13 +107,16 @@ def _chat(asked: Asked, reading: Reading) -> tuple[int, ...]:
         )
     try:
         return tuple(reading.text.encode_messages(asked.messages))
-    except UsageError as error:
-        raise of_error(error) from error
+    except (UsageError, GenerationError) as error:  # a template may refuse what it is given
+        raise of_error(error, "messages") from error
 
 
 def _completion(prompt: Prompt, reading: Reading, name: str) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(reading.text.encode(prompt)) if prompt else ()
+        try:
+            return tuple(reading.text.encode(prompt)) if prompt else ()
+        except (UsageError, GenerationError) as error:
+            raise of_error(error, name) from error
     _check_ids(prompt, reading, name)
     return prompt
 

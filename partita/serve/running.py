@@ -1,6 +1,7 @@
 """The server process: its socket, its connections, and how it ends.
 
-SIGTERM and Ctrl-C drain: no request is taken any more, those that were are answered. The second signal ends at once.
+SIGTERM and Ctrl-C drain: no request is taken any more, those that were are answered. The second signal ends at once,
+unless it comes together with the first: that is the same one, from a terminal and its shell.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -41,7 +44,8 @@ OTHER_HOST = Remedy("name an address of this machine", options=("--host", "127.0
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at an address of this machine; nobody is listened to yet. `port` 0: any free one.
+    """A socket that listens at an address of this machine; who connects waits until a server takes it over. `port` 0:
+    any free one.
 
     Raises UsageError for a host that is none, ResourceError for a port that is in use or not permitted.
     """
@@ -57,6 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
         if os.name == "posix":  # elsewhere it would let two servers have one port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(BACKLOG)  # only then is the port taken: two may bind one while neither listens
     except OSError as error:
         listening.close()
         where = f"{host}:{port}"
@@ -163,11 +168,15 @@ class Server:
         *,
         ready: Callable[[], object],
         told: Callable[[str], object],
+        together_seconds: Callable[[int], float] = lambda number: 0.0,
     ) -> None:
-        """`ready` is called once clients are listened to; `told` hears lines for the operator."""
+        """`ready` is called once clients are listened to; `told` hears lines for the operator. `together_seconds`: a
+        signal that follows another one within that time, which its number tells, is no second one.
+        """
         self._endpoints, self._listening, self._told = endpoints, listening, told
         self._http = _HttpServer(_config(app), ready)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._together_seconds, self._signalled_at = together_seconds, -math.inf
         self.number: int | None = None
         """The signal that it was told to end by."""
 
@@ -199,26 +208,33 @@ class Server:
         in_main = threading.current_thread() is threading.main_thread()
         for number in SIGNALS if in_main else ():
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, _: self.end(number))
+                before[number] = signal.signal(number, self._on_signal)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _on_signal(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if now - self._signalled_at >= self._together_seconds(number):
+            self._signalled_at = now
+            self.end(number)
+
     def _end(self, number: int) -> None:
         if self.number is not None:
             self._end_now()
             return
         self.number = number
-        count = len(self._http.server_state.tasks)
-        open_ones = f"{plural(count, 'open request')} {'is' if count == 1 else 'are'} answered"
-        self._told(f"{signal.Signals(number).name}: ending; {open_ones}, unless it comes again")
+        # First of all: a line for the operator may fail, and the end is not to hang on that.
         self._endpoints.draining = True
         self._http.should_exit = True
         limits = self._endpoints.limits
         limit = limits.seconds if limits.drain_seconds is None else limits.drain_seconds
         asyncio.get_running_loop().call_later(limit, self._end_now)
+        count = len(self._http.server_state.tasks)
+        open_ones = f"{plural(count, 'open request')} {'is' if count == 1 else 'are'} answered"
+        self._told(f"{signal.Signals(number).name}: ending; {open_ones}, unless it comes again")
 
     def _end_now(self) -> None:
         """Answers end with an error, which goes out where it is read."""

@@ -6,19 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from partita.check.limits import Limits
-from partita.errors import PartitaError, ProviderError
+from partita.errors import PartitaError
 from partita.library.engine import Begun, Engine, ReportRequest, RowRequest
 from partita.library.run_report import limits_error
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Piece, Scheduler, Ticket, Work
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.partition_reports.records import Report
+from partita.runtime.in_time import LateError, in_time
+from partita.serve.explained import explained
 from partita.serve.metrics import Metrics
 from partita.serve.prompts import Reading
 from partita.serve.restarting import Restarting
@@ -30,7 +33,8 @@ WARM_TOKENS = 6
 """Of the request at the start: enough for the runs that are observed for the report (`runtime.observe`)."""
 REPORT_SECONDS = 5.0
 """A report is made anew at most so often: requests wait while it is made."""
-GAVE_UP = "interrupted"
+END_SECONDS = 5.0
+"""At the end, for the step that is going on; Python cannot end native code."""
 
 
 class Served:
@@ -79,6 +83,10 @@ class Served:
         self._stopping = False
         self._report: Report | None = None
         self._report_at = 0.0
+        self._limits = Limits()
+        """That the placement was asked to keep to."""
+        self._probed: Report | None = None
+        """The report of the start, where experiments were made for it."""
         self._reporting = threading.Lock()
 
     @property
@@ -102,6 +110,7 @@ class Served:
         Raises ProviderError when the placement does not keep to `limits`, and whatever the run raises.
         """
         self._warm()
+        self._limits = limits
         request = ReportRequest(
             finish_reason="length", limits=limits, probe_seconds=probe_seconds, notes=("made at the start of a server",)
         )
@@ -110,8 +119,10 @@ class Served:
         over = limits_error(self._report)
         if over is not None:
             raise over
+        if self._report.probing is not None:
+            self._probed = self._report
         self._metrics.place(self.name, self._report)
-        self._engine.check = partial(self._look_again, limits)
+        self._engine.check = self._look_again
         scheduler = self._scheduler
         self._metrics.watch(
             self.name, self.slots, lambda: scheduler.running, lambda: scheduler.waiting, lambda: self.up
@@ -124,23 +135,23 @@ class Served:
         most = min(WARM_TOKENS, self.reading.max_length - 1)
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
 
-    def _look_again(self, limits: Limits, engine: Engine, begun: Begun) -> None:
+    def _look_again(self, engine: Engine, begun: Begun) -> None:
         """The package was loaded again, and may run elsewhere now: the same as at the start, before it answers anybody.
 
-        Raises ProviderError when the placement does not keep to `limits`, and whatever the run raises.
+        Raises ProviderError when the placement does not keep to the limits, and whatever the run raises.
         """
         work = self._first
         engine.join(begun.number, RowRequest(work.prompt, work.sampling))
         while (step := engine.step(begun.number)) is not None and not any(step.finish):
             pass
-        request = ReportRequest(finish_reason="length", limits=limits, notes=("made when it was loaded again",))
+        request = ReportRequest(finish_reason="length", limits=self._limits, notes=("made when it was loaded again",))
         report = engine.report(request)
         self._metrics.place(self.name, report)
         over = limits_error(report)
         if over is not None:
             raise over
         with self._reporting:
-            self._report, self._report_at = report, time.monotonic()
+            self._report, self._report_at = explained(report, self._probed), time.monotonic()
 
     def _warm(self) -> None:
         """Generate a few tokens, and one with each adapter: one that cannot be read is found before anybody asks."""
@@ -162,7 +173,8 @@ class Served:
         """The partition report of the running sessions, at most some seconds old. Takes time: not for an event loop."""
         with self._reporting:
             if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
-                self._report = self._engine.report(ReportRequest(finish_reason="length"))
+                report = self._engine.report(ReportRequest(finish_reason="length", limits=self._limits))
+                self._report = explained(report, self._probed)
                 self._report_at = time.monotonic()
             return self._report
 
@@ -177,10 +189,22 @@ class Served:
         return texts[view]
 
     def stop(self) -> None:
-        """End what is left, and free the package."""
+        """End what is left, and free the package. A step or report that does not end in time is left where it is:
+        `in_time.left` says so then, and the process has to end without waiting for it.
+        """
         self._stopping = True
         for pool in (self.encoder, self.reporter):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self._engine.apart:
+            if self._thread.is_alive():
+                self._thread.join(END_SECONDS)
+            self._engine.close()  # which ends whatever goes on there
+        try:
+            in_time(self._close, lambda: None, END_SECONDS)
+        except LateError:
+            self._told(f"{self.name}: a step or a report does not end, and is left where it is")
+
+    def _close(self) -> None:
         if self._thread.is_alive():
             self._thread.join()
         self._scheduler.close()
@@ -192,9 +216,11 @@ class Served:
         while not self._stopping:
             try:
                 if not self._scheduler.step():
+                    self._engine.try_again()
                     self._scheduler.wait(IDLE_SECONDS)
             except Exception as error:  # noqa: BLE001 - whatever it was, the next request finds a thread at work
-                self._told(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+                with suppress(Exception):  # nor is it to end because nobody can be told
+                    self._told(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
 
     def _measure(self, clock: _Clock, hear: Hear, ticket: Ticket, piece: Piece) -> None:
         now, name, metrics = time.perf_counter(), self.name, self._metrics
@@ -212,9 +238,9 @@ class Served:
             metrics.new_tokens.labels(name).inc(len(piece.tokens))
         if piece.finish_reason is not None:
             metrics.ended.labels(name, piece.finish_reason).inc()
-            if isinstance(ticket.error, (ProviderError, PartitaError)) and piece.finish_reason == "error":
-                self._told(f"{name}: {ticket.error}")
-        hear(ticket, piece)
+        hear(ticket, piece)  # before a line for the operator, which may fail: a client waits
+        if piece.finish_reason == "error" and isinstance(ticket.error, PartitaError):
+            self._told(f"{name}: {ticket.error}")
 
 
 class _Clock:

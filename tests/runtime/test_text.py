@@ -133,6 +133,31 @@ def test_a_stream_is_the_decode_of_the_whole_for_any_bytes(bytes_text):
         assert whole.replace("\ufffd", "") in "".join(data.decode("utf-8", "ignore"))
 
 
+@pytest.mark.parametrize("cut", range(12))
+def test_a_long_prompt_that_is_cut_anywhere_is_gone_on_with_in_whole_characters(bytes_text, cut):
+    """The context begins with a character, also where the decoder gives up on the run that ends inside of another."""
+    ids = byte_ids("你好世界".encode() * 100)
+    end = len(ids) - 24 + cut
+    stream = bytes_text.stream(ids[:end])
+    pieces = [stream.push(token) for token in [*ids[end:], *byte_ids(b"a")]]
+    shown = "".join(pieces) + stream.finish()
+    assert shown == ("你好世界" * 2)[cut // 3 :] + "a", "from the character on that the cut is in"
+
+
+def test_a_long_prompt_of_stray_bytes_is_not_read_over_and_over(bytes_text, monkeypatch):
+    """It holds up whoever takes requests."""
+    decoded = []
+    decode = type(bytes_text).decode_at_once
+
+    def noted(self, ids):
+        decoded.append(len(ids))
+        return decode(self, ids)
+
+    monkeypatch.setattr(type(bytes_text), "decode_at_once", noted)
+    bytes_text.stream(byte_ids(b"\x80" * 5000))
+    assert sum(decoded) < 2000
+
+
 def test_special_tokens_are_not_shown(text):
     stream = text.stream()
     assert "".join(stream.push(token) for token in [1, *text.encode("hi"), 2]) + stream.finish() == "hi"

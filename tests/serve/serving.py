@@ -16,6 +16,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from partita.check.limits import Limits
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.loading import Process
@@ -81,10 +82,12 @@ def running(
     process: Process = "this",
     speculation: Speculation = NO_SPECULATION,
     prefix: Path | None = None,
+    placement: Limits | None = None,
 ) -> Iterator[Running]:
     """A server of these packages on a free port."""
     metrics, limits = Metrics(), limits or ServerLimits()
-    serving = Serving(CPU, read_chain_options(CPU), process=process, speculation=speculation)
+    target, placed = read_chain_options(CPU), placement or Limits()
+    serving = Serving(CPU, target, process=process, speculation=speculation, placement=placed)
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
@@ -111,6 +114,14 @@ def running(
                 server.end(signal.SIGTERM)
                 thread.join(SECONDS)
             assert not thread.is_alive()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for what comes by itself."""
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def _after(seconds: float, step: Callable[[], bool]) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
 
+from partita.errors import GenerationError, PackageError, ProviderError, UsageError
+from partita.remedies import Remedy
 from partita.serve import bodies
+from partita.serve.api_errors import of_error
 from partita.serve.limits import ServerLimits
 from tests.serve.serving import Running, raw, running
 
@@ -138,6 +143,7 @@ def test_a_value_of_another_type_names_its_field(server, path, field):
         (COMPLETION, {"logprobs": 21}, "logprobs"),
         (COMPLETION, {"echo": True, "logprobs": 1}, "logprobs"),
         (COMPLETION, {"stop_token_ids": [999]}, "stop_token_ids"),
+        (COMPLETION, {"stop_token_ids": [5] * 1025}, "stop_token_ids"),
         (COMPLETION, {"messages": []}, "messages"),
         (COMPLETION, {"repetition_penalty": 0}, "repetition_penalty"),
     ],
@@ -294,6 +300,52 @@ def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monke
     monkeypatch.setattr(server.endpoints, "draining", True)
     answer = server.post(COMPLETION, GOOD[COMPLETION])
     assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
+
+
+def test_tokens_to_stop_at_are_looked_up_once_and_not_by_who_serves_everybody(server, monkeypatch):
+    looked_up = []
+    decode = type(server.models["tiny"].reading.text).decode_at_once
+
+    def noted(self, ids):
+        looked_up.append((list(ids), threading.current_thread().name))
+        return decode(self, ids)
+
+    monkeypatch.setattr(type(server.models["tiny"].reading.text), "decode_at_once", noted)
+    ids = [7, 8] * 512
+    assert server.post(COMPLETION, body_of(COMPLETION, stop_token_ids=ids, prompt=[5, 6, 5], echo=True)).is_success
+    of_stops = [name for tokens, name in looked_up if tokens in ([7], [8]) and not name.startswith("serve-")]
+    assert len(of_stops) == 2 and all(name.startswith("encode-tiny") for name in of_stops)
+    assert any(name.startswith("encode-tiny") for tokens, name in looked_up if tokens == [5, 6, 5]), "the echo"
+
+
+def test_of_a_long_name_that_nobody_knows_the_beginning_is_compared(server, monkeypatch):
+    compared = []
+
+    def noted(word, *rest, **options):
+        compared.append(word)
+        return []
+
+    monkeypatch.setattr("partita.serve.bodies.difflib.get_close_matches", noted)
+    error = said(server.post(CHAT, body_of(CHAT, **{"temprature" * 100_000: 1})), 400)
+    assert error["code"] == "unknown_parameter" and len(error["param"]) == 60
+    assert [len(word) for word in compared] == [60]
+
+
+@pytest.mark.parametrize(("path", "param"), [(CHAT, "messages"), (COMPLETION, "prompt")])
+def test_what_the_tokenizer_does_not_take_is_named_and_no_folder_of_the_server(server, monkeypatch, path, param):
+    def refuses(self, given):
+        raise GenerationError("the chat template rejects these messages: no", where=Path("/srv/secret"))
+
+    text = type(server.models["tiny"].reading.text)
+    monkeypatch.setattr(text, "encode_messages" if path == CHAT else "encode", refuses)
+    error = said(server.post(path, body_of(path)), 400)
+    assert (error["param"], error["message"]) == (param, "The chat template rejects these messages: no.")
+
+
+@pytest.mark.parametrize("kind", [GenerationError, UsageError, ProviderError, PackageError])
+def test_an_error_of_ours_tells_clients_neither_a_folder_nor_what_the_operator_can_do(kind):
+    error = of_error(kind("it is damaged", where=Path("/srv/secret"), remedy=Remedy("export it again")))
+    assert error.message == "It is damaged."
 
 
 def test_after_all_that_it_answers(server: Running):

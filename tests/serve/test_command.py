@@ -9,10 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ import psutil
 import pytest
 
 from partita.cli import run
+from partita.serve.running import bind
 from tests.conftest import REPOSITORY
-from tests.serve.serving import SECONDS, request_bytes, running
-from tests.serve.test_load import COMPLETION, LONG, is_idle, until
+from tests.serve.serving import SECONDS, raw, request_bytes, running, until
+from tests.serve.test_load import COMPLETION, LONG, is_idle
 
 
 class Command:
@@ -47,16 +47,23 @@ class Command:
         return self.process.returncode, err
 
 
+def heed() -> None:
+    """In the child: signals end it. Who runs the tests in the background has Ctrl-C ignored, and nohup SIGHUP."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
-def serving(*arguments: object, **environment: str) -> Iterator[Command]:
-    """The command, once it listens."""
+def serving(
+    *arguments: object, program: Sequence[str] = ("-m", "partita"), stderr: int = subprocess.PIPE, **environment: str
+) -> Iterator[Command]:
+    """The command, once it listens. `program`: what Python is told to run."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "partita", "serve", *map(str, arguments), "--port", "0", "--json"],
+        [sys.executable, *program, "serve", *map(str, arguments), "--port", "0", "--json"],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        # Whoever runs the tests in the background has Ctrl-C ignored, which children take over.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
     )
     assert process.stdout is not None
@@ -115,6 +122,15 @@ def test_a_port_in_use_is_said_before_anything_is_loaded(package, capsys):
         port = taken.getsockname()[1]
         line = fails(capsys, 1, package, "--provider", "cpu", "--port", port)
         assert f"127.0.0.1:{port}: the port is in use" in line and f"--port {port + 1}" in line
+
+
+def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
+    """Of two servers that are started together one ends at once, and not when both have loaded."""
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        assert f"127.0.0.1:{port}: the port is in use" in fails(capsys, 1, package, "-e", "cpu", "--port", port)
+        with raw(("127.0.0.1", port)):  # who comes early waits
+            first.accept()[0].close()
 
 
 @pytest.mark.parametrize(

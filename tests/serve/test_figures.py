@@ -10,12 +10,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import partita
+from partita.check.limits import Limits
+from partita.diagnosis.records import Fallback
 from partita.errors import ProviderError
 from partita.library.chain import read_chain_options
 from partita.library.local import LocalEngine
+from partita.observations.records import Probing
 from partita.package import read_manifest
 from partita.partition_reports.records import Report
-from tests.serve.serving import CPU, Running, running
+from partita.serve.explained import explained
+from tests.serve.serving import CPU, Running, running, until
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
 
@@ -142,3 +146,87 @@ def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path) -> No
             assert server.get("/health").status_code == 503
         engine._failed_at = -1e9  # it is tried again
         assert server.post("/v1/completions", BODY).status_code == 200 and server.get("/health").status_code == 200
+
+
+def test_a_package_that_could_not_be_loaded_again_is_loaded_when_that_is_possible_and_nobody_asks(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load balancer sends nothing to a server whose /health is 503."""
+    monkeypatch.setattr("partita.serve.restarting.AGAIN_SECONDS", 0.2)
+    with running({"tiny": package}) as server:
+        served = server.models["tiny"]
+        engine = served._engine
+        load, possible = engine._load, [False]
+
+        def lost(*given: object) -> Any:
+            raise ProviderError("the child process crashed")
+
+        def again() -> Any:
+            if not possible[0]:
+                raise OSError(28, "No space left on device", "/tmp/partita-x/child")
+            return load()
+
+        engine._load = again
+        served._scheduler._begun = None
+        monkeypatch.setattr(engine._engine, "open", lost)
+        answer = server.post("/v1/completions", BODY)
+        assert answer.status_code == 500 and "No space left" in answer.text and "/tmp" not in answer.text
+        assert server.get("/health").json()["down"] == ["tiny"]
+        assert server.figure("partita_model_up") == 0
+        possible[0] = True
+        until(lambda: server.get("/health").status_code == 200)
+        assert server.post("/v1/completions", BODY).status_code == 200
+        assert any("/tmp/partita-x/child: No space left" in line for line in server.told)
+
+
+def test_a_report_has_the_limits_that_the_server_was_given_however_late_it_is_made(package: Path) -> None:
+    with running({"tiny": package}, placement=Limits(max_copies=3)) as server:
+        first = server.get("/report").json()
+        server.models["tiny"]._report_at = -1e9
+        server.post("/v1/completions", BODY)
+        later = server.get("/report").json()
+        assert later["created"] >= first["created"] and later["totals"] != first["totals"], "it was made anew"
+        assert later["request"]["limits"] == first["request"]["limits"] == {"--max-copies": 3}
+
+
+def probed(report: Report, **changes: Any) -> Report:
+    """As if a node were not on its provider, and experiments had told why."""
+    found = Fallback(
+        phase="decode",
+        node="odd",
+        op_type="Odd",
+        wanted="CUDAExecutionProvider",
+        provider="CPUExecutionProvider",
+        reason="no_kernel_type",
+        evidence_kind="probed",
+        evidence="with float32 in place of int64 the provider takes it",
+        remedy="cast it",
+        module=None,
+        source_line=None,
+    )
+    took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, unprobed=())
+    notes = ("made at the start of a server", "experiments on 1 node are missing or not complete: the budget: even")
+    return report.model_copy(update={"fallbacks": (found,), "probing": took, "notes": notes, **changes})
+
+
+def test_what_experiments_told_at_the_start_is_in_later_reports(server: Running) -> None:
+    report = Report.model_validate(server.get("/report").json())
+    first = probed(report)
+    other = first.fallbacks[0].model_copy(update={"node": "new", "evidence": "logged"})
+    unknown = first.fallbacks[0].model_copy(update={"reason": "unknown", "evidence": "nothing was logged"})
+    found = explained(report.model_copy(update={"fallbacks": (unknown, other)}), first)
+    assert found.fallbacks == (first.fallbacks[0], other) and found.probing == first.probing
+    assert found.notes[-1].startswith("experiments on 1 node") and "made at the start of a server" not in found.notes
+    assert found.summary is not None and report.summary is not None
+    # Without experiments, or with other providers, it is as it was.
+    assert explained(report, None) is explained(report, probed(report, probing=None)) is report
+    gone = tuple(entry.model_copy(update={"status": "unavailable"}) for entry in report.chain)
+    assert explained(report, probed(report, chain=gone)) is report
+
+
+def test_a_server_tells_what_experiments_told_in_every_report(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = server.models["tiny"]
+    monkeypatch.setattr(served, "_probed", probed(served.report()))
+    monkeypatch.setattr(served, "_report_at", -1e9)
+    monkeypatch.setattr(served, "_report", None)
+    assert server.get("/report").json()["probing"]["experiments"] == 2

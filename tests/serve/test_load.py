@@ -7,7 +7,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +20,10 @@ from partita.runtime.engine import recorder
 from partita.serve.limits import ServerLimits
 from partita.serve.responses import ABORT, EventStream
 from tests.memory import native_bytes, python_blocks, slope
-from tests.serve.serving import SECONDS, Running, raw, request_bytes, running
+from tests.serve.serving import SECONDS, Running, raw, request_bytes, running, until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Wait for what comes by itself."""
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def is_idle(server: Running) -> bool:
@@ -153,8 +145,12 @@ def test_the_queue_has_an_end(package):
         assert all(answer.json()["error"]["code"] == "queue_full" for answer in refused)
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
         assert small.figure("partita_requests_refused_total") == len(refused)
+        answered = len(answers) - len(refused)
+        assert small.figure("partita_request_seconds_count") == answered, "refusals are no fast answers"
         too_many = small.post(COMPLETION, {**LONG, "n": 7})
         assert too_many.status_code == 400 and too_many.json()["error"]["param"] == "n"
+        assert small.post(COMPLETION, {**LONG, "prompt": ""}).status_code == 400
+        assert small.figure("partita_request_seconds_count") == answered
         # OpenAI's client asks again, and so loses nothing.
         with openai.OpenAI(base_url=f"{small.url}/v1", api_key="x", max_retries=20, timeout=SECONDS) as client:
             asked = [
@@ -189,6 +185,7 @@ def test_open_requests_are_limited(package):
         until(lambda: single.models["tiny"].open == 1)
         answer = single.get("/v1/models")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_requests")
+        assert single.figure("partita_requests_refused_total", model="") == 1
         assert single.get("/health").status_code == 200
         assert long.result().status_code == 200
 
