@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["float", "integer", "complex", "other"]
@@ -198,6 +198,19 @@ PRECISIONS = {
 """By their names."""
 EXACT = PRECISIONS["fp32"]
 """What the original model is run in."""
+
+
+def precision(name: str) -> Precision:
+    """What a package or a folder computes in, by its name; other exporters pack weights of other widths, int2 for one.
+
+    Raises KeyError for a name that is none.
+    """
+    bits = name.removeprefix("int")
+    if name not in PRECISIONS and name.startswith("int") and bits.isdecimal():
+        return replace(PRECISIONS["int4"], name=name, bits=int(bits))
+    return PRECISIONS[name]
+
+
 ACTIVATIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32"}
 """What packed weights may be multiplied with, and the type of everything else in such a graph."""
 

@@ -63,3 +63,11 @@ def test_what_is_no_type_is_said() -> None:
             wrong()
     with pytest.raises(ValueError, match="complex128"):
         dtypes.storage("complex128")
+
+
+def test_precisions_of_other_exporters_are_whole_numbers_of_any_width() -> None:
+    assert dtypes.precision("int4") is dtypes.PRECISIONS["int4"]
+    assert (dtypes.precision("int2").name, dtypes.precision("int2").bits) == ("int2", 2)
+    for wrong in ("int", "int64x", "fp8"):
+        with pytest.raises(KeyError, match=wrong):
+            dtypes.precision(wrong)

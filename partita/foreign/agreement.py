@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from partita.contract import State
 from partita.foreign.evidence import Evidence
@@ -27,12 +27,13 @@ def contradiction(
         return f"it says {evidence.layers} layers, and {file} has a cache of {layers}"
     if evidence.vocab_size and vocab != evidence.vocab_size:
         return f"it says a vocabulary of {evidence.vocab_size:,}, and the logits of {file} have {vocab:,}"
-    for pair, state in zip(pairs, states, strict=True):
-        if state.kind in ("key", "value") and len(state.shape) == 4 and rows[pair.past.name] in (None, 2):
-            said = _head_contradiction(evidence, pair, state)
-            if said:
-                return said
-    return ""
+    kept = [
+        pair
+        for pair, state in zip(pairs, states, strict=True)
+        if len(pair.past.shape or ()) == 4 and rows[pair.past.name] in (None, 2) and state.grows in (None, 2)
+    ]
+    of_each = ([pair for pair in kept if pair.kind == kind] for kind in ("key", "value"))
+    return next(filter(None, (_head_contradiction(evidence, pairs) for pairs in of_each)), "")
 
 
 def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
@@ -48,16 +49,23 @@ def _layers(evidence: Evidence, pairs: Sequence[Pair]) -> int:
     return evidence.layers if counted_through or (deep and (in_one or stacked)) else found
 
 
-def _head_contradiction(evidence: Evidence, pair: Pair, state: State) -> str:
-    """The same of the heads of keys and values [B, KV heads, N, head size], or any order of the last three."""
-    sizes = {size for size in (pair.past.shape or ()) if isinstance(size, int)}
-    heads = {evidence.kv_heads, evidence.heads} - {0}
-    widths = {evidence.head_size, *evidence.head_sizes} - {0}
-    if state.grows not in (None, 2) or not sizes:
-        return ""
-    declared = pair.past.shape or ()
-    if isinstance(declared[1], int) and evidence.kv_heads and declared[1] not in heads:
-        return f"it says {evidence.kv_heads} heads of keys and values, and {pair.past.declared} has {declared[1]}"
-    if isinstance(declared[3], int) and widths and declared[3] not in widths:
-        return f"it says heads of {evidence.head_size}, and {pair.past.declared} has {declared[3]}"
+def _head_contradiction(evidence: Evidence, pairs: Sequence[Pair]) -> str:
+    """The same of the heads of all keys, or of all values, [B, KV heads, N, head size].
+
+    Layers may have different ones, and a configuration numbers of one kind of layer alone.
+    """
+    heads = {evidence.kv_heads, evidence.heads, *evidence.kv_heads_of_others} if evidence.kv_heads else set[int]()
+    widths = {evidence.head_size, *evidence.head_sizes}
+    if (odd := _other_than(heads - {0}, pairs, 1)) is not None:
+        pair, size = odd
+        return f"it says {evidence.kv_heads} heads of keys and values, and {pair.past.declared} has {size}"
+    if (odd := _other_than(widths - {0}, pairs, 3)) is not None:
+        pair, size = odd
+        return f"it says heads of {evidence.head_size}, and {pair.past.declared} has {size}"
     return ""
+
+
+def _other_than(said: Set[int], pairs: Sequence[Pair], axis: int) -> tuple[Pair, int] | None:
+    """The first state with its size along an axis, where the sizes are known and that of no state is one of `said`."""
+    found = [(pair, size) for pair in pairs if isinstance(size := (pair.past.shape or ())[axis], int)]
+    return found[0] if said and found and all(size not in said for _, size in found) else None

@@ -9,7 +9,7 @@ A cache of fixed length means what the runtime takes it for only when its rows s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from partita.foreign.facts import GraphFacts, NodeFact
@@ -68,12 +68,12 @@ def carried(graph: GraphFacts, present: str, cursors: frozenset[str] | None = No
             tensor = node.inputs[0]
         elif node.op_type in PLACED:
             data, where = PLACED[node.op_type]
-            if len(node.inputs) <= where or not _follows(producers, node.inputs[where], cursors):
+            if len(node.inputs) <= where or not follows(producers, node.inputs[where], cursors):
                 return None, "unknown"
             tensor, way = node.inputs[data], way or "cursor"
         elif node.op_type == "Where":
             kept = [name for name in node.inputs[1:3] if _leads_to(producers, name, pasts)]
-            if len(kept) != 1 or not _follows(producers, node.inputs[0], cursors):
+            if len(kept) != 1 or not follows(producers, node.inputs[0], cursors):
                 return None, "unknown"
             tensor, way = kept[0], way or "cursor"
         elif node.op_type == "Concat":
@@ -124,7 +124,7 @@ def _leads_to(producers: dict[str, NodeFact], tensor: str, pasts: Iterable[str])
     return True
 
 
-def _follows(producers: dict[str, NodeFact], tensor: str, cursors: frozenset[str] | None) -> bool:
+def follows(producers: Mapping[str, NodeFact], tensor: str, cursors: frozenset[str] | None) -> bool:
     """Whether a tensor is computed from one of these inputs, or nobody asks."""
     if cursors is None:
         return True

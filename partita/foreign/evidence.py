@@ -15,8 +15,9 @@ from partita.package import GET_AGAIN, refuse_absent
 from partita.remedies import Remedy
 
 CONFIG = "config.json"
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", "num_heads")
+"""What is of the decoder comes first: configurations of models with an encoder call its numbers by the plain name."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
@@ -41,11 +42,16 @@ class Evidence:
     """Every layer has keys and values of its own."""
     heads: int = 0
     kv_heads: int = 0
+    kv_heads_of_others: frozenset[int] = frozenset()
+    """What layers of another kind have."""
     head_size: int = 0
     head_sizes: frozenset[int] = frozenset()
     """Others that keys or values may have."""
     vocab_size: int = 0
     max_length: int = 0
+    """The most tokens of a text."""
+    usual_length: int = 0
+    """The most where nobody asks for more."""
     window: int = 0
     window_layers: frozenset[int] | None = None
     """None: all."""
@@ -108,6 +114,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         even=not any(text.get(key) for key in UNEVEN),
         heads=heads,
         kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
+        kv_heads_of_others=frozenset({_whole(text.get("num_global_key_value_heads"))}) - {0},
         head_size=head_size,
         head_sizes=_head_sizes(text, head_size),
         vocab_size=_whole(text.get("vocab_size")),
@@ -158,7 +165,8 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
         head_size=decoder.head_size,
         head_sizes=frozenset({decoder.head_size // 2}) - {0},
         vocab_size=model.vocab_size,
-        max_length=min(filter(None, (model.context_length, config.search.max_length)), default=0),
+        max_length=model.context_length,
+        usual_length=config.search.max_length,
         window=window.window_size,
         window_layers=None if window.layers is None else frozenset(window.layers),
         slides_inputs=window.slide_inputs,

@@ -61,6 +61,10 @@ class GraphFacts:
     """Those of them whose values are none at all: a size is 0."""
     whole: Mapping[str, int] = field(default_factory=dict)
     """Constants that are one whole number."""
+    begins_anew: Mapping[str, int] = field(default_factory=dict)
+    """Tables of sines in which the row of the first position comes twice, and where it comes again. Looked for only in
+    those with more rows than a text may have tokens.
+    """
     data_files: tuple[str, ...] = ()
     """Relative to the folder."""
     weight_bytes: int = 0
@@ -68,6 +72,8 @@ class GraphFacts:
     """Number of stored elements by type."""
     operators: Mapping[str, int] = field(default_factory=dict)
     """Nodes by operator, those of bodies included; of other domains than ONNX's own as domain.operator."""
+    packed: Mapping[int, int] = field(default_factory=dict)
+    """Products with packed weights, those of bodies included, by bits of a weight."""
 
     def producer_of(self, tensor: str) -> NodeFact | None:
         """The node that makes a tensor; None for inputs and constants."""

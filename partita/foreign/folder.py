@@ -41,9 +41,9 @@ TOKENIZERS: Mapping[str, TokenizerKind] = {
     "vocab.json": "transformers",
 }
 """What reads the tokenizer, by the first of these files that is there."""
-PACKED, TABLED = "com.microsoft.MatMulNBits", "com.microsoft.MatMulBnb4"
+TABLED = "com.microsoft.MatMulBnb4"
 WHOLE = ("MatMulInteger", "com.microsoft.DynamicQuantizeMatMul", "QLinearMatMul")
-"""Operators on packed weights: integers of some bits, 4 bits that choose from a table, integers of 8 bits."""
+"""Operators on packed weights: 4 bits that choose from a table, integers of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
     evidence = read_evidence(folder)
     found = _candidates(folder, evidence, written)
     chosen = choose(folder, found, choice.variant)
-    graphs = [(read_graph(folder, file), phase) for file, phase in chosen.files]
+    graphs = [(read_graph(folder, file, evidence.max_length), phase) for file, phase in chosen.files]
     inferred = Inference(str(folder), graphs, evidence, written, choice.max_length).run()
     return _manifest(folder, evidence, [graph for graph, _ in graphs], inferred, chosen, found)
 
@@ -215,9 +215,8 @@ def _layout(folder: Path, chosen: Candidate) -> str:
 def precision_of(graph: GraphFacts) -> str:
     """The precision of the weights, in the words of an export: what most of them are."""
     stored = graph.weights
-    if PACKED in graph.operators:
-        bits = [node.attributes.get("bits", 4) for node in graph.nodes if node.op_type == "MatMulNBits"]
-        return "int8" if bits and bits.count(8) * 2 > len(bits) else "int4"
+    if graph.packed:
+        return f"int{max(graph.packed, key=lambda bits: (graph.packed[bits], -bits))}"
     if TABLED in graph.operators:
         return "int4"
     packed = {"int4": ("int4", "uint4"), "int8": ("int8", "uint8")}

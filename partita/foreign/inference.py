@@ -17,11 +17,11 @@ from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
+from partita.foreign.rotary import frequencies_change_at
 from partita.foreign.shapes import CORRECT, Shapes, Short, batch_axis, length_of
 from partita.foreign.states import (
     Pair,
     contradiction_of,
-    frequencies_change_at,
     layer_in,
     pair_up,
     rolls,
@@ -98,7 +98,7 @@ class Inference:
             self.written,
             self.max_length,
             self.notes,
-            short=self.short(main, pairs),
+            short=self.short(main, pairs, meant[main.file]),
         )
         vocab = self.vocab_size(logits[main.file], main)
         symbol = self.batch_symbol(main, meant[main.file])
@@ -252,10 +252,9 @@ class Inference:
         first = left[0]
         others = f" ({plural(len(left) - 1, 'other input')} likewise)" if len(left) > 1 else ""
         if (sign := called_otherwise(first)) is not None:
-            types, ranks = " or ".join(sorted(sign.dtypes)), " or ".join(map(str, sorted(sign.ranks)))
             what = (
-                f"the input {first.declared} is for {sign.role} by its name, and Partita feeds {types} in {ranks} "
-                f"dimensions there{others}"
+                f"the input {first.declared} is for {sign.role} by its name, and Partita feeds {sign.forms} there"
+                f"{others}"
             )
             return self.wrong(graph, what, OTHER_INPUT)
         if first.dtype in INTEGERS or first.shape is None or len(first.shape) < 3:
@@ -329,9 +328,10 @@ class Inference:
         told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
         return self.evidence.window if told and not any(window_of(pair, graph) for pair in pairs) else 0
 
-    def short(self, graph: GraphFacts, pairs: Sequence[Pair]) -> Short | None:
+    def short(self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]) -> Short | None:
         """Up to which length texts have the tokens of the model, where that is not all lengths."""
-        window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph)
+        positions = frozenset(name for name, meaning in meant.items() if meaning.role == "positions")
+        window, turns = self.missing_window(graph, pairs), frequencies_change_at(graph, positions)
         found = []
         if window:
             source = self.evidence.source

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.contract import Role
-from partita.foreign.facts import GraphFacts, PortFact
+from partita.foreign.facts import GraphFacts, PortFact, Size
 
 INTEGERS = frozenset({"int64", "int32"})
 FLAGS = INTEGERS | {"bool"}
@@ -23,21 +23,58 @@ class Sign:
     name: re.Pattern[str]
     dtypes: frozenset[str]
     ranks: frozenset[int]
+    shapes: tuple[tuple[int | None, ...], ...] = ()
+    """Others that it may have, with None for any size."""
+
+    def takes(self, port: PortFact) -> bool:
+        """Whether an input has the type and rank of the role, or a shape."""
+        if port.dtype not in self.dtypes or port.shape is None:
+            return port.dtype in self.dtypes
+        return len(port.shape) in self.ranks or any(_has(port.shape, shape) for shape in self.shapes)
+
+    @property
+    def forms(self) -> str:
+        """For people: `int32 or int64 in 1 or 2 dimensions or as [3,?,?]`."""
+        types, ranks = " or ".join(sorted(self.dtypes)), " or ".join(map(str, sorted(self.ranks)))
+        shapes = (",".join("?" if size is None else str(size) for size in shape) for shape in self.shapes)
+        return f"{types} in {ranks} dimensions{''.join(f' or as [{shape}]' for shape in shapes)}"
 
 
-def _sign(role: Role, name: str, dtypes: frozenset[str], *ranks: int) -> Sign:
-    return Sign(role, re.compile(rf"(.*[./])?({name})$", re.IGNORECASE), dtypes, frozenset(ranks))
+def _has(shape: Sequence[Size], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(want in (None, size) for size, want in zip(shape, wanted, strict=True))
 
 
+def _sign(
+    role: Role, name: str, dtypes: frozenset[str], *ranks: int, shapes: tuple[tuple[int | None, ...], ...] = ()
+) -> Sign:
+    return Sign(role, re.compile(rf"(.*[./])?({name})$", re.IGNORECASE), dtypes, frozenset(ranks), shapes)
+
+
+COLUMN = ((None, 1),)
+"""One number for each row of the batch, as some exporters declare it."""
 INPUTS = (
     _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 1, 2),
     _sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, 2),
-    _sign("positions", r"position_?ids|positions?|cache_position|pos_ids|input_?pos(itions?)?", INTEGERS, 1, 2),
+    _sign(
+        "positions",
+        r"position_?ids|positions?|cache_position|pos_ids|input_?pos(itions?)?",
+        INTEGERS,
+        1,
+        2,
+        shapes=((3, None, None),),  # of time, row and column of a picture, which are one for a token of text
+    ),
     _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
     _sign("logits_kept", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
     _sign("total_length", r"total_?seq(uence)?_?len(gth)?", INTEGERS, 0, 1),
-    _sign("last_index", r"seqlens_k", INTEGERS, 1),
-    _sign("write_start", r"past_?seq(uence)?_?len(gth)?s?|past_len(gth)?|start_pos(ition)?", INTEGERS, 0, 1),
+    _sign("last_index", r"seqlens_k", INTEGERS, 1, shapes=COLUMN),
+    _sign(
+        "write_start",
+        r"past_?seq(uence)?_?len(gth)?s?|past_len(gth)?|start_pos(ition)?",
+        INTEGERS,
+        0,
+        1,
+        shapes=COLUMN,
+    ),
 )
 """Inputs by the names that exporters give them. One whose type or rank is another is not what its name says."""
 
@@ -53,22 +90,17 @@ class Meaning:
 def fits(port: PortFact, role: Role) -> bool:
     """Whether an input can have a role by its type and rank."""
     sign = next((sign for sign in INPUTS if sign.role == role), None)
-    dtypes, ranks = (INTEGERS, frozenset((0, 1))) if sign is None else (sign.dtypes, sign.ranks)
-    return port.dtype in dtypes and (port.shape is None or len(port.shape) in ranks)
+    if sign is None:
+        return port.dtype in INTEGERS and (port.shape is None or len(port.shape) in (0, 1))
+    return sign.takes(port)
 
 
 def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     """What an input means by its name, type and rank. `roles`: those that a configuration gives names."""
     if port.name in roles and fits(port, roles[port.name]):
         return Meaning(roles[port.name], "configuration")
-    for sign in INPUTS:
-        if (
-            sign.name.fullmatch(port.name)
-            and port.dtype in sign.dtypes
-            and (port.shape is None or len(port.shape) in sign.ranks)
-        ):
-            return Meaning(sign.role, "name, type and shape")
-    return None
+    sign = next((sign for sign in INPUTS if sign.name.fullmatch(port.name) and sign.takes(port)), None)
+    return None if sign is None else Meaning(sign.role, "name, type and shape")
 
 
 def called_otherwise(port: PortFact) -> Sign | None:

@@ -10,17 +10,22 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
+from partita.foreign.rotary import sine_tables
 from partita.package import inside
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import onnx
 
 ONNX_DOMAINS = ("", "ai.onnx")
+PACKED = "MatMulNBits"
 
 
-def read_graph(folder: Path, file: str) -> GraphFacts:
+def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
     """The facts of `file`, which is relative to `folder`.
 
+    `longest`: the most tokens of a text, 0 where nothing says; of weights only tables of sines with more rows are read.
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
     # Here, because `partita.load` is there before ONNX Runtime is loaded, which is in the same room.
@@ -34,6 +39,7 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
         stored[_dtype(tensor.data_type)] += math.prod(tensor.dims)
     constants = {tensor.name for tensor in proto.graph.initializer}
     defaults = tuple(_port(port) for port in proto.graph.input if port.name in constants)
+    nodes = tuple(map(_node, proto.graph.node))
     return GraphFacts(
         file=file,
         inputs=tuple(_port(port) for port in proto.graph.input if port.name not in constants),
@@ -41,7 +47,8 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
         defaults=tuple(port for port in defaults if port.dtype in ("float32", "float16")),
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
         whole=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
-        nodes=tuple(_node(node) for node in proto.graph.node),
+        begins_anew=_begin_anew(proto.graph, sine_tables(nodes), inside(folder, str(within)), longest),
+        nodes=nodes,
         node_count=len(model.nodes) + len(model.inner),
         opsets=dict(model.opsets),
         producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
@@ -49,6 +56,7 @@ def read_graph(folder: Path, file: str) -> GraphFacts:
         weight_bytes=model.weight_bytes,
         weights=dict(stored),
         operators=dict(Counter(_operator(node) for node in all_nodes(proto.graph))),
+        packed=dict(Counter(_bits(node) for node in all_nodes(proto.graph) if node.op_type == PACKED)),
     )
 
 
@@ -80,6 +88,40 @@ def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
         return name, int(numpy_helper.to_array(tensor).reshape(()))
     except ValueError:  # its bytes are missing, which is told where the file is opened
         return None
+
+
+def _begin_anew(graph: onnx.GraphProto, tables: frozenset[str], home: Path, longest: int) -> dict[str, int]:
+    """The row in which a table of sines has those of the first position again, all zero; of tables that have one."""
+    import numpy as np
+
+    found = {}
+    for name, tensor in _constants(graph):
+        if name not in tables or len(tensor.dims) != 2 or not 0 < longest < tensor.dims[0]:
+            continue
+        stored = _stored(tensor, home)
+        if stored is not None:
+            zeros = np.flatnonzero(~stored.reshape(tensor.dims[0], -1).any(axis=1))
+            again = zeros[zeros > 0]
+            if again.size:
+                found[name] = int(again[0])
+    return found
+
+
+def _stored(tensor: onnx.TensorProto, home: Path) -> npt.NDArray[np.uint8] | None:
+    """The bytes of a tensor, in the file or beside it; None where some are missing, which is told as it is opened."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        size = dtypes.size_bytes(_dtype(tensor.data_type), tensor.dims)
+        if said:
+            stored = np.fromfile(home / said["location"], np.uint8, size, offset=int(said.get("offset", "0")))
+        else:
+            stored = numpy_helper.to_array(tensor).reshape(-1).view(np.uint8)
+    except (ValueError, OSError, OverflowError):
+        return None
+    return stored if stored.size == size else None
 
 
 def _port(port: onnx.ValueInfoProto) -> PortFact:
@@ -120,6 +162,11 @@ def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str | tup
     if attribute.HasField("s"):
         return attribute.name, attribute.s.decode(errors="replace")
     return (attribute.name, tuple(attribute.ints)) if attribute.ints else None
+
+
+def _bits(node: onnx.NodeProto) -> int:
+    """Of a weight of a product with packed ones; 4 is what the operator takes without being told."""
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == "bits"), 4)
 
 
 def _operator(node: onnx.NodeProto) -> str:

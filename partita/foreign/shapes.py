@@ -28,6 +28,7 @@ SAY_HOW = Remedy(
     options=("--contract", "FILE.toml"),
 )
 OTHER_CACHE = Remedy("export it with a cache that grows, or that is written at a cursor")
+OTHER_TYPE = Remedy("export it with a cache of floats of 16 or 32 bits, or of whole numbers of 8")
 CORRECT = Remedy("correct the contract file")
 
 
@@ -50,7 +51,8 @@ def length_of(
     *,
     short: Short | None = None,
 ) -> int:
-    """N: as the user wants it, as far as graph and configuration allow; else the configuration's, up to a limit.
+    """N: as the user wants it, as far as graph and configuration allow; else what the configuration says is usual, or
+    what it allows, up to a limit.
 
     `rows`: the axis of each pair that has an entry for every token; `short`: up to where texts are the model's, so that
     longer ones are only taken where they are asked for. Raises PackageError for more than is allowed. `notes`
@@ -61,7 +63,8 @@ def length_of(
     if wanted is not None and most and wanted > most:
         source = "the graph" if fixed else evidence.source
         raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
-    length = fixed or wanted or min(most or UNKNOWN_LENGTH, MOST_TOKENS)
+    usual = min(filter(None, (evidence.usual_length, most)), default=0)
+    length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:
             notes.append(f"{short.why}: longer texts may have other tokens than the model")
@@ -71,10 +74,10 @@ def length_of(
             "model"
         )
         return short.length
-    if not (fixed or wanted or most):
+    if not (fixed or wanted or usual):
         notes.append(f"nothing says how long a text may be: {UNKNOWN_LENGTH:,} tokens were taken")
-    elif length < (most or 0) and not (fixed or wanted):
-        notes.append(f"{evidence.source} allows texts of {most:,} tokens; {MOST_TOKENS:,} were taken")
+    elif length < (most or usual) and not (fixed or wanted):
+        notes.append(f"{evidence.source} allows texts of {most or usual:,} tokens; {length:,} were taken")
     return length
 
 
@@ -119,7 +122,13 @@ class Shapes:
     """Inputs that say which rows are valid, or where new ones go."""
 
     def state(self, pair: Pair) -> State:
-        """One state. Raises PackageError where its shape or the axis along which it grows cannot be told."""
+        """One state. Raises PackageError where its shape or the axis along which it grows cannot be told, and for a
+        type that there is no memory for.
+        """
+        element = dtypes.find(pair.past.dtype)
+        if element is not None and element.storage is None:
+            what = f"numpy has no type for {element.name}, so Partita has no memory that it could be kept in"
+            raise self._wrong(pair, what, OTHER_TYPE)
         found = self.written.state(pair.past.name)
         said = found[0] if found is not None else None
         shared = shares_buffer(pair, self.graph)

@@ -41,8 +41,6 @@ ROWS_AXIS = 2
 PAST_OF = {3: 1, 4: 2}
 """GroupQueryAttention's inputs for past keys and values, and the outputs that are their present."""
 
-ROTARY = "RotaryEmbedding"
-
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -180,18 +178,22 @@ def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
 
     Only GroupQueryAttention does that: it writes the new rows behind the old ones, and is told by its inputs how many
     are valid. Whoever else reads past, its shape included, would take the length of the buffer for that of the text.
+    It takes keys and values in the same way, so both have to be fit for it.
     """
     node = graph.producer_of(pair.present.name)
-    readers = graph.readers_of(pair.past.name)
-    if node is None or node.op_type != GQA or node.domain != CONTRIB or readers != [node]:
+    if node is None or node.op_type != GQA or node.domain != CONTRIB:
         return False
+    kept = [(node.inputs[place : place + 1], node.outputs[made : made + 1]) for place, made in PAST_OF.items()]
+    alone = all(_is_its_own(node, past, present, graph) for past, present in kept)
+    return alone and ((pair.past.name,), (pair.present.name,)) in kept
+
+
+def _is_its_own(node: NodeFact, past: tuple[str, ...], present: tuple[str, ...], graph: GraphFacts) -> bool:
+    """Whether a past is an input of the graph that this node alone reads, once, and present one of its outputs."""
     return (
-        any(
-            node.inputs[place : place + 1] == (pair.past.name,)
-            and node.outputs[made : made + 1] == (pair.present.name,)
-            for place, made in PAST_OF.items()
-        )
-        and node.inputs.count(pair.past.name) == 1
+        any(graph.input(name) is not None for name in past)
+        and any(graph.output(name) is not None for name in present)
+        and all(graph.readers_of(name) == [node] and node.inputs.count(name) == 1 for name in past)
     )
 
 
@@ -219,22 +221,6 @@ def window_of(pair: Pair, graph: GraphFacts) -> int | None:
     node = graph.producer_of(pair.present.name)
     size = node.attributes.get("local_window_size", -1) if node is not None and node.op_type == GQA else -1
     return size if isinstance(size, int) and size > 0 else None
-
-
-def frequencies_change_at(graph: GraphFacts) -> int:
-    """The length beyond which a graph takes other cosines and sines for rotary embeddings; 0 where none is seen.
-
-    As the LongRoPE models of onnxruntime-genai's builder do: `If` a length is `Greater` than the original one.
-    """
-    for node in graph.nodes:
-        readers = [reader for output in node.outputs for reader in graph.readers_of(output)]
-        if node.op_type != "If" or not any(reader.op_type in (GQA, ROTARY) for reader in readers):
-            continue
-        asks = graph.producer_of(node.inputs[0]) if node.inputs else None
-        if asks is not None and asks.op_type in ("Greater", "GreaterOrEqual") and len(asks.inputs) > 1:
-            limit = graph.whole.get(asks.inputs[1], 0)
-            return max(limit - (asks.op_type == "GreaterOrEqual"), 0)
-    return 0
 
 
 def rolls(pair: Pair, graph: GraphFacts) -> bool:

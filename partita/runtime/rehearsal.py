@@ -2,7 +2,8 @@
 
 What inputs and outputs mean was inferred, and some of it no graph tells: whether a step may take several tokens after
 past ones, or whether a mask has 1 for what is seen or for what is hidden. So a few tokens are read as a whole, and in
-parts: the same tokens have the same logits, however they are read.
+parts: the same tokens have the same logits, however they are read. Where there is no cache nothing else tells a decoder
+from an encoder than that its tokens do not see those after them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from partita.observations.text_format import listing
 from partita.remedies import Remedy
 from partita.runtime.comparison import Logits
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.feeds import port_by_role
+from partita.runtime.engine.feeds import logits_given, port_by_role
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 
@@ -34,11 +35,14 @@ apart.
 """
 FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
 """What no rounding explains: of graphs that compute in float32 throughout, and of others."""
+OF_WHOLE_TENSORS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
+"""Operators that round every token by the largest number of all of them."""
 LOOK = Remedy(
     "see with inspect what its inputs were taken for, and say in a file where that is not so",
     options=("--contract", "FILE.toml"),
 )
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
+DECODER = Remedy("name the folder of a text decoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ def rehearse(where: str, executor: Executor, *, rounds: bool) -> Rehearsed:
     """Read a text as a whole and in parts, and see whether its logits are the same.
 
     `where`: the folder, for messages; `rounds`: the graph computes with less than float32 somewhere. Raises
-    PackageError where they are not, however its parts are cut, and for a mask that hides what it should show.
+    PackageError where they are not, however its parts are cut, for a mask that hides what it should show, and for a
+    graph whose tokens see those after them.
     """
     contract = executor.contract
     text = _text(contract)
@@ -79,6 +84,7 @@ def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bo
     with contextlib.suppress(GenerationError):  # operators need not take a mask with gaps, and no text has one
         _check_mask(where, executor, text)
     if contract.rereads:
+        _check_causal(where, executor, text, rounds=rounds)
         return Rehearsed(contract.appends_chunks)
     far = FAR_WHERE_ROUNDED if rounds else FAR
     several = contract.appends_chunks and executor.graphs.chunk is None
@@ -144,6 +150,32 @@ def _logits(executor: Executor, text: Sequence[int], chunk: int, *, first: int) 
     return heard[0]
 
 
+def _check_causal(where: str, executor: Executor, text: Sequence[int], *, rounds: bool) -> None:
+    """Raise PackageError for a graph that gives a token other logits when those after it are others: an encoder.
+
+    Nothing is told of a graph that gives logits of the last token alone. Both texts are of one length, so what is left
+    of a token's logits is the same computation, unless its numbers are rounded together with those of the others.
+    """
+    loaded = executor.graph("prefill")
+    size, before = loaded.graph.sequence_length or len(text), (loaded.graph.sequence_length or len(text)) // 2
+    if logits_given(loaded.graph) not in ("all", "kept") or before < 1:
+        return
+    one = [text[place % len(text)] for place in range(size)]
+    other = [*one[:before], *(text[(place + 1) % len(text)] for place in range(before, size))]
+    pairs = list(zip(*(_read(executor, tokens, range(before)) for tokens in (one, other)), strict=True))
+    if not all(np.isfinite(logits).all() for pair in pairs for logits in pair):
+        return
+    together = any(node.op_type in OF_WHOLE_TENSORS for node in (*loaded.model.nodes, *loaded.model.inner))
+    far = FAR_WHERE_ROUNDED if together else FAR if rounds else CLOSE
+    furthest = max(_differ(*pair) for pair in pairs)
+    if furthest > far:
+        raise PackageError(
+            f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread when the tokens "
+            "after it are others, so it is an encoder and no decoder, and does not generate",
+            remedy=DECODER,
+        )
+
+
 def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
     """Raise PackageError for a mask that has 1 for what is hidden.
 
@@ -170,15 +202,25 @@ def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
         )
 
 
-def _masked(executor: Executor, tokens: Sequence[int], mask: Sequence[int]) -> npt.NDArray[np.float32]:
+def _masked(executor: Executor, tokens: Sequence[int], mask: Sequence[int]) -> Logits:
     """Logits [vocab] after the last of these tokens, read as the first of a text with a mask of these values."""
-    graph = executor.bound("prefill", len(tokens), 1)
-    graph.choose([len(tokens) - 1])
+    return _read(executor, tokens, [len(tokens) - 1], mask)[0]
+
+
+def _read(
+    executor: Executor, tokens: Sequence[int], places: Sequence[int], mask: Sequence[int] | None = None
+) -> list[Logits]:
+    """Logits [vocab] after the tokens at these places, ascending, read as the first of a text; with a mask of other
+    values than there are tokens.
+    """
+    graph = executor.bound("prefill", len(tokens), len(tokens) - places[0])
+    graph.choose(places)
     graph.tokens[...] = tokens
     executor.cache.begin(range(executor.contract.batch_size))
     graph.place(np.zeros(executor.contract.batch_size, np.int64), len(tokens))
-    graph.masked(mask)
+    if mask is not None:
+        graph.masked(mask)
     graph.run()
-    found = graph.logits(0, len(tokens) - 1).copy()
+    found = [graph.logits(0, place).copy() for place in places]
     executor.cache.clear()
     return found

@@ -1,7 +1,9 @@
-"""How the checkpoint wants to be sampled: what generation_config.json of a package says of it.
+"""How the checkpoint wants to be sampled: what generation_config.json of a package says of it, or, in a folder that has
+none, the section `search` of onnxruntime-genai's genai_config.json.
 
 The values are those with which transformers' `generate` would run, whose defaults apply where the file says nothing
-(transformers, GenerationConfig._get_default_generation_params). Knows nothing of options or of models.
+(transformers, GenerationConfig._get_default_generation_params), and likewise onnxruntime-genai's own, whose defaults
+are the same (config.h). Knows nothing of options or of models.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita.capped import read_json_value
+from partita.capped import is_number, read_json_value
 from partita.errors import PackageError
-from partita.remedies import FROM_CHECKPOINT
+from partita.package import GET_AGAIN
+from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.spelling import spelled
+from partita.strangers import GENAI_CONFIG
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
@@ -69,18 +73,13 @@ class Suggestion:
 
 
 def suggestion(folder: Path) -> Suggestion:
-    """What the package in `folder` suggests; greedy where it says nothing. Raises PackageError for a value that is
-    none.
+    """What the package or folder `folder` suggests; greedy where it says nothing. Raises PackageError for a value that
+    is none.
     """
-    path = folder / FILE
-    try:
-        given = read_json_value(path)
-    except FileNotFoundError:
-        return Suggestion()
-    except ValueError as error:
-        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
-    if not isinstance(given, dict):
-        raise PackageError(f"{path}: damaged (no object)", remedy=FROM_CHECKPOINT)
+    path, given = folder / FILE, _object(folder / FILE, FROM_CHECKPOINT)
+    if given is None:
+        path = folder / GENAI_CONFIG
+        given = _as_transformers_says(path, _object(path, GET_AGAIN) or {})
     read = _Reader(path, given)
     penalty = read.number("repetition_penalty", 1.0, above=0)
     length = read.whole("max_new_tokens", 0)
@@ -102,6 +101,33 @@ def suggestion(folder: Path) -> Suggestion:
     )
 
 
+def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is none. Raises PackageError for what is no object."""
+    try:
+        given = read_json_value(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise PackageError(f"{path}: damaged ({error})", remedy=remedy) from error
+    if not isinstance(given, dict):
+        raise PackageError(f"{path}: damaged (no object)", remedy=remedy)
+    return given
+
+
+def _as_transformers_says(path: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The section `search` of genai_config.json, as generation_config.json would say it. Raises PackageError for one
+    that is no object.
+
+    onnxruntime-genai draws nothing where a temperature of 0 or a top_k of 1 leaves one token to draw, and takes a top_p
+    of 0 for none.
+    """
+    search = config.get("search", {})
+    if not isinstance(search, dict):
+        raise PackageError(f"{path}: damaged, its section 'search' is no object", remedy=GET_AGAIN)
+    sampled = search.get("do_sample") is True and search.get("temperature") != 0 and search.get("top_k") != 1
+    return {**search, "do_sample": sampled, "top_p": search.get("top_p") or None}
+
+
 class _Reader:
     """Values of the file, each checked."""
 
@@ -112,9 +138,7 @@ class _Reader:
         value = self.given.get(name)
         if value is None:
             return default
-        good = (
-            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value <= most
-        )
+        good = is_number(value) and value <= most
         if not good or (value <= above if above is not None else value < 0):
             raise self.bad(name, value)
         return float(value)

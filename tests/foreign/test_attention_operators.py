@@ -14,14 +14,18 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
+from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
-from tests.foreign.conftest import SAMPLES
+from tests.foreign.conftest import SAMPLES, changed
 from tests.foreign.plain import plain_tokens
 from tests.foreign.test_any_decoder import tokens
 
 VOCAB, HEADS, WIDTH, LONGEST, WINDOW = 64, 2, 8, 32, 4
+ORIGINAL = 12
+"""The length that a LongRoPE model was trained for first."""
 PROMPT = [5, 9, 1, 7, 40, 33, 2, 61, 17, 28]
 COUNT = 8
+MASK = "int64[batch_size,total_sequence_length] attention_mask"
 LENGTHS = """
   one = Constant<value = int64[1] {1}>()
   sums = ReduceSum<keepdims = 0>(attention_mask, one)
@@ -41,14 +45,19 @@ MHA = """
     q, k, v, , padding, , past_key_values_0_key, past_key_values_0_value)"""
 
 
-def folder_of(attention: str, kv_heads: int, home: Path, *, share_buffer: bool) -> Path:
-    """A folder as onnxruntime-genai has it, with one layer whose attention is `attention`."""
-    cache = [f"float[batch_size,{kv_heads},{{}}_sequence_length,{WIDTH}] {{}}_0_{kind}" for kind in ("key", "value")]
+def folder_of(
+    attention: str, kv_heads: int, home: Path, *, share_buffer: bool, told: str = MASK, width: int = WIDTH
+) -> Path:
+    """A folder as onnxruntime-genai has it, with one layer whose attention is `attention`.
+
+    `told`: the inputs that say how many tokens there are, and where; `width`: of a head.
+    """
+    cache = [f"float[batch_size,{kv_heads},{{}}_sequence_length,{width}] {{}}_0_{kind}" for kind in ("key", "value")]
     pasts = ", ".join(each.format("past", "past_key_values") for each in cache)
     presents = ", ".join(each.format("total", "present") for each in cache)
     model = parser.parse_model(
         f"""<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
-g (int64[batch_size,sequence_length] input_ids, int64[batch_size,total_sequence_length] attention_mask, {pasts})
+g (int64[batch_size,sequence_length] input_ids, {told}, {pasts})
   => (float[batch_size,sequence_length,{VOCAB}] logits, {presents})
 {{
   hidden = Gather<axis = 0>(table, input_ids)
@@ -59,9 +68,9 @@ g (int64[batch_size,sequence_length] input_ids, int64[batch_size,total_sequence_
   logits = MatMul(sum, head)
 }}"""
     )
-    random, hidden = np.random.default_rng(3), HEADS * WIDTH
+    random, hidden = np.random.default_rng(3), HEADS * width
     shapes = {"table": (VOCAB, hidden), "of_q": (hidden, hidden), "head": (hidden, VOCAB)}
-    shapes |= dict.fromkeys(("of_k", "of_v"), (hidden, kv_heads * WIDTH))
+    shapes |= dict.fromkeys(("of_k", "of_v"), (hidden, kv_heads * width))
     for name, shape in shapes.items():
         values = random.standard_normal(shape).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(values, name))
@@ -72,7 +81,7 @@ g (int64[batch_size,sequence_length] input_ids, int64[batch_size,total_sequence_
     for side, mapped in (("past", decoder["inputs"]), ("present", decoder["outputs"])):
         stem = "past_key_values" if side == "past" else side
         mapped |= {f"{side}_{kind}_names": f"{stem}_%d_{kind}" for kind in ("key", "value")}
-    decoder |= {"num_attention_heads": HEADS, "num_key_value_heads": kv_heads, "head_size": WIDTH}
+    decoder |= {"num_attention_heads": HEADS, "num_key_value_heads": kv_heads, "head_size": width}
     raw["model"]["context_length"] = LONGEST
     raw["search"]["past_present_share_buffer"] = share_buffer
     (home / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
@@ -135,7 +144,7 @@ def test_what_attention_appends_to_has_any_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("as_node", [True, False])
 def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node: bool, tmp_path: Path) -> None:
     """As onnxruntime-genai's builder writes LongRoPE models, with a node; its runtime reads all again there."""
-    constant = "original = Constant<value = int64[1] {12}>()" if as_node else ""
+    constant = f"original = Constant<value = int64[1] {{{ORIGINAL}}}>()" if as_node else ""
     rotary = f"""
   {constant}{LENGTHS}
   beyond = {operator}(length, original)
@@ -152,9 +161,9 @@ def test_texts_end_where_a_graph_takes_other_frequencies(operator: str, as_node:
     for name in ("long_cos", "long_sin", "short_cos", "short_sin"):
         model.graph.initializer.append(numpy_helper.from_array(np.ones((LONGEST, 4), np.float32), name))
     if not as_node:
-        model.graph.initializer.append(numpy_helper.from_array(np.array([12], np.int64), "original"))
+        model.graph.initializer.append(numpy_helper.from_array(np.array([ORIGINAL], np.int64), "original"))
     onnx.save(model, folder / "model.onnx")
-    limit = 12 if operator == "Greater" else 11
+    limit = ORIGINAL if operator == "Greater" else ORIGINAL - 1
     for choice, length, says in ((Choice(), limit, "were taken"), (Choice(max_length=LONGEST), LONGEST, "longer")):
         manifest = open_folder(folder, choice)
         assert manifest.graph.max_length == length and manifest.foreign is not None
@@ -180,3 +189,108 @@ def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path
     )
     (windowed / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
     assert open_folder(windowed).graph.max_length == LONGEST, "its attention has the window"
+
+
+OLIVE = "int32[batch_size,1] past_seq_len, int32 total_seq_len"
+"""As Olive's AttentionMaskToSequenceLengths puts them in the place of the mask."""
+TOLD = """
+  made, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(
+    q, k, v, past_key_values_0_key, past_key_values_0_value, past_seq_len, total_seq_len)"""
+
+
+def test_lengths_in_place_of_a_mask(tmp_path: Path) -> None:
+    plain = folder_of(GQA.format(window=""), 1, tmp_path / "plain", share_buffer=True)
+    folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=OLIVE)
+    config = json.loads((folder / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["decoder"]["inputs"] |= {
+        "past_sequence_length": "past_seq_len",
+        "total_sequence_length": "total_seq_len",
+    }
+    (folder / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (file,) = open_folder(folder).graph.files
+    roles = {port.name: port.role for port in file.inputs}
+    assert roles == {"input_ids": "tokens", "past_seq_len": "last_index", "total_seq_len": "total_length"}
+    others = [PROMPT, PROMPT[3:8]]
+    expected = [plain_tokens(plain / "model.onnx", prompt, COUNT) for prompt in others]
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == expected[:1]
+    (contract := tmp_path / "two.toml").write_text("batch_size = 2\n")
+    assert tokens(folder, others, Choice(contract=contract), 100, COUNT) == expected
+
+
+@pytest.mark.parametrize("shape", ["batch_size,2", "batch_size,sequence_length"])
+def test_lengths_of_another_form_are_refused(shape: str, tmp_path: Path) -> None:
+    told = OLIVE.replace("batch_size,1", shape)
+    folder = folder_of(TOLD, 1, tmp_path / "told", share_buffer=True, told=told)
+    with pytest.raises(
+        PackageError, match=r"past_seq_len .* for write_start by its name, .* dimensions or as \[\?,1\]"
+    ):
+        open_folder(folder)
+
+
+def test_keys_that_are_read_elsewhere_grow_with_their_values(tmp_path: Path) -> None:
+    """The operator takes both in place, or neither."""
+    attention = GQA.replace("  made, present", "  all, present").format(window="")
+    attention += """
+  rows = Shape<start = 2, end = 3>(past_key_values_0_key)
+  few = Cast<to = 1>(rows)
+  none = Sub(few, few)
+  made = Add(all, none)"""
+    folder = folder_of(attention, 1, tmp_path / "read", share_buffer=True)
+    states = open_folder(folder).graph.states
+    assert {(state.kind, state.grows, state.in_place) for state in states} == {("key", 2, False), ("value", 2, False)}
+    expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk, COUNT) == [expected]
+
+
+TWO_KINDS = f"""<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
+g (int64[batch_size,sequence_length] input_ids, {MASK},
+   float[batch_size,2,past_sequence_length,8] past_key_values_0_key,
+   float[batch_size,2,past_sequence_length,8] past_key_values_0_value,
+   float[batch_size,1,past_sequence_length,16] past_key_values_1_key,
+   float[batch_size,1,past_sequence_length,16] past_key_values_1_value)
+  => (float[batch_size,sequence_length,{VOCAB}] logits,
+      float[batch_size,2,total_sequence_length,8] present_0_key,
+      float[batch_size,2,total_sequence_length,8] present_0_value,
+      float[batch_size,1,total_sequence_length,16] present_1_key,
+      float[batch_size,1,total_sequence_length,16] present_1_value)
+{{{LENGTHS}
+  hidden = Gather<axis = 0>(table, input_ids)
+  q_0 = MatMul(hidden, narrow)
+  k_0 = MatMul(hidden, same)
+  made_0, present_0_key, present_0_value = com.microsoft.GroupQueryAttention<
+    num_heads = 2, kv_num_heads = 2, local_window_size = {WINDOW}>(
+    q_0, k_0, k_0, past_key_values_0_key, past_key_values_0_value, seqlens_k, total)
+  between = Add(made_0, hidden)
+  q_1 = MatMul(between, wide)
+  k_1 = MatMul(between, same)
+  made_1, present_1_key, present_1_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 1>(
+    q_1, k_1, k_1, past_key_values_1_key, past_key_values_1_value, seqlens_k, total)
+  back = MatMul(made_1, narrowed)
+  sum = Add(back, between)
+  logits = MatMul(sum, head)
+}}"""
+"""A layer with a window, two heads of 8, and one without, with one head of 16."""
+
+
+def test_layers_of_two_kinds_of_which_the_configuration_has_one(tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes Gemma 4: its configuration has room for one pair of numbers."""
+    folder = folder_of(GQA.format(window=""), 1, tmp_path / "kinds", share_buffer=True)
+    random, model = np.random.default_rng(5), parser.parse_model(TWO_KINDS)
+    shapes = {"table": (VOCAB, 16), "narrow": (16, 16), "same": (16, 16), "wide": (16, 32), "narrowed": (32, 16)}
+    for name, shape in {**shapes, "head": (16, VOCAB)}.items():
+        values = random.standard_normal(shape).astype(np.float32) / 4
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, folder / "model.onnx")
+    numbers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_size": 8}
+    changed(folder / "genai_config.json", **{f"model__decoder__{name}": value for name, value in numbers.items()})
+    found = {(state.layer, state.shape, state.window) for state in open_folder(folder).graph.states}
+    assert found == {(0, (1, 2, LONGEST, 8), WINDOW), (1, (1, 1, LONGEST, 16), None)}
+    expected = plain_tokens(folder / "model.onnx", PROMPT, COUNT)
+    assert tokens(folder, [PROMPT], Choice(), 3, COUNT) == [expected]
+    for name, value, said in (("num_key_value_heads", 3, "3 heads of keys"), ("head_size", 12, "heads of 12")):
+        changed(folder / "genai_config.json", **{f"model__decoder__{name}": value})
+        with pytest.raises(PackageError, match=f"contradicts the graph: it says {said}.*has (2|8)"):
+            open_folder(folder)
+        changed(folder / "genai_config.json", **{f"model__decoder__{name}": numbers[name]})

@@ -390,6 +390,45 @@ def test_a_length_beyond_what_the_model_was_made_for(sample: Sample) -> None:
     assert "--max-length 1000" in said and "config.json allows 64" in said
 
 
+def test_what_genai_config_searches_by_default_is_no_limit(sample: Sample) -> None:
+    folder = sample("genai-fp32-cpu")
+    changed(folder / "genai_config.json", search__max_length=32)
+    for choice, length in ((Choice(), 32), (Choice(max_length=50), 50)):
+        assert open_folder(folder, choice).graph.max_length == length
+    foreign = open_folder(folder).foreign
+    assert foreign is not None and "genai_config.json allows texts of 64 tokens; 32 were taken" in foreign.notes
+    assert "genai_config.json allows 64" in refused(folder, Choice(max_length=65))
+    changed(folder / "genai_config.json", search__max_length=1000)
+    assert open_folder(folder).graph.max_length == 64
+
+
+def test_numbers_of_the_decoder_come_before_those_of_the_encoder(sample: Sample) -> None:
+    """As configurations of encoder-decoders have them, of which a decoder alone may be exported."""
+    folder = sample("optimum")
+    changed(folder / "config.json", num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=None)
+    assert "it says 2 layers" in refused(folder)
+    changed(folder / "config.json", decoder_layers=1, decoder_attention_heads=1)
+    assert len(open_folder(folder).graph.states) == 2
+
+
+def test_heads_of_layers_of_another_kind(sample: Sample) -> None:
+    folder = sample("optimum")
+    changed(folder / "config.json", num_key_value_heads=4)
+    assert "it says 4 heads" in refused(folder)
+    changed(folder / "config.json", num_global_key_value_heads=1)
+    assert len(open_folder(folder).graph.states) == 2
+
+
+def test_a_cache_of_a_type_that_numpy_has_not(sample: Sample) -> None:
+    def narrow(model: onnx.ModelProto) -> None:
+        for port in (*model.graph.input, *model.graph.output):
+            if port.name.startswith(("past", "present")):
+                port.type.tensor_type.elem_type = onnx.TensorProto.FLOAT8E4M3FN
+
+    said = refused(altered(sample("genai-fp32-cpu"), narrow))
+    assert "past_key_values.0.key float8e4m3fn[" in said and "numpy has no type for float8e4m3fn" in said
+
+
 def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sample("optimum")
     assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2

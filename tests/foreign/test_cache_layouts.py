@@ -119,6 +119,8 @@ g (int64[1,S] input_ids, int64[1,32] attention_mask, int64[1,S] position_ids, fl
 
 
 SCATTERED = "present_key_0 = ScatterElements<axis = 2>(past_key_0, place, new)"
+IN_THREE = "int64[3,1,S] position_ids"
+"""Positions of time, row and column of a picture."""
 MOVED = "all_rows = Concat<axis = 2>(past_key_0, new)\n  present_key_0 = Slice(all_rows, most, huge, rows, one)"
 
 
@@ -139,6 +141,21 @@ def test_rows_written_at_a_cursor(present: str, tmp_path: Path) -> None:
     assert (state.shape, state.grows, manifest.graph.max_length) == ((1, 1, 32, 1), None, 32)
     for chunk in (100, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_positions_in_three_dimensions_of_a_picture_are_one_for_text(which: int, tmp_path: Path) -> None:
+    """As onnxruntime-genai's builder writes the decoders of models that see, with token ids."""
+    text = fixed(f"own = Gather<axis = 0>(position_ids, which)\n  at = Reshape(own, four)\n  {SCATTERED}")
+    text = text.replace("int64[1,S] position_ids", IN_THREE).replace("past_key_0, place", "past_key_0, at")
+    text = text.replace("  place = Reshape(position_ids, four)\n", "")
+    text = text.replace("int64[1] most", f"int64 which = {{{which}}}, int64[1] most")
+    folder = folder_of(text, tmp_path / "seeing")
+    for chunk in (100, 3):
+        assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
+    odd = folder_of(text.replace(IN_THREE, IN_THREE.replace("3", "4")), tmp_path / "odd")
+    with pytest.raises(PackageError, match=r"position_ids .* is for positions by its name, .* or as \[3,\?,\?\]"):
+        open_folder(odd)
 
 
 def test_rows_that_move_are_refused(tmp_path: Path) -> None:

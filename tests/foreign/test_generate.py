@@ -10,7 +10,7 @@ import pytest
 
 import partita
 from partita import cli
-from tests.foreign.conftest import KNOWN, SAMPLES, Sample
+from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
 from tests.foreign.plain import plain_tokens
 
 PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
@@ -44,6 +44,20 @@ def test_a_snapshot_in_the_cache_of_the_hub_is_links_to_blobs(tmp_path: Path) ->
     (folder / "model.onnx").symlink_to(SAMPLES / "genai-fp32-cpu" / "model.onnx")
     with pytest.raises(partita.PackageError, match=r"'model\.onnx' leaves the package folder"):
         generated(folder)
+
+
+def test_what_genai_config_suggests_is_taken_when_asked(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sample("genai-fp32-cpu")
+    for name, value in {"do_sample": True, "temperature": 0.6, "top_k": 20}.items():
+        changed(folder / "genai_config.json", **{f"search__{name}": value})
+    words = ["generate", str(folder), "5,9,17", "--token-ids", "-n", "2", "--provider", "cpu", "--json"]
+    assert cli.run(words) == 0
+    plain = capsys.readouterr()
+    assert "the checkpoint suggests temperature 0.6, top-k 20: --sampling checkpoint" in plain.err
+    assert json.loads(plain.out)["options"]["temperature"] == 0
+    assert cli.run([*words, "--sampling", "checkpoint", "--seed", "3"]) == 0
+    options = json.loads(capsys.readouterr().out)["options"]
+    assert (options["temperature"], options["top_k"], options["top_p"]) == (0.6, 20, 1.0)
 
 
 def test_rounded_weights_give_the_tokens_of_onnxruntime_genai() -> None:

@@ -11,7 +11,9 @@ import pytest
 
 import partita
 from partita.cli import run
+from partita.dtypes import PRECISIONS
 from partita.foreign.folder import open_folder
+from partita.library.inspecting import read
 from tests.foreign.conftest import KNOWN, SAMPLES, Sample, changed
 from tests.foreign.plain import plain_tokens
 from tests.foreign.test_bad_input import altered
@@ -51,6 +53,24 @@ def test_rarer_forms_give_the_tokens_of_a_plain_loop(variant: str, precision: st
     assert generated(variants, variant=variant, count=COUNT) == wanted
     with partita.load(variants, "cpu", variant=variant) as model:
         assert model.manifest.graph.precision == precision
+
+
+@pytest.mark.parametrize(("bits", "precision"), [((2,), "int2"), ((8, 8, 4), "int8"), ((4, 8), "int4")])
+def test_the_width_of_most_packed_weights_is_named(bits: tuple[int, ...], precision: str, sample: Sample) -> None:
+    """Those in the bodies of a merged decoder are all that it has."""
+
+    def pack(model: onnx.ModelProto) -> None:
+        for body in (body for node in model.graph.node for attribute in node.attribute for body in [attribute.g]):
+            products = [node for node in body.node if node.op_type == "MatMul"]
+            for node, width in zip(products, bits, strict=False):
+                node.op_type, node.domain = "MatMulNBits", "com.microsoft"
+                node.attribute.append(onnx.helper.make_attribute("bits", width))
+
+    folder = altered(sample("merged"), pack, "decoder_model_merged.onnx")
+    manifest = open_folder(folder)
+    assert manifest.graph.precision == precision
+    assert manifest.rounds and manifest.tolerance == PRECISIONS["int4"].tolerance
+    assert read(folder).model.precision == precision
 
 
 def test_attention_of_onnx_runtime_in_the_layout_of_the_hub(tmp_path: Path) -> None:

@@ -130,3 +130,45 @@ def test_a_report_has_nothing_of_what_was_tried(sample: Sample) -> None:
             pass
         report = model.report(probe_seconds=0)
     assert {phase.name: phase.observed_runs for phase in report.phases} == {"prefill": 1, "decode": 3}
+
+
+WHOLE = """<ir_version: 10, opset_import: ["": 17]>
+g (int64[1,S] input_ids) => (float[1,S,64] logits)
+<int64 depth = {{64}}, float[2] values = {{0, 1}}, int64 along = {{1}}>
+{{
+  numbers = Cast<to = 1>(input_ids)
+  sums = CumSum{order}(numbers, along)
+  whole = Cast<to = 7>(sums)
+  next = Mod(whole, depth)
+  logits = OneHot(next, depth, values)
+}}"""
+"""Without a cache; in reverse the sum of a token and all after it, as encoders see them."""
+
+
+def test_an_encoder_is_told_by_what_its_tokens_see(tmp_path: Path) -> None:
+    """No configuration calls it one; the next tokens of a text would be nonsense."""
+    folder = folder_of(WHOLE.format(order="<reverse = 1>"), tmp_path / "encoder")
+    with pytest.raises(PackageError, match=r"encoder/decoder\.onnx: logits of a token change by .* it is an encoder"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_a_decoder_without_a_cache(tmp_path: Path) -> None:
+    folder = folder_of(WHOLE.format(order=""), tmp_path / "decoder")
+    assert tokens(folder, [PROMPT], Choice(), 100) == [adding(PROMPT, 6)]
+
+
+@pytest.mark.parametrize("variant", ["fp16", "int8"])
+def test_a_rounded_decoder_without_a_cache_or_a_name(variant: str, sample: Sample) -> None:
+    """Activations that are rounded together are others for all tokens when one is another."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    folder = sample("whole")
+    (folder / "config.json").unlink()
+    plain = folder / "model.onnx"
+    if variant == "fp16":
+        onnx.save(convert_float_to_float16(onnx.load(plain)), plain)
+    else:
+        quantize_dynamic(plain, folder / "rounded.onnx", weight_type=QuantType.QInt8)
+        (folder / "rounded.onnx").replace(plain)
+    load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)).close()

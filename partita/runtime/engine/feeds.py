@@ -1,6 +1,7 @@
 """What a graph is fed besides tokens and states, and where its logits go: buffers by role, and who writes them.
 
-A port has the shape of its role, or the same sizes in more or fewer dimensions: one row's [B] may be declared as [].
+A port has the shape of its role, or the same sizes in more or fewer dimensions: [B] may be declared as [B, 1], and one
+row's as [].
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def bound(
     """Allocate and bind a buffer for each port; by role."""
     feeds: dict[str, Feed] = {}
     for port in ports:
-        shape = shapes[port.role]
+        shape = repeated(port, shapes[port.role])
         buffer = host_buffer(as_declared(port.shape, shape), port.dtype)
         feeds[port.role] = Feed(buffer, buffer.host.reshape(shape))
     for port in ports:
@@ -118,11 +119,22 @@ def bound(
     return feeds
 
 
+def repeated(port: Port, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a role [B, S], as often as a port has it: positions [3, B, S] are of the time, row and column of a
+    picture, and three times the same for text.
+    """
+    times = port.shape[0] if port.role == "positions" and len(port.shape) == 3 else None
+    return (times, *shape) if isinstance(times, int) else shape
+
+
 def as_declared(declared: Sequence[Dimension], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a role in as many dimensions as a port has: sizes of 1 come before it, or are left out."""
+    """The shape of a role in as many dimensions as a port has: sizes of 1 come before it, behind it where the port
+    declares them there, or are left out.
+    """
     missing = len(declared) - len(shape)
     if missing >= 0:
-        return (*(1,) * missing, *shape)
+        behind = next((count for count in range(missing) if declared[len(declared) - 1 - count] != 1), missing)
+        return (*(1,) * (missing - behind), *shape, *(1,) * behind)
     return shape[-missing:] if all(size == 1 for size in shape[:-missing]) else shape
 
 
