@@ -1,4 +1,4 @@
-"""How a text file that somebody else wrote is read: whole, unless its size is absurd.
+"""How a text file that somebody else wrote is read: whole, unless its size is absurd; and what is a number in it.
 
 The configurations, tokenizers, templates and indices of a model are read into memory before anybody knows what is in
 them. The largest tokenizer.json that is known has 33 MB (Gemma 3).
@@ -7,8 +7,9 @@ them. The largest tokenizer.json that is known has 33 MB (Gemma 3).
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 LARGEST_BYTES = 128 << 20
 
@@ -37,3 +38,15 @@ def check_size(path: Path) -> None:
     size = path.stat().st_size
     if size > LARGEST_BYTES:
         raise ValueError(f"{size:,} bytes, and a text file of a model has {LARGEST_BYTES:,} at most")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of JSON is a number to compute with: no truth value, not infinite, and no integer of hundreds of
+    digits, which no float can hold.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -57,7 +57,7 @@ def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Outpu
 def refuse_same(path: Path, read: Path, option: str) -> None:
     """Raise UsageError when writing `path` would change `read`, which may be a folder, or yet to be made."""
     if read.is_dir():
-        if path.resolve().is_relative_to(read.resolve()):
+        if resolved(path).is_relative_to(resolved(read)):
             raise UsageError(
                 f"{option} {path}: inside {read}, which this command reads and must not change; choose another place"
             )
@@ -67,8 +67,15 @@ def refuse_same(path: Path, read: Path, option: str) -> None:
     elif _same_file(path, read):
         name = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
         raise UsageError(f"{option} {path}: the same file as {name}; name another")
-    elif not read.exists() and path.resolve() == read.resolve():
+    elif not read.exists() and resolved(path) == resolved(read):
         raise UsageError(f"{option} {path}: the same file as {read}, which this command writes as well; name another")
+
+
+def resolved(path: Path) -> Path:
+    """Where a path leads, through links. Of links that lead back to themselves it is one of them: `Path.resolve` raises
+    RuntimeError for those before Python 3.13.
+    """
+    return Path(os.path.realpath(path))
 
 
 def files_in(folder: Path) -> Iterator[Path]:
@@ -90,7 +97,9 @@ def check_writable(path: Path, what: str) -> None:
     """Raise ReportError when nothing could be written to `path`: better said before a long run than after it."""
     if path.is_dir():
         raise ReportError(f"{path}: a folder; give a file name for the {what}")
-    place = path.resolve()  # of a link, the file that it names
+    place = resolved(path)  # of a link, the file that it names
+    if place.is_symlink():
+        raise ReportError(f"{path}: a symbolic link that leads back to itself; choose another file for the {what}")
     if not place.parent.is_dir():
         parent = place.parent if path.is_symlink() else path.parent
         raise ReportError(f"{path}: the folder {parent} does not exist; make it first")
@@ -119,7 +128,7 @@ def write_bytes(data: bytes, path: Path, what: str) -> None:
         elif path.exists() and not path.is_file():
             path.write_bytes(data)
         else:
-            replace(path.resolve(), data)
+            replace(resolved(path), data)
     except OSError as error:
         reason = error.strerror or str(error)
         chosen = "set TMPDIR to a folder with room" if is_temporary(path) else "choose another file for it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from partita import strangers
 from partita.capped import read_json_value
 from partita.contract import Contract, Record
-from partita.dtypes import EXACT, PRECISIONS
+from partita.dtypes import EXACT, PRECISIONS, precision
 from partita.errors import PackageError
 from partita.package_records import (
     ForeignRecord,
@@ -37,6 +38,7 @@ SCHEMA: Final = "partita.package/1"
 MANIFEST = strangers.MANIFEST
 WEIGHTS = "model.onnx.data"
 EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
+REMOVE_FIRST = Remedy("remove the folder, then export again", ("partita", "export", "{checkpoint}", "{out}"))
 EXPORT_LIKE = replace(
     EXPORT_AGAIN,
     command=(
@@ -219,9 +221,9 @@ class Manifest(Record):
         """Whether the package itself, and not its twin, rounds what it computes with: to integers, or to 16 bits once
         its graph was shown to be right, on whatever provider.
         """
-        precision = PRECISIONS[self.graph.precision]
-        halves = precision.dtype != EXACT.dtype and self.narrow is None and self.verification.status == "verified"
-        return self.rounded_cache is not None or precision.bits is not None or halves
+        named = precision(self.graph.precision)
+        halves = named.dtype != EXACT.dtype and self.narrow is None and self.verification.status == "verified"
+        return self.rounded_cache is not None or named.bits is not None or halves
 
     @property
     def tolerance(self) -> float:
@@ -232,7 +234,7 @@ class Manifest(Record):
         if self.rounded_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
         exact = self.narrow is not None and not self.narrow.rounded and self.packed is None
-        return TOLERANCES[EXACT.name if exact else self.graph.precision]
+        return EXACT.tolerance if exact else precision(self.graph.precision).tolerance
 
     def file(self, name: str) -> FileRecord | None:
         """The record of the file called `name`, if the package has one."""
@@ -286,7 +288,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         raw = read_json_value(path)
     except ValueError as error:
-        raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=again(folder)) from error
+        raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=_remove_first(folder)) from error
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise PackageError(
@@ -297,7 +299,14 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=again(folder)) from error
+        unlisted = any(each["loc"][:1] == ("files",) for each in error.errors())
+        remedy = _remove_first(folder) if unlisted else again(folder)
+        raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=remedy) from error
+
+
+def _remove_first(folder: Path) -> Remedy:
+    """How to make a package anew whose manifest does not list its files: export does not replace such a folder."""
+    return REMOVE_FIRST.filled(checkpoint="CHECKPOINT", out=folder)
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
@@ -393,6 +402,8 @@ def inside(folder: Path, name: str) -> Path:
     parts = PurePosixPath(name)
     path = folder / name
     leaves = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
-    if leaves or not (path.resolve().is_relative_to(folder.resolve()) or _is_blob(path.resolve(), folder.resolve())):
+    # Not Path.resolve, which raises RuntimeError for links that lead back to themselves.
+    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    if leaves or not (target.is_relative_to(home) or _is_blob(target, home)):
         raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
     return path

@@ -85,6 +85,14 @@ def shell(words: Iterable[str]) -> str:
     return " ".join(quoted(word) for word in words)
 
 
+def split(text: str) -> tuple[str, ...]:
+    """The words that `shell` wrote; of a text that it did not write, what stands between spaces."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:  # a quotation mark without another
+        return tuple(text.split())
+
+
 def quoted(word: str) -> str:
     """One word for a shell."""
     plain = shlex.quote(word)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.capped import parsed, read_json_value
+from partita.capped import is_number, parsed, read_json_value
 from partita.commands.chat import read_conversation
 from partita.errors import PackageError, PartitaError, UsageError
 from partita.foreign.evidence import read_json
@@ -24,6 +24,22 @@ def test_a_value_is_read(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text(json.dumps({"a": [1, None, "ä"]}, ensure_ascii=False), encoding="utf-8")
     assert read_json_value(file) == {"a": [1, None, "ä"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (0, True),
+        (-1.5, True),
+        (10**300, True),
+        (10**400, False),
+        (float("inf"), False),
+        (float("nan"), False),
+        (True, False),
+    ],
+)
+def test_a_number_is_one_to_compute_with(value: object, number: bool) -> None:
+    assert is_number(value) is number and not is_number(str(value))
 
 
 @pytest.mark.parametrize("text", [DEEP, "", "{", '{"a": 1} b', "﻿{}"])
@@ -52,3 +68,9 @@ def test_brackets_without_end_are_told_with_the_file(
     with pytest.raises(kind) as raised:
         read(file)
     assert name in str(raised.value)
+
+
+def test_a_temperature_of_hundreds_of_digits_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(json.dumps({"do_sample": True, "temperature": 10**400}))
+    with pytest.raises(PackageError, match="temperature is 1000"):
+        suggestion(tmp_path)

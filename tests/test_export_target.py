@@ -145,3 +145,19 @@ def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(
     monkeypatch.setattr(Bars, "start", started)
     assert exporting("--attention", "gqa", "--target", "cpu", "--no-verify")[0] == 0
     assert shown[:6] == ["load libraries", "find target", "read checkpoint", "build model", "trace gqa", "rewrite gqa"]
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_options_of_the_provider_are_set_over_its_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    from partita.library import target
+
+    seen: list[dict[str, str]] = []
+
+    def asked(resolution: Any, environment: Any = None) -> None:
+        seen.append(dict(resolution.options))
+
+    monkeypatch.setattr(target, "_dry_run_environment", lambda: ({}, "a GPU"))
+    monkeypatch.setattr(target, "_asker", asked)
+    monkeypatch.setattr(target, "_taker", asked)
+    target.find_target("cuda", ("cuda.device_id=1",), default_allowed=False)
+    assert seen == [{"device_id": "1"}] * 2

@@ -530,3 +530,13 @@ def test_stdout_by_another_name_is_stdout(tmp_path: Path) -> None:
     with target.open("wb") as stdout:
         done = subprocess.run([sys.executable, "-c", code, *names], stdout=stdout, stderr=subprocess.PIPE, check=True)
     assert done.stderr.decode() == "True True True False False"
+
+
+def test_a_link_that_leads_back_to_itself_is_no_place_to_write(tmp_path: Path) -> None:
+    """`Path.resolve` raises RuntimeError for it on Python 3.11."""
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ReportError, match="one: a symbolic link that leads back to itself"):
+        claim(tmp_path / "one", "report", [tmp_path / "folder", tmp_path / "nothing"], option="--report")
+    assert claim(tmp_path / "report.json", "report", [tmp_path / "one"], option="--report").path.name == "report.json"

@@ -14,6 +14,7 @@ from partita import package
 from partita.contract import GraphFile, Port, State
 from partita.errors import PackageError
 from partita.package import (
+    WEIGHTS,
     FileRecord,
     Graph,
     Manifest,
@@ -230,6 +231,14 @@ def test_symlink_that_leaves_the_package(tmp_path, link):
     name = "entry" if link == "file" else "entry/weights"
     with pytest.raises(PackageError, match="leaves the package"):
         inside(inner, name)
+
+
+def test_a_symlink_that_leads_back_to_itself_is_a_missing_file(folder):
+    manifest = read_manifest(folder)
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(WEIGHTS)
+    with pytest.raises(PackageError, match="missing from the package"):
+        check_files(folder, manifest, hashes=False)
 
 
 def test_symlink_within_the_package_is_followed(folder):

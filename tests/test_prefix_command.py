@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
 from partita.runtime.engine.prefixes import LEAST_TOKENS
 from partita.runtime.prefix_file import SCHEMA, read_said
+from tests.adapters import save_adapter
 from tests.conftest import Exported, TinyCheckpoint
 
 OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
@@ -88,6 +90,26 @@ def test_a_conversation_goes_on_with_its_system_message(package, tmp_path, capsy
     assert tokens(capsys, package, "hi", "--chat", "--prefix", file) == wanted
 
 
+@pytest.mark.parametrize("kind", ["ids", "folder", "adapter"])
+def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, tmp_path, capsys):
+    given: dict[str, list[object]] = {"ids": [IDS, "--token-ids"], "folder": [IDS, "--token-ids", "--max-length", 40]}
+    if kind == "adapter":
+        checkpoint = tiny_checkpoint("llama")
+        adapter = save_adapter(tmp_path / "mine", checkpoint)
+        folder = exported(checkpoint, attention="gqa", with_adapters=(("mine", adapter),))
+        given[kind] = [BEGIN, "--adapter", "mine"]
+    else:
+        folder = OPTIMUM if kind == "folder" else exported(tiny_checkpoint("llama"), attention="gqa")
+    file = tmp_path / "my prefix"
+    capsys.readouterr()
+    assert generate(folder, *given[kind], "--save-prefix", file) == 0
+    line = " ".join(capsys.readouterr().err.split())
+    program, *words = shlex.split(line.partition("go on with it: ")[2].removesuffix(")"))
+    assert ("--max-length" in words) is (kind == "folder")
+    prompt = "9" if "--token-ids" in words else " item"
+    assert program == "partita" and run([prompt if word == "PROMPT" else word for word in words] + ["-e", "cpu"]) == 0
+
+
 def test_token_ids_go_on_with_token_ids(package, tmp_path, capsys):
     file = tmp_path / "ids"
     assert generate(package, "5,6,7,8,9", "--token-ids", "--save-prefix", file) == 0
@@ -124,7 +146,8 @@ def test_a_folder_of_another_exporter_is_known_by_its_files(tmp_path, capsys, ch
 def test_a_prefix_of_another_package_is_refused(pair, kept, capsys):
     assert generate(pair, REST, REST, "--prefix", kept) == 1
     err = capsys.readouterr().err
-    assert f"{kept}: of another package" in err and f"--save-prefix {kept}" in err
+    assert f"{kept}: of another package" in err and "save it again with this package" in err
+    assert "--save-prefix" not in err, "it cannot be given with --prefix"
 
 
 def test_files_that_are_no_prefix_are_refused(package, kept, tmp_path, capsys):

@@ -45,6 +45,9 @@ BLANKS: dict[str, Any] = {
     "chain": "webgpu",
     "now": "webgpu.enableInt64=1",
     "setting": (),
+    "needed": (),
+    "library": (),
+    "libraries": (),
     "folder": "pkg",
     "package": "pkg",
     "file": "out",
@@ -71,6 +74,7 @@ BLANKS: dict[str, Any] = {
     "device": "h100",
     "option": "--provider",
     "switch": "cuda.enable_cuda_graph=1",
+    "sizes": ("--shape", "batch=1"),
 }
 VERBS = ("generate", "place", "export", "verify", "serve")
 POSITIONAL = {
@@ -295,6 +299,25 @@ def test_a_damaged_package_is_made_again_as_it_was(
         after = read_manifest(package)
         assert (after.graph, after.source) == (before.graph, before.source)
         assert cli.run(["generate", str(package), "hi", "--provider", "cpu", "--max-new-tokens", "1"]) == 0
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": "partita.package/1", "files": 3}'])
+def test_a_package_whose_manifest_does_not_list_its_files_is_removed_first(
+    text: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Export replaces no folder that it does not know, so that a command with --force would be refused."""
+    checkpoint = tiny_checkpoint("llama")
+    package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
+    (package / "manifest.json").write_text(text)
+    remedy = remedy_of("verify", package, "--provider", "cpu")
+    assert remedy.command == ("partita", "export", "CHECKPOINT", str(package)) and "remove the folder" in remedy.text
+    words = [str(checkpoint) if word == "CHECKPOINT" else word for word in remedy.command[1:]]
+    quickly = ("--no-verify", "--attention", "gqa")
+    assert cli.run([*words, *quickly, "--force"]) == 1
+    said = "cannot be read" if text == "{" else "of a package"
+    assert said in capsys.readouterr().err
+    shutil.rmtree(package)
+    assert cli.run([*words, *quickly]) == 0
 
 
 def test_a_tokenizer_that_does_not_load_is_not_needed(

@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import typer.main
+from onnx import TensorProto, helper
 
 from partita import cli
-from partita.diagnosis.actions import CHECKPOINT, provider_name
+from partita.diagnosis.actions import CHECKPOINT, provider_name, steps_for
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Trial
 from partita.diagnosis.steps import Step
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.actions import for_reason, top_actions
+from partita.partition_reports.sections.actions import for_reason, situation_of, top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
 from partita.providers.resolve import known_providers, parse_chain
-from tests.conftest import Exported, TinyCheckpoint
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import CPU, GPU
 
+OPTIMUM = REPOSITORY / "tests" / "foreign" / "samples" / "optimum"
 BLANKS = {"checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu,cpu"}
-FILLED: dict[str, Any] = {**BLANKS, "now": "webgpu.enableInt64=1", "setting": ("--dry-run", "--device", "h100")}
+PLUGIN = ("--provider-library", "webgpu=libwebgpu.so")
+FILLED: dict[str, Any] = {
+    **BLANKS,
+    "now": "webgpu.enableInt64=1",
+    "needed": ("--dry-run", "--device", "h100", *PLUGIN, "--shape", "x=1,3"),
+    "setting": ("--pin", "cpu:lm_head"),
+    "library": PLUGIN,
+    "libraries": PLUGIN,
+}
 
 
 def with_package(report: Report, **changes: Any) -> Report:
@@ -133,6 +146,67 @@ def test_a_command_keeps_the_options_of_the_run_and_that_it_was_a_dry_run() -> N
     played = recorded("cuda_dry_run")
     again = commands(played, "unexplained", unprobed="the time was up")
     assert again and all("--dry-run" in words and "--device" in words for words in again if words[1] == "place")
+
+
+def asked(report: Report, **options: str) -> Report:
+    """The report of a run with these options."""
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    return report.model_copy(update={"request": report.request.model_copy(update={"options": given})})
+
+
+def test_a_command_brings_what_the_model_does_not_open_without() -> None:
+    """Of an ONNX file sizes and values, of a folder what was said of it; plugin libraries and pins of both."""
+    libraries = 'WebGpuExecutionProvider="/my libs/ep.so" Other=/ep.so'
+    brought = ("--provider-library", "WebGpuExecutionProvider=/my libs/ep.so", "--provider-library", "Other=/ep.so")
+    file = asked(REPORTS["many inputs"](), shape="n=2 x=1,3", input='"y=/my files/y.npy"', provider_library=libraries)
+    (probe,) = commands(file, "unexplained", unprobed="the time was up")
+    fed = ("--shape", "n=2", "--shape", "x=1,3", "--input", "y=/my files/y.npy")
+    assert probe[5:] == (*brought, *fed, "--probe-seconds", "600", "--report", "again.json")
+    package = with_package(pages.mixed_report(), precision="fp32", target="")
+    folder = asked(package, variant="q4", contract="my own.toml", max_length="64", pin="cpu:a cpu:b", shape="n=2")
+    (placed,) = commands(folder, "unexplained", unprobed="the time was up")
+    assert placed[5:11] == ("--variant", "q4", "--contract", "my own.toml", "--max-length", "64")
+    assert placed[11:15] == ("--pin", "cpu:a", "--pin", "cpu:b") and "--shape" not in placed
+    (free,) = commands(folder, "pinned_by_user")
+    assert free[5:] == placed[5:11], "the pins are what it leaves out"
+    exports = commands(asked(package, provider_library=libraries))
+    assert exports[0][4:] == ("--target", "webgpu", *brought[:2]), "export takes the library of its target alone"
+
+
+def test_what_is_no_list_of_words_is_cut_at_its_spaces() -> None:
+    file = asked(REPORTS["many inputs"](), input="x=it's y=b")
+    (probe,) = commands(file, "unexplained", unprobed="the time was up")
+    assert probe[5:9] == ("--input", "x=it's", "--input", "y=b")
+
+
+@pytest.mark.parametrize("verb", ["place", "generate"])
+def test_a_step_on_a_folder_of_another_exporter_opens_it_again(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(OPTIMUM, tmp_path / "my folder")
+    words = ["--token-ids", "-n", "2"] if verb == "generate" else []
+    given = [verb, str(folder), *(["5,6"] if words else []), *words, "--provider", "cpu", "--max-length", "32"]
+    assert cli.run([*given, "--report", "report.json"]) == 0
+    report = Report.model_validate_json(Path("report.json").read_text(encoding="utf-8"))
+    (step,) = steps_for(situation_of(report), "unexplained", CPU, unprobed=True)
+    assert step.words[2:7] == (str(folder), "--provider", "cpu", "--max-length", "32")
+    assert cli.run(list(step.words[1:])) == 0
+
+
+def test_a_step_on_an_onnx_file_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m"]) for name in ("x", "y", "z")]
+    nodes = [helper.make_node("Add", ["x", "y"], ["z"], name="add")]
+    graph = helper.make_graph(nodes, "g", ports[:2], ports[2:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), "my model.onnx")
+    np.save("my values.npy", np.ones((2, 3), np.float32))
+    given = ["place", "my model.onnx", "--provider", "cpu", "--shape", "n=2", "--input", "x=my values.npy"]
+    assert cli.run([*given, "--report", "report.json"]) == 0
+    report = Report.model_validate_json(Path("report.json").read_text(encoding="utf-8"))
+    (step,) = steps_for(situation_of(report), "unexplained", CPU, unprobed=True)
+    assert step.words[5:9] == ("--shape", "n=2", "--input", "x=my values.npy")
+    assert cli.run(list(step.words[1:])) == 0
 
 
 def test_every_option_that_helped_has_a_command_of_its_own() -> None:

@@ -34,9 +34,14 @@ class Started:
 
 def read_path(text: str) -> Path:
     """A path as it was written; every option and argument that names a file or folder is read by this."""
-    if any("\ud800" <= character <= "\udfff" for character in text):  # ONNX Runtime and JSON have no such names
+    return Path(not_empty(_in_utf8(text)))
+
+
+def _in_utf8(text: str) -> str:
+    """The text itself. Other bytes than UTF-8 are surrogates in it, and ONNX Runtime and JSON have no such names."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
         raise typer.BadParameter("the name is not UTF-8 text; choose another one")
-    return Path(not_empty(text))
+    return text
 
 
 def not_empty(text: str) -> str:
@@ -48,7 +53,7 @@ def not_empty(text: str) -> str:
 
 def read_pair(text: str) -> str:
     """NAME=FILE as it was written, with a file behind the name."""
-    name, equals, file = text.partition("=")
+    name, equals, file = _in_utf8(text).partition("=")
     if equals and not file:
         raise typer.BadParameter(f"the file of {name!r} is empty; name one behind {name}=")
     return text

@@ -106,6 +106,7 @@ def run_batch(
             observe=options.report is not None,
             refusal_seconds=options.probe_seconds,
             audience=TERMINAL,
+            choice=options.choice,
         ) as engine,
         RowBar() as bar,
     ):

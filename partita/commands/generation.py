@@ -78,6 +78,7 @@ def run_generation(
         observe=options.report is not None,
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
+        choice=options.choice,
     ) as engine:
         generation = begin(  # before the notes: an error is one line
             engine,

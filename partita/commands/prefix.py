@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from partita.commands.audience import TERMINAL, say_chain
 from partita.commands.generate_options import GenerateOptions, parse_ids
@@ -17,6 +17,7 @@ from partita.package import Manifest
 from partita.remedies import shell
 from partita.runtime.prefix_file import Said
 from partita.runtime.text import load_text
+from partita.spelling import flag_of
 
 
 def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
@@ -37,10 +38,20 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
         saved = engine.save_prefix(
             PrefixRequest(said.tokens, str(file), said.text, said.system, options.prefill_chunk, options.adapter)
         )
-    go_on = shell(("partita", "generate", str(options.package), "PROMPT", "--prefix", str(file)))
+    go_on = shell(("partita", "generate", str(options.package), "PROMPT", "--prefix", str(file), *_as_read(options)))
     read = f"{len(said.tokens)} tokens, read in {saved.seconds:.2f} s"
     note(f"prefix: {file} ({read}; {human_bytes(saved.size_bytes)}; go on with it: {go_on})")
     return 0
+
+
+def _as_read(options: GenerateOptions) -> Iterator[str]:
+    """Words without which a command does not go on with the prefix: how the folder is opened, what it was read as."""
+    for name in options.choice.given:
+        yield from (flag_of(name), str(getattr(options.choice, name)))
+    if options.token_ids:
+        yield "--token-ids"
+    if options.adapter is not None:
+        yield from ("--adapter", options.adapter)
 
 
 def _said(options: GenerateOptions, prompts: Sequence[str], manifest: Manifest) -> Said:

@@ -5,7 +5,7 @@ A package can be exported anew, and not as it is. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -63,12 +63,33 @@ class Situation:
     """Provider options as the command line writes them: webgpu.enableInt64, and the value."""
     device: str = ""
     """The device that a dry run simulated; empty when it was none."""
+    pins: tuple[str, ...] = ()
+    """`PROVIDER:MODULE`, as the command line has them."""
+    libraries: tuple[str, ...] = ()
+    """`NAME=PATH` of plugin libraries that the user brought."""
+    opened: tuple[str, ...] = ()
+    """Words of the command that say how it is opened and fed: of an ONNX file sizes and values of inputs, of a folder
+    what Partita could not know of it."""
+
+    def needed(self) -> tuple[str, ...]:
+        """Words without which a command does not run it, or not there."""
+        dry = ("--dry-run", "--device", self.device) if self.device else ()
+        return (*dry, *each("--provider-library", self.libraries), *self.opened)
 
     def setting(self, but: str) -> tuple[str, ...]:
         """Words of a command that runs it so again. `but`: an option, with its value, that is given otherwise."""
-        kept = {name: value for name, value in self.options.items() if name != but.partition("=")[0]}
-        dry = ("--dry-run", "--device", self.device) if self.device else ()
-        return (*dry, *(word for name, value in kept.items() for word in ("--provider-option", f"{name}={value}")))
+        kept = [f"{name}={value}" for name, value in self.options.items() if name != but.partition("=")[0]]
+        return (*each("--pin", self.pins), *each("--provider-option", kept))
+
+    def library(self, provider: str) -> tuple[str, ...]:
+        """Words that bring the library of one provider, by the name that a command has for it."""
+        own = [text for text in self.libraries if provider_name(text.partition("=")[0]) == provider]
+        return each("--provider-library", own)
+
+
+def each(option: str, values: Iterable[str]) -> tuple[str, ...]:
+    """An option that is given once for each value, as words."""
+    return tuple(word for value in values for word in (option, value))
 
 
 def steps_for(
@@ -137,7 +158,10 @@ def _fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known
         "provider": provider,
         "chain": ",".join(map(provider_name, situation.chain)) or provider,
         "now": now,
+        "needed": situation.needed(),
         "setting": situation.setting(but=now),
+        "library": situation.library(provider),
+        "libraries": each("--provider-library", situation.libraries),
     }
     action = _written(step, blanks)
     told = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))

@@ -25,8 +25,10 @@ class Step:
     """In three words."""
     remedy: Remedy
     """The command, and what comes of it. In braces what a report fills in: `checkpoint`, `out` (a new package), `path`
-    (what was run), `provider` (the preferred one), `chain`, `now` (what took the place in an experiment),
-    `setting` (options with which it ran: of providers, and of a dry run)."""
+    (what was run), `provider` (the preferred one), `chain`, `now` (what took the place in an experiment), `needed`
+    (without which it does not run, or not there: a dry run, plugin libraries, what was said of inputs or of a folder),
+    `setting` (pins and provider options with which it ran), `library` (the plugin library of `provider`), `libraries`
+    (those of the whole chain)."""
     exports: bool = False
     """It makes the package anew, so there has to be one."""
     chooses_lowering: bool = False
@@ -43,12 +45,13 @@ class Step:
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
-PLACE = ("partita", "place", "{path}", "--provider", "{chain}")
+FOR_TARGET = (*EXPORT, "--target", "{provider}", "{library}")
+PLACE = ("partita", "place", "{path}", "--provider", "{chain}", "{needed}")
 RETARGET = Step(
     "Export it for {provider}",
     Remedy(
         "queries {provider}, where it is installed, and writes the attention lowering that it supports best",
-        (*EXPORT, "--target", "{provider}"),
+        FOR_TARGET,
     ),
     exports=True,
     chooses_lowering=True,
@@ -57,21 +60,21 @@ STATIC = Step(
     "Make all shapes static",
     Remedy(
         "makes every shape static, so that no shapes are computed at run time",
-        (*EXPORT, "--target", "{provider}", "--static-shapes"),
+        (*FOR_TARGET, "--static-shapes"),
     ),
     exports=True,
     change=Change("static_shape"),
 )
 HALF = Step(
     "Export in float16",
-    Remedy("writes the package in float16", (*EXPORT, "--target", "{provider}", "--precision", "fp16")),
+    Remedy("writes the package in float16", (*FOR_TARGET, "--precision", "fp16")),
     exports=True,
     unless=(("precision", "fp16"), ("precision", "bf16")),
     change=Change("type", "float16"),
 )
 SINGLE = Step(
     "Export in float32",
-    Remedy("writes the package in float32", (*EXPORT, "--target", "{provider}", "--precision", "fp32")),
+    Remedy("writes the package in float32", (*FOR_TARGET, "--precision", "fp32")),
     exports=True,
     unless=(("precision", "fp32"),),
     change=Change("type", "float32"),
@@ -101,7 +104,10 @@ WITHOUT_OPTIONS = Step(
 )
 ASK_PROVIDER = Step(
     "Test the provider",
-    Remedy("tries {provider} in a process of its own and says what prevents it from running", ("partita", "providers")),
+    Remedy(
+        "tries {provider} in a process of its own and says what prevents it from running",
+        ("partita", "providers", "{libraries}"),
+    ),
     changes=False,
 )
 ASK_OPTIONS = Step(

@@ -26,7 +26,15 @@ from partita.export.gguf.header import GgufTensor
 from partita.export.original import classes, of_text
 from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors
 from partita.export.stored_formats import Quantised
-from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
+from partita.export.weight_files import (
+    TensorInfo,
+    find_tensors,
+    first_line,
+    read_json,
+    refuse_dangling,
+    refuse_pointer,
+    unreadable,
+)
 from partita.package import COMPANIONS
 from partita.spelling import spelled
 
@@ -111,8 +119,8 @@ def open_checkpoint(given: str) -> Checkpoint:
 
     Raises CheckpointError when it is missing or damaged, UnsupportedModelError when its model cannot be exported.
     """
-    folder = _locate(given)
     try:
+        folder = _locate(given)
         if (file := opening.gguf_file(folder)) is not None:
             return _open_gguf(given, file)
         config, found = _read_config(folder)
@@ -130,7 +138,7 @@ def open_checkpoint(given: str) -> Checkpoint:
         tensors = tensors if quantised is None else dict(quantised.tensors)
         _check_sizes(folder, config, tensors)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
+        raise unreadable(error, Path(given)) from error
     if (folder / EMBEDDED).is_file():
         raise UnsupportedModelError(
             f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
@@ -140,9 +148,13 @@ def open_checkpoint(given: str) -> Checkpoint:
 
 
 def _check_companions(folder: Path) -> None:
-    """Refuse a tokenizer, a template or whatever else goes with the model when its size is absurd."""
+    """Refuse a tokenizer, a template or whatever else goes with the model that is only a pointer of Git LFS, a link to
+    nothing, or of an absurd size: before anything is written, which takes long.
+    """
     for name in COMPANIONS:
+        refuse_dangling(folder / name)
         if (folder / name).is_file():
+            refuse_pointer(folder / name)
             try:
                 check_size(folder / name)
             except ValueError as error:
@@ -196,6 +208,7 @@ def _locate(given: str) -> Path:
         return path
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
+    refuse_dangling(path)  # which is no hub id, whatever it is called
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", given) or given.startswith("."):
         raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
     try:
@@ -212,6 +225,7 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
     """The config, and what it says that the weights are quantised with."""
     path = folder / "config.json"
     if not path.is_file():
+        refuse_dangling(path)
         raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
     raw = read_json(path)
     found = by_config(folder, raw)

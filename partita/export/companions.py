@@ -12,6 +12,7 @@ from pathlib import Path
 from transformers import GenerationConfig, PreTrainedConfig
 
 from partita.errors import CheckpointError, PackageError, PartitaError
+from partita.export.weight_files import unreadable
 from partita.package import TokenizerKind
 from partita.spelling import either
 
@@ -41,7 +42,9 @@ def write_generation(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
-    """Ids of the tokens that end a text, of the checkpoint in `folder`. Raises CheckpointError for a damaged file."""
+    """Ids of the tokens that end a text, of the checkpoint in `folder`. Raises CheckpointError for a file that is
+    damaged or may not be read.
+    """
     if reader is None:
         return frozenset()
     try:
@@ -50,6 +53,8 @@ def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
         raise CheckpointError(
             f"{error.problem}; generate would refuse it: correct the file, or download the checkpoint again"
         ) from error
+    except OSError as error:
+        raise unreadable(error, folder) from error
 
 
 def beyond_vocabulary(stops: frozenset[int], vocabulary: int) -> list[str]:

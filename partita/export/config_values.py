@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
+from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.fake_model import quiet
 
@@ -98,6 +99,8 @@ def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
             if value is not None and POSITIVE.search(key):
                 raise _bad(folder, name, value, "a number above 0")
             continue
+        if isinstance(value, int) and not is_number(value):
+            raise _bad(folder, name, value, "a number that a float can hold")
         if POSITIVE.search(key) and not (math.isfinite(value) and value > 0):
             raise _bad(folder, name, value, "a number above 0")
         too_small = (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0)

@@ -33,7 +33,7 @@ from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER, Manifest
 from partita.process import address_space_left, give_back
-from partita.spelling import spelled
+from partita.spelling import either, spelled
 
 SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
@@ -83,7 +83,7 @@ def check_memory(
         otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
         raise ResourceError(
             f"the original model needs about {human_bytes(takes)} {use}, and {human_bytes(int(free))} are free; free "
-            f"more, or have room for its weights in float32 on the disk of {spelled('out')}{otherwise}"
+            f"more, or have room for its weights in float32 on the disk of {either('OUT', 'out')}{otherwise}"
         )
     if cache_bytes > free:
         otherwise = "" if needed else f", or with {without}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from partita.capped import is_number
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
 from partita.export import quantisers
@@ -353,7 +354,7 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
     config = checkpoint.config.get_text_config(decoder=True)
     made_for = getattr(config, "max_position_embeddings", None)
-    if isinstance(made_for, bool) or not isinstance(made_for, int) or made_for < 1:
+    if not is_number(made_for) or not isinstance(made_for, int) or made_for < 1:
         made_for = None  # some configs have -1 for any number
     if made_for == 1:
         raise CheckpointError(
@@ -362,8 +363,10 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
         )
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
-    if made_for is not None and options.max_length > (longest := int(made_for * _stretch(config))):
-        raise UsageError(f"{spelled('max_length', options.max_length)}: the model supports at most {longest} positions")
+    if made_for is not None and options.max_length > (longest := made_for * _stretch(config)):
+        raise UsageError(
+            f"{spelled('max_length', options.max_length)}: the model supports at most {int(longest)} positions"
+        )
     return options.max_length
 
 

@@ -21,9 +21,9 @@ from filelock import FileLock, Timeout
 
 from partita.capped import read_json_value
 from partita.errors import PackageError
-from partita.files import files_in
+from partita.files import files_in, resolved
 from partita.package import MANIFEST, SCHEMA
-from partita.remedies import Remedy
+from partita.remedies import Remedy, is_temporary
 from partita.signals import held
 from partita.spelling import spelled
 
@@ -71,6 +71,21 @@ class Reservation:
             ) from taken
 
 
+def is_written(path: Path, folder: Path) -> bool:
+    """Whether a file is of the package that is made in the hidden folder `folder`, or of what is put beside it for a
+    while: what goes by the name of either, and temporary files.
+    """
+    if is_temporary(path):
+        return True
+    parent = Path(os.path.abspath(folder.parent))  # noqa: PTH100 - a link keeps its name
+    whole = Path(os.path.abspath(path))  # noqa: PTH100
+    if not whole.is_relative_to(parent) or whole == parent:
+        return whole == parent
+    first, hidden = whole.relative_to(parent).parts[0], folder.name.partition(PARTIAL)[0]
+    of_package = first == hidden.removeprefix(".") or first.startswith((f"{hidden}.", folder.name))
+    return of_package or re.fullmatch(f"{tempfile.gettempprefix()}{UNIQUE}", first) is not None
+
+
 @contextmanager
 def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
     """Hold `out` for one export, which reads the folders `read`, the checkpoint first; what it has made and not
@@ -106,9 +121,9 @@ def _check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
         raise PackageError(f"{out}: is the current folder, or holds it; go to another one to replace it")
     for index, given in enumerate(read):
         what = "adapter" if index else "checkpoint"
-        if Path(given).resolve().is_relative_to(out.resolve()):
+        if resolved(Path(given)).is_relative_to(out.resolve()):
             raise PackageError(f"{out}: contains the {what} that is being exported; choose another folder")
-        linked = next((p for p in files_in(Path(given)) if p.resolve().is_relative_to(out.resolve())), None)
+        linked = next((p for p in files_in(Path(given)) if resolved(p).is_relative_to(out.resolve())), None)
         if linked is not None:
             raise PackageError(f"{out}: holds the file that {linked} of the {what} links to; choose another folder")
     strange = _not_ours(out)
@@ -127,8 +142,10 @@ def _not_ours(folder: Path) -> str | None:
         listed = read_json_value(folder / MANIFEST)
         known = {MANIFEST, *(entry["name"] for entry in listed["files"])}
         ours = str(listed["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, KeyError, TypeError):
         return f"has no {MANIFEST} of a package"
+    except (OSError, ValueError):
+        return f"has a {MANIFEST} that cannot be read"
     if not ours:
         return f"has a {MANIFEST} of something else"
     extra = sorted(names - known)

@@ -7,7 +7,6 @@ What the model's authors meant by them would be missing from the original as wel
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import PreTrainedConfig
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
+from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 
 KEYS = ("rope_parameters", "rope_scaling")
@@ -53,7 +53,7 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
     for where, entry in _entries(text, settings):
         for key in POSITIVE:
             value = entry.get(key)
-            number = isinstance(value, int | float) and math.isfinite(value) and value > 0
+            number = is_number(value) and value > 0
             if value is not None and not number:
                 raise CheckpointError(f"{folder}: rope setting {key}{where} is {value!r:.40}, not a number above 0")
         kind = entry.get("rope_type", entry.get("type", default))

@@ -22,6 +22,7 @@ from partita import dtypes
 from partita.capped import check_size
 from partita.errors import CheckpointError
 from partita.export.element_types import CHECKPOINT, of_torch
+from partita.remedies import Remedy, permission
 
 FLOATS = {dtypes.named(name).safetensors: name for name in CHECKPOINT}
 """Types that weights are read in, by their names in safetensors files."""
@@ -36,6 +37,7 @@ ZIP = b"PK\x03\x04"
 """How a file begins that torch has written since 1.6."""
 SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
+DOWNLOAD = Remedy("download the checkpoint again")
 
 
 class Decoder(Protocol):
@@ -106,6 +108,19 @@ def refuse_pointer(path: Path) -> None:
         )
 
 
+def unreadable(error: OSError, path: Path) -> CheckpointError:
+    """The error for a file or folder that cannot be read: the one that `error` names, else `path`."""
+    where = Path(error.filename) if isinstance(error.filename, str) else path
+    remedy = permission(where) if isinstance(error, PermissionError) else None
+    return CheckpointError(f"cannot be read ({error.strerror or error})", where=where, remedy=remedy)
+
+
+def refuse_dangling(path: Path) -> None:
+    """Raise CheckpointError for a link to what is not there, as a copy of a hub cache without its blobs is full of."""
+    if path.is_symlink() and not path.exists():
+        raise CheckpointError(f"a symbolic link to {path.readlink()}, where nothing is", where=path, remedy=DOWNLOAD)
+
+
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """Every tensor of the checkpoint, and its weight files. Raises CheckpointError when they are missing or damaged."""
     for single, index in LAYOUTS:
@@ -114,6 +129,8 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
             return {info.name: info for info in list_tensors(folder, single)}, (single,)
         if (folder / index).is_file():
             return _read_sharded(folder, index)
+    for name in (name for layout in LAYOUTS for name in layout):
+        refuse_dangling(folder / name)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
     raise CheckpointError(
@@ -134,6 +151,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
                 "folder; refusing to follow it"
             )
         if not (folder / name).is_file():
+            refuse_dangling(folder / name)
             raise CheckpointError(f"{folder / name}: this shard is missing; download the checkpoint again")
         for info in list_tensors(folder, name):
             if info.name in tensors:

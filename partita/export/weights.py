@@ -17,14 +17,15 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from partita.errors import CheckpointError, ResourceError
+from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import CHECKPOINT, COMPUTING, to_ir
 from partita.export.naming import Sources
 from partita.export.origins import Origin, Stored
 from partita.export.progress import Stage
+from partita.export.publish import is_written
 from partita.export.scratch import scratch_in
-from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
+from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few, unreadable
 from partita.export.weight_sources import StoredPart, WeightSource, checkpoint_weight, stored
 from partita.observations.text_format import human_bytes, plural
 from partita.package import WEIGHTS
@@ -201,10 +202,14 @@ def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFi
         raise translate_space(error, folder) from error
 
 
-def translate_space(error: OSError, folder: Path) -> ResourceError:
-    """An operating system error while writing a package, as one line."""
+def translate_space(error: OSError, folder: Path) -> PartitaError:
+    """An operating system error while the package is made in `folder`, as one line: about where it is written, unless
+    it names a file that is only read.
+    """
     if error.errno in SPACE_ERRORS:
         return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
+    if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):
+        return unreadable(error, Path(error.filename))
     return ResourceError(f"{folder.parent}: cannot write the package ({error.strerror or error})")
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from partita.library.crossing import told
 
 if TYPE_CHECKING:
+    from partita.foreign.folder import Choice
     from partita.library.chain import ChainOptions, Target
     from partita.package import Manifest
     from partita.runtime.engine.recorder import Step
@@ -71,6 +72,7 @@ class Worker:
     where: ChainOptions
     target: Target
     task: Task
+    choice: Choice
     manifest: Manifest
     runner: Runner
 
@@ -82,7 +84,8 @@ class Worker:
         self.where = ChainOptions(**{name: _frozen(value) for name, value in where.items()})
         self.task = Task(**{name: _frozen(value) for name, value in task.items()})
         self.target = read_chain_options(self.where)
-        self.manifest = open_folder(Path(self.task.package), choice_of(self.task.choice))
+        self.choice = choice_of(self.task.choice)
+        self.manifest = open_folder(Path(self.task.package), self.choice)
 
     def load(self, *, where: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         """Open the package."""
@@ -160,7 +163,7 @@ class Worker:
 
     def observe(self, *, where: dict[str, Any], task: dict[str, Any], file: str) -> dict[str, Any]:
         """Open the package, generate once with the profile on, and write the report to `file`."""
-        from partita.library.run_report import Asked, make_report
+        from partita.library.run_report import Asked, make_report, said_of
         from partita.partition_reports import storage
         from partita.runtime.generate import PREFILL_CHUNK_TOKENS
         from partita.runtime.optimised import with_optimised
@@ -178,9 +181,7 @@ class Worker:
             path=Path(self.task.package),
             chain=tuple(resolution.provider.ort_name for resolution in resolutions),
             chain_source=self.target.source,
-            options={
-                f"{name}.{key}": value for name, given in self.target.options.items() for key, value in given.items()
-            },
+            options=said_of(self.target, self.choice),
             threads=self.where.threads,
             prompt_tokens=longest,
             max_new_tokens=self.task.max_new_tokens,

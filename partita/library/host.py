@@ -105,8 +105,11 @@ class Host:
 
         where, folder = chain_options(given["where"]), Path(given["package"])
         target = read_chain_options(where)
-        manifest = open_folder(folder, choice_of(given["choice"]))
-        self.engine = LocalEngine(folder, manifest, target, threads=where.threads, observe=given["observe"])
+        choice = choice_of(given["choice"])
+        manifest = open_folder(folder, choice)
+        self.engine = LocalEngine(
+            folder, manifest, target, threads=where.threads, observe=given["observe"], choice=choice
+        )
         return OPENED.dump_python(self.engine.opened, mode="json")
 
     def begin(self, given: dict[str, Any]) -> Any:

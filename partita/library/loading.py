@@ -89,7 +89,7 @@ def open_engine(
         return RemoteEngine(folder, given.resolved(target), observe=observe, choice=choice)
     from partita.library.local import LocalEngine
 
-    return LocalEngine(folder, manifest, target, threads=given.threads, observe=observe)
+    return LocalEngine(folder, manifest, target, threads=given.threads, observe=observe, choice=choice)
 
 
 def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:

@@ -13,6 +13,7 @@ from typing import Self
 
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.export.progress import Silent
+from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
 from partita.library.chain import Target
@@ -31,7 +32,7 @@ from partita.library.engine import (
 from partita.library.evaluating import evaluate
 from partita.library.notes import gave_up
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
-from partita.library.run_report import Asked, make_report
+from partita.library.run_report import Asked, make_report, said_of
 from partita.library.sampling import Sampling
 from partita.library.speculating import Speculators
 from partita.library.speculation import NO_SPECULATION, Speculation
@@ -71,12 +72,14 @@ class LocalEngine:
         observe: bool = True,
         refusal_seconds: float = REFUSAL_SECONDS,
         audience: Audience = QUIET,
+        choice: Choice = AS_IT_IS,
     ) -> None:
         """Open the package. Raises PackageError, ResourceError, UsageError; ProviderError when the chain cannot be
-        honoured, with what experiments of `refusal_seconds` tell.
+        honoured, with what experiments of `refusal_seconds` tell. `choice`: by which the manifest was inferred, for
+        reports.
         """
         self.folder, self.manifest, self.target, self.threads = folder, manifest, target, threads
-        self.audience = audience
+        self.audience, self._choice = audience, choice
         self._lock = threading.RLock()
         self._last: Batch | None = None
         self._number, self._over, self._closed = 0, True, False
@@ -215,7 +218,7 @@ class LocalEngine:
                     **request.options,
                     **_adapter_option(last.told_adapters),
                     **last.speculation.told,
-                    **_where_options(self.target),
+                    **said_of(self.target, self._choice),
                 },
                 threads=self.threads,
                 prompt_tokens=last.longest,
@@ -346,9 +349,3 @@ def _chunk(asked: int | None) -> int:
 def _adapter_option(told: str | None) -> dict[str, str]:
     """The adapters of a generation, as a report repeats them."""
     return {} if told is None else {"adapter": told}
-
-
-def _where_options(target: Target) -> dict[str, str]:
-    """What was said of providers, as a report repeats it."""
-    given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
-    return {**given, **({"pin": ", ".join(target.pins)} if target.pins else {})}

@@ -41,8 +41,8 @@ class PlaceOptions:
     graph_capture: bool = False
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back; 0: none."""
-    run_seconds: float = RUN_SECONDS
-    """Time for the runs of an ONNX file; one that takes longer is given up."""
+    run_seconds: float | None = None
+    """Time for the runs of an ONNX file, None for the default; one that takes longer is given up."""
     choice: Choice = AS_IT_IS
     """What was said of a folder that Partita did not write."""
 
@@ -50,14 +50,6 @@ class PlaceOptions:
     def is_package(self) -> bool:
         """A folder is taken for a package."""
         return self.model.is_dir()
-
-    def command(self) -> tuple[str, ...]:
-        """Words of the command line that asked this, as far as it decides what is run."""
-        chain = ("--provider", self.where.provider) if self.where.provider else ()
-        dry = ("--dry-run", *(("--device", self.device) if self.device else ())) if self.dry_run else ()
-        given = [word for text in self.shapes for word in ("--shape", text)]
-        given += [word for text in self.values for word in ("--input", text)]
-        return ("partita", "place", str(self.model), *chain, *dry, *given)
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values, for a child process."""
@@ -83,7 +75,7 @@ def check_options(options: PlaceOptions) -> None:
     if not 1 <= options.runs <= MAX_RUNS:
         raise UsageError(f"{spelled('runs')} is {options.runs}; it must be between 1 and {MAX_RUNS:,}")
     check_probe_seconds(options.probe_seconds)
-    if not 0 < options.run_seconds <= MAX_RUN_SECONDS:
+    if options.run_seconds is not None and not 0 < options.run_seconds <= MAX_RUN_SECONDS:
         raise UsageError(
             f"{spelled('run_seconds')} is {options.run_seconds:g}; it must be more than 0 and at most "
             f"{MAX_RUN_SECONDS:,}"
@@ -92,6 +84,8 @@ def check_options(options: PlaceOptions) -> None:
         raise UsageError(f"{spelled('shapes')} is for ONNX files; the sizes of a package are in its manifest")
     if options.is_package and options.values:
         raise UsageError(f"{spelled('inputs')} is for ONNX files; a package is run on dummy tokens")
+    if options.is_package and options.run_seconds is not None:
+        raise UsageError(f"{spelled('run_seconds')} is for ONNX files; runs of a package have no limit")
     if options.choice.given and not options.is_package:
         raise UsageError(
             f"{spelled(options.choice.given[0])} is for folders that Partita did not write, not for a file"

@@ -11,9 +11,9 @@ from partita.foreign.folder import open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.crashes import Crashed
-from partita.library.place_options import PlaceOptions
+from partita.library.place_options import RUN_SECONDS, PlaceOptions
 from partita.library.probing import decode_sizes, why_refused, with_probes
-from partita.library.run_report import Asked, join
+from partita.library.run_report import Asked, join, said_of
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
@@ -62,7 +62,7 @@ def place(
         pins,
         options.where.threads,
         options.runs,
-        options.run_seconds,
+        RUN_SECONDS if options.run_seconds is None else options.run_seconds,
         whole,
         dry=played is not None,
         crashed=crashed,
@@ -89,7 +89,6 @@ def place(
             options.shapes,
             {name: array.shape for name, array in values.items()},
             files=options.values,
-            command=options.command(),
         )
         try:
             placed = place_model(opened, sizes, replace(where, values=values))
@@ -114,20 +113,12 @@ def place(
 
 def _asked(options: PlaceOptions, target: Target) -> Asked:
     """What the report repeats of the request."""
-    given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
-    lists = {
-        "shape": options.shapes,
-        "input": options.values,
-        "pin": target.pins,
-        "provider-library": options.where.provider_libraries,
-    }
-    given |= {name: " ".join(texts) for name, texts in lists.items() if texts}
     return Asked(
         verb="place",
         path=options.model,
         chain=tuple(provider.ort_name for provider in target.chain),
         chain_source=target.source,
-        options=given,
+        options=said_of(target, options.choice, shape=options.shapes, input=options.values),
         threads=options.where.threads,
         runs=options.runs,
         limits=options.limits,

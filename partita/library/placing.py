@@ -13,7 +13,7 @@ from partita.foreign.folder import Choice
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.loading import Process, in_child
-from partita.library.place_options import PROBE_SECONDS, RUN_SECONDS, RUNS, PlaceOptions, check_chain, check_options
+from partita.library.place_options import PROBE_SECONDS, RUNS, PlaceOptions, check_chain, check_options
 from partita.library.report import Report
 from partita.library.where import Libraries, ProviderOptions, Providers, where
 from partita.partition_reports import records
@@ -46,7 +46,7 @@ def place(
     device: str | None = None,
     graph_capture: bool = False,
     probe_seconds: float = PROBE_SECONDS,
-    run_seconds: float = RUN_SECONDS,
+    run_seconds: float | None = None,
     process: Process = "auto",
     variant: str | None = None,
     contract: str | os.PathLike[str] | None = None,
@@ -58,7 +58,7 @@ def place(
     `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
     `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, simulating the GPU
     `device`; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for
-    experiments on nodes that fell back; 0: none. `run_seconds`: longest time for the runs of an ONNX file.
+    experiments on nodes that fell back; 0: none. `run_seconds`: longest time for the runs of an ONNX file; None: 120.
     `variant`, `contract` and `max_length` are those of `load`.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be

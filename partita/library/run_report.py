@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import partita
 from partita.check.limits import Limits, exceeded
 from partita.errors import ProviderError
+from partita.foreign.folder import Choice
+from partita.library.chain import Target
 from partita.observations.facts import RunFacts
 from partita.observations.records import PackageFacts
 from partita.package import Manifest
@@ -17,6 +19,7 @@ from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.providers.resolve import Resolution
+from partita.remedies import shell
 from partita.runtime.advice import package_facts
 from partita.runtime.chain import chain_entry
 from partita.runtime.environment import environment
@@ -81,6 +84,18 @@ def join(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
     )
+
+
+def said_of(target: Target, choice: Choice, **several: Sequence[str]) -> dict[str, str]:
+    """What was said of providers, of a folder, and of what can be given several times, as a report repeats it: several
+    values as words for a shell, so that a path with spaces is one of them.
+    """
+    given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
+    libraries = [f"{entry.ort_name}={entry.library}" for entry in target.chain if entry.library is not None]
+    lists = {**several, "pin": target.pins, "provider-library": libraries}
+    folder = {"variant": choice.variant, "contract": choice.contract, "max-length": choice.max_length}
+    given |= {name: shell(values) for name, values in lists.items() if values}
+    return given | {name: str(value) for name, value in folder.items() if value is not None}
 
 
 def limits_error(report: Report) -> ProviderError | None:

@@ -90,7 +90,9 @@ def find_target(
             smoke=_smoker(provider, named),
         )
     else:
-        target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
+        target = _not_usable(
+            provider, source, tried.resolution, named.get(provider.name, {}), default_allowed, audience
+        )
     return replace(
         target,
         by_default=name is None,
@@ -157,8 +159,17 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     return chain[0]
 
 
-def _not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool, audience: Audience) -> Target:
-    """A target that does not run here: asked over stub libraries, or taken by default, or refused."""
+def _not_usable(
+    provider: Provider,
+    source: str,
+    why: Resolution,
+    options: Mapping[str, str],
+    default_allowed: bool,
+    audience: Audience,
+) -> Target:
+    """A target that does not run here: asked over stub libraries with the `options` that were given, or taken by
+    default, or refused.
+    """
     cause = f"{why.reason}: {why.evidence}"
     if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
         try:
@@ -167,7 +178,7 @@ def _not_usable(provider: Provider, source: str, why: Resolution, default_allowe
             audience.note(f"a dry run of CUDA is not possible either: {error}")
         else:
             how = f"over stub libraries, as {played}: {why.reason} here"
-            played_by = resolve_one(provider, (provider.ort_name,))
+            played_by = resolve_one(provider, (provider.ort_name,), options)
             ask, takes = _asker(played_by, environment), _taker(played_by, environment)
             return Target(provider.name, source, provider.preferred_attention, how, ask, takes=takes, not_here=cause)
     if not default_allowed:

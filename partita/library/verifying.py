@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.dtypes import PRECISIONS
+from partita.dtypes import precision
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.files import temporary_directory
@@ -127,7 +127,7 @@ def verify_against(
         answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
         known_answer.save(answer, Path(made))
         found = verify(folder, manifest, target, threads, told=told, audience=audience, answers=Path(made))
-    bits = PRECISIONS[graph.precision].bits
+    bits = precision(graph.precision).bits
     return found if bits is None else _told(found, bits)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy.typing as npt
 from partita import dtypes
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
-from partita.remedies import command_line
+from partita.remedies import Remedy
 from partita.runtime.onnx_model import ModelPort
 from partita.spelling import spelled
 
@@ -31,6 +33,9 @@ BLOCK = 1 << 20
 STRING, STRING_BYTES = "string", 32
 """Bytes of an empty string as ONNX Runtime keeps it."""
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
+ARCHIVES = (b"PK\x03\x04", b"PK\x05\x06")
+"""How a .npz file begins, with arrays and without."""
+GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
 Shape = tuple[int, ...]
 
 
@@ -63,21 +68,26 @@ def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
     if why := not_generated(port):
         raise UsageError(f"{spelled('inputs', text)}: {port.name} is {why}, which no .npy file can hold")
+    unreadable = "it is not a .npy file of plain numbers or strings"
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        why = getattr(error, "strerror", None) or "it is not a .npy file of plain numbers or strings"
-        raise UsageError(
-            f"{spelled('inputs', text)}: {path} cannot be read: {why}; write it with numpy.save"
-        ) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise UsageError(f"{spelled('inputs', text)}: {path} holds several arrays; save one with numpy.save")
+        with path.open("rb") as file:
+            is_archive = file.read(4) in ARCHIVES
+        if is_archive and zipfile.is_zipfile(path):
+            raise UsageError(f"{spelled('inputs', text)}: {path} holds several arrays; save one with numpy.save")
+        if is_archive:  # cut off: numpy would leave it open
+            raise _no_array(text, path, unreadable)
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, TokenError, OverflowError) as error:
+        raise _no_array(text, path, getattr(error, "strerror", None) or unreadable) from error
     wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
     if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
         stored = f", stored as {wanted}" if wanted != port.dtype else ""
         raise UsageError(f"{spelled('inputs', text)}: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
     return array
+
+
+def _no_array(text: str, path: Path, why: str) -> UsageError:
+    return UsageError(f"{spelled('inputs', text)}: {path} cannot be read: {why}; write it with numpy.save")
 
 
 def input_shapes(
@@ -86,12 +96,10 @@ def input_shapes(
     given: Mapping[str, Shape] | None = None,
     *,
     files: Sequence[str] = (),
-    command: tuple[str, ...] = (),
 ) -> dict[str, Shape]:
     """The shape of every input, from what the file declares, the user's `NAME=SIZES` texts and `given` values.
 
-    `files`: the `NAME=FILE.npy` texts that the values come from. `command`: words of the command line that asks, to be
-    suggested with the sizes that it lacks.
+    `files`: the `NAME=FILE.npy` texts that the values come from.
 
     NAME is an input, or a symbolic size that inputs share. Raises UsageError when a text is not of that form, names
     nothing, has the wrong number of sizes or contradicts the file or another text, and when a size is still missing. An
@@ -144,7 +152,7 @@ def input_shapes(
             shapes[port.name] = found
     missing = [port for port in made if port.name not in shapes]
     if missing:
-        raise UsageError(_ask_for(missing, sizes, command))
+        raise _ask_for(missing, sizes)
     return {port.name: shapes[port.name] for port in ports if port.name in shapes}
 
 
@@ -210,8 +218,8 @@ def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
     return None if None in found else tuple(size for size in found if size is not None)
 
 
-def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tuple[str, ...]) -> str:
-    """One line: inputs without sizes, alike ones together, and what to add, or the whole command, to copy."""
+def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
+    """One line: inputs without sizes, alike ones together, and what to add to the command, whatever else is in it."""
     symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
     flags: dict[str, None] = {}
     for port in missing:
@@ -223,9 +231,11 @@ def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tu
                 str(size) if isinstance(size, int) else str(sizes.get(size or "", 1)) for size in port.shape or (1,)
             )
             flags[f"{port.name}={example}"] = None
-    example = command_line((*command, *(word for sizes_of in flags for word in ("--shape", sizes_of))))
     verb = "needs" if len(missing) == 1 else "need"
-    return f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(_together(missing))}; give them, e.g.: {example}"
+    return UsageError(
+        f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(_together(missing))}",
+        remedy=GIVE_SIZES.filled(sizes=tuple(word for given in flags for word in ("--shape", given))),
+    )
 
 
 def _likely(symbol: str, symbols: Collection[str]) -> int:

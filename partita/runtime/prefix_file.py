@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # a process whose packages run in children does without ONNX 
 
 SCHEMA: Final = "partita.prefix/1"
 STATE = "state."
-SAVE_AGAIN = Remedy("save it again with this package", options=("--save-prefix", "{file}"))
+SAVE_AGAIN = Remedy("save it again with this package")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
         raise GenerationError(
             "of another package: what its model made of the text means nothing to this one",
             where=path,
-            remedy=SAVE_AGAIN.filled(file=path),
+            remedy=SAVE_AGAIN,
         )
     if about.get("adapter") != adapter:
         raise GenerationError(
             f"read with {_adapter(about.get('adapter'))}, and this run has {_adapter(adapter)}",
             where=path,
-            remedy=SAVE_AGAIN.filled(file=path),
+            remedy=SAVE_AGAIN,
         )
     with safe_open(path, framework="numpy") as file:
         stored = {name.removeprefix(STATE) for name in file.keys() if name.startswith(STATE)}  # noqa: SIM118
@@ -126,7 +126,7 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
                 raise GenerationError(
                     f"not a prefix: its schema is {metadata.get('schema')!r}, and this Partita reads {SCHEMA!r}",
                     where=path,
-                    remedy=SAVE_AGAIN.filled(file=path),
+                    remedy=SAVE_AGAIN,
                 )
             tokens = file.get_tensor("tokens")
             about = parsed(metadata["said"])
@@ -138,6 +138,4 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
 
 
 def _damaged(path: Path, why: str) -> GenerationError:
-    return GenerationError(
-        f"no prefix that can be read ({' '.join(why.split())[:200]})", where=path, remedy=SAVE_AGAIN.filled(file=path)
-    )
+    return GenerationError(f"no prefix that can be read ({' '.join(why.split())[:200]})", where=path, remedy=SAVE_AGAIN)

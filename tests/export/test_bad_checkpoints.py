@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
+from partita.errors import (
+    CheckpointError,
+    PackageError,
+    PartitaError,
+    ResourceError,
+    UnsupportedModelError,
+    UsageError,
+)
+from partita.export.checkpoint import open_checkpoint
+from partita.export.companions import Reader, stop_tokens
+from partita.export.options import max_length
 from partita.export.pipeline import ExportOptions, export
 from partita.export.weight_files import find_tensors
+from partita.export.weights import translate_space
+from partita.remedies import LFS_HEAD
 from tests.conftest import TinyCheckpoint
 
 Copy = Callable[[Path], Path]
@@ -305,3 +318,121 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_a_write_error(
     (folder / "config.json").symlink_to("/proc/self/mem")
     error = refuse(folder, tmp_path / "o" / "out")
     assert isinstance(error, CheckpointError) and "config.json" in str(error)
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_called_a_write_error(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root everything may be read, so the answer of the operating system is played."""
+    folder, usual, refused = own_copy(tiny_checkpoint("llama")), Path.stat, list[Path]()
+
+    def stat(path: Path, **kwargs: Any) -> Any:
+        if path == folder and not refused:
+            refused.append(path)
+            raise PermissionError(13, "Permission denied", str(path))
+        return usual(path, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert isinstance(error, CheckpointError) and str(error).startswith(f"{folder}: cannot be read (Permission denied)")
+
+
+def test_stop_tokens_that_may_not_be_read_are_the_checkpoints() -> None:
+    def denied(folder: Path) -> frozenset[int]:
+        raise PermissionError(13, "Permission denied", str(folder / "genai_config.json"))
+
+    with pytest.raises(CheckpointError, match=r"c/genai_config.json: cannot be read \(Permission denied\)"):
+        stop_tokens(Reader(denied, lambda folder, kind: False), Path("c"))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        (None, True),
+        ("{home}/.out.partial-abcdefgh/model.onnx", True),
+        ("{home}/.out.partial-abcdefgh-rounded-abcdefgh/x", True),
+        ("{home}/.out.old-abcdefgh", True),
+        ("{home}/out", True),
+        ("{home}/tmpabcdefgh", True),
+        ("{home}", True),
+        ("{home}/checkpoint/tokenizer.json", False),
+        ("{home}/tokenizer.json", False),
+        ("/somewhere/model.safetensors", False),
+    ],
+)
+def test_an_error_of_the_system_is_about_the_file_it_names(name: str | None, written: bool, tmp_path: Path) -> None:
+    file = None if name is None else name.format(home=tmp_path)
+    error = OSError(5, "Input/output error") if file is None else OSError(5, "Input/output error", file)
+    found = translate_space(error, tmp_path / ".out.partial-abcdefgh")
+    said = f"{tmp_path}: cannot write the package" if written else f"{file}: cannot be read"
+    assert str(found) == f"{said} (Input/output error)"
+    assert isinstance(found, ResourceError if written else CheckpointError)
+    full = OSError(28, "No space left on device", file)
+    assert "no space left" in str(translate_space(full, tmp_path / ".out.partial-abcdefgh"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_link_to_nothing_is_called_one(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    for gone in (name, *(["model.safetensors"] if "index" in name else [])):
+        (folder / gone).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "blobs" / "gone")
+    said = str(refuse(folder, tmp_path / "o" / "out"))
+    assert said.startswith(f"{folder / name}: a symbolic link to {tmp_path / 'blobs' / 'gone'}, where nothing is;")
+
+
+def test_a_shard_that_is_a_link_to_nothing(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    shard = sorted(folder.glob("model-*.safetensors"))[0]
+    shard.unlink()
+    shard.symlink_to("gone")
+    said = str(refuse(folder, tmp_path / "o" / "out"))
+    assert said.startswith(f"{shard}: a symbolic link to gone, where nothing is;") and "missing" not in said
+
+
+def test_a_checkpoint_that_is_a_link_to_nothing_is_no_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine").symlink_to("gone")
+    said = str(refuse("models/mine", tmp_path / "o" / "out"))
+    assert said.startswith("models/mine: a symbolic link to gone, where nothing is;")
+
+
+def test_a_tokenizer_that_git_lfs_left_a_pointer_of_is_found_before_anything_is_written(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "tokenizer.json").write_bytes(LFS_HEAD + b"\noid sha256:0\nsize 10\n")
+    with pytest.raises(CheckpointError, match="tokenizer.json: a pointer of Git LFS"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("key", ["rms_norm_eps", "max_position_embeddings", "bos_token_id"])
+def test_an_integer_of_hundreds_of_digits(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, key: str
+) -> None:
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), **{key: 10**400})
+    said = str(refuse(folder, tmp_path / "o" / "out", max_length=64))
+    assert f"{key} in config.json is '1000" in said
+
+
+@pytest.mark.parametrize("key", ["rope_theta", "factor"])
+def test_a_rope_setting_of_hundreds_of_digits(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, key: str
+) -> None:
+    settings = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0, key: 10**400}
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), rope_parameters=settings)
+    said = str(refuse(folder, tmp_path / "o" / "out", max_length=64))
+    assert f"{key} is 1000" in said and "not a number above 0" in said
+
+
+def test_a_longest_text_that_no_float_holds(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    """GGUF files have no config.json whose values were looked at, and a stretch may take a number beyond any."""
+    checkpoint = open_checkpoint(str(own_copy(tiny_checkpoint("llama"))))
+    config: Any = checkpoint.config
+    for longest, factor in ((10**400, 2.0), (10**307, 1e3)):
+        config.max_position_embeddings = longest
+        config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": factor}
+        assert max_length(ExportOptions("c", Path("o"), max_length=64), checkpoint) == 64

@@ -277,7 +277,7 @@ def test_missing_sizes_are_asked_for_in_one_line_with_an_example_that_works():
     message = str(caught.value)
     assert "\n" not in message and "fine" not in message
     assert message.startswith("3 inputs need sizes: ids float32[batch,seq]; image float32[1,3,?,w]; free float32")
-    example = message.partition("e.g.: ")[2].replace("--shape ", "").split()
+    example = message.partition("as in: ")[2].replace("--shape ", "").split()
     assert input_shapes(some, example)["image"] == (1, 3, 1, 1)
     with pytest.raises(UsageError, match="1 input needs sizes: b"):
         input_shapes(ports(a=("n",), b=("m",)), ["n=3"])
@@ -402,6 +402,9 @@ def test_values_from_files_are_what_the_model_is_run_on(tmp_path):
     assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
 
 
+HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -411,6 +414,9 @@ def test_values_from_files_are_what_the_model_is_run_on(tmp_path):
         ("x={missing}", "cannot be read: No such file"),
         ("x={text}", "not a .npy file"),
         ("x={pickled}", "not a .npy file"),
+        ("x={cut}", "not a .npy file"),
+        ("x={header}", "not a .npy file"),
+        ("x={endless}", "not a .npy file"),
         ("x={several}", "several arrays"),
         ("x={double}", "is float64, and x is float32"),
         ("s={good}", "is float32, and s is string"),
@@ -424,6 +430,12 @@ def test_values_that_do_not_fit_are_one_line(tmp_path, text, says):
     np.save(files["pickled"], np.array([None]), allow_pickle=True)
     files["several"] = tmp_path / "several.npz"
     np.savez(files["several"], a=np.ones(1))
+    files["cut"] = tmp_path / "cut.npz"
+    files["cut"].write_bytes(files["several"].read_bytes()[:-30])
+    headers = {"header": b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,", "endless": HUGE}
+    for name, header in headers.items():
+        files[name] = tmp_path / f"{name}.npy"
+        files[name].write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     both = [*ports(x=("n",)), ModelPort("s", "tensor", "string", (3,))]
     with pytest.raises(UsageError, match=says) as caught:
         read_values(both, [text.format(**files)])

@@ -75,8 +75,8 @@ def place(
         bool, typer.Option("--graph-capture", help="In a dry run: report whether CUDA graphs could be captured.")
     ] = False,
     run_seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit for the runs of an ONNX file.")
-    ] = 120.0,
+        float | None, typer.Option(metavar="SECONDS", help="Time limit for the runs of an ONNX file. Default: 120.")
+    ] = None,
     probe_seconds: ProbeSecondsOption = 120.0,
     max_cpu_nodes: MaxCpuNodesOption = None,
     max_copies: MaxCopiesOption = None,

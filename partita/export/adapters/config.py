@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.weight_files import SHOWN_CHARACTERS, read_json
 
@@ -159,7 +160,7 @@ def read_config(folder: Path) -> AdapterConfig:
     _refuse_kind(path, raw)
     rank = raw.get("r", 8)
     alpha = raw.get("lora_alpha", 8)
-    if not _is_count(rank) or not _is_number(alpha):
+    if not _is_count(rank) or not is_number(alpha):
         raise CheckpointError(f"{path}: damaged, r is {rank!r} and lora_alpha is {alpha!r}"[: 2 * SHOWN_CHARACTERS])
     return AdapterConfig(
         rank=rank,
@@ -206,7 +207,7 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
 def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, float], ...]:
     """Ranks or alphas of single modules, by a regular expression on their names."""
     found = raw.get(key) or {}
-    if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
+    if not isinstance(found, dict) or not all(is_number(value) for value in found.values()):
         raise CheckpointError(f"{path}: damaged, {key} is no table of numbers")
     if key == "rank_pattern" and not all(map(_is_count, found.values())):
         raise CheckpointError(f"{path}: damaged, a rank of {key} is not a positive integer")
@@ -220,7 +221,3 @@ def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 1 << 20
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from partita.diagnosis.actions import Action, Situation, steps_for, steps_for_provider
+from partita.diagnosis.actions import Action, Situation, each, steps_for, steps_for_provider
 from partita.diagnosis.records import Fallback
 from partita.partition_reports.records import Report
+from partita.remedies import split
+
+OF_FOLDER = ("variant", "contract", "max-length")
+OF_INPUTS = ("shape", "input")
+"""What a request has beside options of providers, by the option of the command line. Of inputs there may be several."""
 
 
 def situation_of(report: Report) -> Situation:
     """What a report is about, for the blanks of a step."""
+    given = report.request.options
     # Options of providers have the provider's name before a dot; those of generation have none.
-    options = {name: value for name, value in report.request.options.items() if "." in name}
-    device = report.dry_run.device if report.dry_run is not None else ""
-    return Situation(report.package, report.request.path, report.request.chain, options, device)
+    options = {name: value for name, value in given.items() if "." in name}
+    several = {name: split(given.get(name, "")) for name in (*OF_INPUTS, "pin", "provider-library")}
+    if report.model is None:  # the input of a generation is another thing
+        opened = [word for name in OF_FOLDER if name in given for word in each(f"--{name}", (given[name],))]
+    else:
+        opened = [word for name in OF_INPUTS for word in each(f"--{name}", several[name])]
+    return Situation(
+        report.package,
+        report.request.path,
+        report.request.chain,
+        options,
+        report.dry_run.device if report.dry_run is not None else "",
+        several["pin"],
+        several["provider-library"],
+        tuple(opened),
+    )
 
 
 def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:

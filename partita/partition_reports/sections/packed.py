@@ -1,7 +1,8 @@
-"""Which nodes really compute with the packed weights of an int8 or int4 package, and what is left in floating point."""
+"""Which nodes really compute with weights that are packed into integers, and what is left in floating point."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from partita.observations.text_format import plural, short_provider
@@ -10,7 +11,8 @@ from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import Block, Column, Line, Section, table, words
 
-PRECISIONS = ("int8", "int4")
+PRECISIONS = re.compile(r"int\d+")
+"""Of packages int8 and int4; of folders of other exporters any width, int2 for one."""
 PACKED = frozenset(
     {
         "MatMulNBits",
@@ -41,7 +43,7 @@ ORDER = (AS_PACKED, COMPILED, RESTORED, FLOATS)
 def section(report: Report) -> Section | None:
     """None for a package of another precision, and where no node is known."""
     phases = used_phases(report)
-    if report.package is None or report.package.precision not in PRECISIONS or not phases:
+    if report.package is None or not PRECISIONS.fullmatch(report.package.precision) or not phases:
         return None
     counted = [_counted(phase) for phase in phases]
     kinds = list(dict.fromkeys(kind for counts in counted for kind in counts))

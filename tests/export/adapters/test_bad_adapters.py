@@ -72,6 +72,7 @@ def test_numbers_that_are_none_are_the_adapters(number: float, adapter: Path) ->
         ({"r": 0}, "r is 0"),
         ({"r": "8"}, "r is '8'"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"rank_pattern": {"q_proj": 1.5}}, "rank_pattern is not a positive integer"),
         ({"alpha_pattern": ["q_proj"]}, "alpha_pattern is no table of numbers"),
         ({"alpha_pattern": {"q_proj(": 1}}, "no pattern"),

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow
 from partita.library.cluster.options import read_cluster
+from partita.library.cluster.records import ClusterReport
 from partita.library.cluster.running import ClusterRun
 from partita.library.cluster.worker import Worker
 from tests.conftest import require
@@ -122,12 +125,19 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         process.wait()
 
 
+def answered(address: str, folder: Path) -> tuple[list[dict[str, Any]], ClusterReport]:
+    """The answers to all rows, and the report."""
+    options = read_cluster(address, "1-3", "cpu", cpus=1)
+    with Journal(folder / "journal", {}, 0) as journal:
+        report = ClusterRun(options, setup_of(folder / "package"), 3, journal, len(ROWS), worker=Slow).go(iter(ROWS))
+        return [json.loads(line) for line in journal.answers()], report
+
+
 def test_workers_become_more_where_there_is_work_and_the_cluster_grows_for_them(growing: str, tmp_path: Path) -> None:
-    package = handmade(tmp_path / "package", batch=3)
-    options = read_cluster(growing, "1-3", "cpu", cpus=1)
-    with Journal(tmp_path / "journal", {}, 0) as journal:
-        report = ClusterRun(options, setup_of(package), 3, journal, len(ROWS), worker=Slow).go(iter(ROWS))
-        answers = [json.loads(line) for line in journal.answers()]
+    """In a process that has had no other cluster: else Ray Data takes back actors that have not begun."""
+    handmade(tmp_path / "package", batch=3)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        answers, report = pool.submit(answered, growing, tmp_path).result()
     assert [answer["tokens"] for answer in answers] == [expected(row) for row in ROWS]
     assert (report.nodes, report.least, report.wanted) == (1, 1, 3)
     worked = [worker for worker in report.workers if worker.rows]
