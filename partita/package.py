@@ -397,13 +397,18 @@ def _is_blob(target: Path, folder: Path) -> bool:
     return snapshots is not None and target.parent == snapshots.parent / "blobs"
 
 
+def _stays(path: Path, folder: Path) -> bool:
+    """Whether a path leads to something within a folder, or to a blob of the cache whose snapshot the folder is."""
+    # Not Path.resolve, which raises RuntimeError for links that lead back to themselves.
+    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    return target.is_relative_to(home) or _is_blob(target, home)
+
+
 def inside(folder: Path, name: str) -> Path:
     """`folder/name`, refused with PackageError when it would leave the folder."""
     parts = PurePosixPath(name)
     path = folder / name
     leaves = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
-    # Not Path.resolve, which raises RuntimeError for links that lead back to themselves.
-    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
-    if leaves or not (target.is_relative_to(home) or _is_blob(target, home)):
+    if leaves or not _stays(path, folder):
         raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
     return path
