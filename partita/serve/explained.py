@@ -8,9 +8,6 @@ from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report, SourceStatement
 from partita.partition_reports.summary import summarise
 
-OF_EXPERIMENTS = "experiments on "
-"""How notes about experiments begin (`runtime.probes.engine`, `library.probing`)."""
-
 
 def explained(report: Report, first: Report | None) -> Report:
     """A report with what the experiments of an earlier one of the same package told: why the same nodes are not on the
@@ -24,7 +21,6 @@ def explained(report: Report, first: Report | None) -> Report:
         told = known.get((entry.phase, entry.node, entry.wanted, entry.provider))
         fallbacks.append(entry if told is None else told.model_copy(update={"cost": entry.cost}))
     probes: dict[str, SourceStatement] = {entry.source: entry for entry in first.sources if entry.source == "probe"}
-    notes = [line for line in first.notes if line.startswith(OF_EXPERIMENTS)]
     found = report.model_copy(
         update={
             "chain": first.chain,
@@ -32,7 +28,7 @@ def explained(report: Report, first: Report | None) -> Report:
             "rejected": first.rejected,
             "probing": first.probing,
             "sources": tuple(probes.get(entry.source, entry) for entry in report.sources),
-            "notes": tuple(dict.fromkeys((*report.notes, *notes))),
+            "notes": tuple(dict.fromkeys((*report.notes, *first.notes))),
         }
     )
     return found.model_copy(update={"summary": summarise(found)})

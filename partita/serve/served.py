@@ -86,7 +86,7 @@ class Served:
         self._limits = Limits()
         """That the placement was asked to keep to."""
         self._probed: Report | None = None
-        """The report of the start, where experiments were made for it."""
+        """The report of the start, where experiments were made for it; that it is of the start is not in its notes."""
         self._reporting = threading.Lock()
 
     @property
@@ -120,7 +120,8 @@ class Served:
         if over is not None:
             raise over
         if self._report.probing is not None:
-            self._probed = self._report
+            notes = tuple(line for line in self._report.notes if line not in request.notes)
+            self._probed = self._report.model_copy(update={"notes": notes})
         self._metrics.place(self.name, self._report)
         self._engine.check = self._look_again
         scheduler = self._scheduler

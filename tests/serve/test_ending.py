@@ -218,10 +218,11 @@ def test_a_process_that_does_not_answer_is_ended(package: Path, hasty: None) -> 
     with running({"tiny": package}, limits, process="child") as server, ThreadPoolExecutor(1) as pool:
         (child,) = [each for each in psutil.Process().children() if "partita.library.host" in each.cmdline()]
         try:
-            with server.slowly(0.05):
+            with server.slowly(0.02):
                 answer = pool.submit(server.post, COMPLETION, LONG)
-                until(lambda: server.models["tiny"].open == 1)
+                until(lambda: server.models["tiny"]._scheduler.running == 1)
                 child.suspend()
+                time.sleep(0.5)  # the next step waits for it by then
             server.server.end(signal.SIGTERM)
             assert answer.result().status_code == 503
             assert stopped(server) and not in_time.left()

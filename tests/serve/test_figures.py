@@ -14,6 +14,7 @@ from partita.check.limits import Limits
 from partita.diagnosis.records import Fallback
 from partita.errors import ProviderError
 from partita.library.chain import read_chain_options
+from partita.library.engine import ReportRequest
 from partita.library.local import LocalEngine
 from partita.observations.records import Probing
 from partita.package import read_manifest
@@ -205,7 +206,7 @@ def probed(report: Report, **changes: Any) -> Report:
         source_line=None,
     )
     took = Probing(seconds=1.0, budget_seconds=9.0, experiments=2, cached=0, crashes=0, unprobed=())
-    notes = ("made at the start of a server", "experiments on 1 node are missing or not complete: the budget: even")
+    notes = ("experiments on 1 node are missing or not complete: the budget: even",)
     return report.model_copy(update={"fallbacks": (found,), "probing": took, "notes": notes, **changes})
 
 
@@ -216,7 +217,7 @@ def test_what_experiments_told_at_the_start_is_in_later_reports(server: Running)
     unknown = first.fallbacks[0].model_copy(update={"reason": "unknown", "evidence": "nothing was logged"})
     found = explained(report.model_copy(update={"fallbacks": (unknown, other)}), first)
     assert found.fallbacks == (first.fallbacks[0], other) and found.probing == first.probing
-    assert found.notes[-1].startswith("experiments on 1 node") and "made at the start of a server" not in found.notes
+    assert found.notes == (*report.notes, *first.notes)
     assert found.summary is not None and report.summary is not None
     # Without experiments, or with other providers, it is as it was.
     assert explained(report, None) is explained(report, probed(report, probing=None)) is report
@@ -224,9 +225,19 @@ def test_what_experiments_told_at_the_start_is_in_later_reports(server: Running)
     assert explained(report, probed(report, chain=gone)) is report
 
 
-def test_a_server_tells_what_experiments_told_in_every_report(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = server.models["tiny"]
-    monkeypatch.setattr(served, "_probed", probed(served.report()))
-    monkeypatch.setattr(served, "_report_at", -1e9)
-    monkeypatch.setattr(served, "_report", None)
-    assert server.get("/report").json()["probing"]["experiments"] == 2
+def test_a_server_tells_what_experiments_told_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = LocalEngine.report
+
+    def report(self: LocalEngine, request: ReportRequest) -> Report:
+        """The first one is as if experiments were made for it, which takes another provider than the CPU's."""
+        found = make(self, request)
+        return probed(found, notes=(*found.notes, "experiments were cut short")) if request.notes else found
+
+    monkeypatch.setattr(LocalEngine, "report", report)
+    with running({"tiny": package}) as server:
+        first = server.get("/report").json()
+        server.models["tiny"]._report_at = -1e9
+        later = server.get("/report").json()
+    assert first["notes"][0] == "made at the start of a server"
+    assert later["notes"][-1] == "experiments were cut short" and first["notes"][0] not in later["notes"]
+    assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2
