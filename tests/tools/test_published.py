@@ -39,7 +39,8 @@ def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
     said = " ".join(reasons_text().split())
     assert f"After `--probe-seconds` ({PROBE_SECONDS:g} unless given" in said
     late = f"and after {PATIENCE * MODEL_SECONDS:g} when it is tried once more at the end"
-    assert f"given up after {MODEL_SECONDS:g} seconds, {late}; the start of the provider after {START_SECONDS:g}" in said
+    start = f"the start of the provider after {START_SECONDS:g}"
+    assert f"given up after {MODEL_SECONDS:g} seconds, {late}; {start}" in said
     assert f"`{CACHE_VARIABLE}=`" in said
 
 
