@@ -148,6 +148,7 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
         threads=options.where.threads,
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
+        choice=options.choice,
     ) as engine:
         scheduler = Scheduler(
             engine,
