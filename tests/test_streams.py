@@ -68,6 +68,17 @@ def test_its_report_is_written_all_the_same(
     assert json.loads(path.read_text(encoding="utf-8"))["totals"]["finish_detail"] == detail
 
 
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"], ids=["full", "closed"])
+def test_a_verb_does_not_fail_because_its_notes_cannot_be_written(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, redirection: str
+) -> None:
+    """As where a log is on a full disk: what is asked for is on stdout."""
+    package = exported(tiny_checkpoint("llama"))
+    words = ["generate", str(package), "5,6", "--token-ids", "-n", "4", "--provider", "cpu", "--json"]
+    done = shell(words, redirection)
+    assert done.returncode == 0 and len(json.loads(done.stdout)["rows"][0]["tokens"]) == 4
+
+
 def test_an_error_does_not_come_on_stdout_when_stderr_is_closed() -> None:
     done = shell(["inspect", "/nowhere"], "2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from rich.console import Console
@@ -54,8 +55,9 @@ def stdout_console() -> Console:
 
 
 def note(text: str) -> None:
-    """One line on stderr."""
-    stderr.print(text, markup=False)
+    """One line on stderr, where that takes one: what a verb does is not to fail because a log is full."""
+    with suppress(OSError):
+        stderr.print(text, markup=False)
 
 
 def write_stdout(text: str) -> bool:
