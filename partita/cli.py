@@ -153,6 +153,7 @@ def main() -> None:
     except OSError as error:  # a full disk; what a verb could not write itself has been said
         code = code or _Ending("--debug" in options, as_json=False).refused(error)
         _drop_stdout()
+    _flush_stderr()
     supervise = sys.modules.get("partita.commands.supervise")
     in_child: bool = supervise is not None and supervise.in_child
     late = sys.modules.get("partita.runtime.in_time")
@@ -163,9 +164,6 @@ def main() -> None:
     # are unloaded (WebGPU and OpenVINO were seen to). And Python ends itself with SIGINT, whatever sys.exit was given,
     # when a KeyboardInterrupt left an exec() of text, of which importing torch has many (cpython, Modules/main.c,
     # exit_sigint).
-    if sys.stderr is not None:
-        with suppress(OSError):
-            sys.stderr.flush()
     if supervise is not None and in_child:
         supervise.say_last_word()
     else:
@@ -278,6 +276,18 @@ def _usage_error(error: TyperException) -> str:
 def _drop_stdout() -> None:
     """The reader of our output (head, less) has gone. Nothing is wrong; keep Python from complaining at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flush_stderr() -> None:
+    """Write what is left of our notes. Where stderr takes nothing (a log on a full disk) it goes nowhere: Python would
+    fail with it at its exit, with a code of its own (120) in place of the verb's.
+    """
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _table(nodes: Sequence[RefusedNode]) -> list[str]:
