@@ -11,6 +11,10 @@ processors, too: wall time is that of one machine that plays all of them, the dr
 for as long as there is memory for them and their workers; 200 of them fit in 24 GiB with compressed swap:
 
     modprobe zram; echo 40G > /sys/block/zram0/disksize; mkswap /dev/zram0; swapon /dev/zram0
+    echo 0 > /proc/sys/vm/page-cluster; echo 180 > /proc/sys/vm/swappiness
+
+and workers that start one after the other (--every 3): all at once need more memory than there is in their first
+seconds, when all of it is in use.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ import argparse
 import json
 import math
 import os
+import shlex
+import sys
 import tempfile
 import threading
 import time
@@ -59,7 +65,7 @@ QUIET = {
     "health_check_period_ms": "60000",
     "health_check_timeout_ms": "120000",
     "agent_register_timeout_ms": "300000",
-    "worker_register_timeout_seconds": "600",
+    "worker_register_timeout_seconds": "3600",
     "memory_monitor_refresh_ms": "0",
 }
 """Settings of Ray, for `RAY_...`."""
@@ -74,7 +80,8 @@ class Sleeper:
 
     def __init__(self, setup: str, ledger: Any) -> None:
         """As `Worker` is made."""
-        self._ms, self._ledger = float(json.loads(setup)["adapter"]), ledger
+        told = json.loads(setup)
+        self._ms, self._ledger, self._seen = float(told["adapter"]), ledger, Path(told["package"]) / str(os.getpid())
         self._batch = threading.Lock()
 
     def __call__(self, block: Any) -> Any:
@@ -87,6 +94,7 @@ class Sleeper:
         with self._batch:  # of which there is one, whatever number of blocks is here
             time.sleep(self._ms / 1e3 * math.ceil(len(rows) / SLOTS))
         ray.get(self._ledger.ended.remote(f"block {number}"))
+        self._seen.touch()
         empty = RowAnswer(0, None, None, (), 1, "stop", None, None)
         return told_of(number, [json.dumps(replace(empty, index=row["index"]).to_json()) for row in rows])
 
@@ -95,8 +103,11 @@ class Sleeper:
 class Watch:
     """When a run had answers of all workers and when all answers, and the processor's seconds of each part then."""
 
+    seen: Path
+    """A folder in which every worker that has answered a block has a file."""
+    workers: int
     enough: int
-    """Rows after which every worker has answered a block."""
+    """Rows after which workers may have answered two blocks each."""
     rows: int
     began: float = field(default_factory=time.perf_counter)
     warm: tuple[float, dict[str, float], int] | None = None
@@ -106,7 +117,7 @@ class Watch:
     def hear(self, run: ClusterRun) -> None:
         """Called after every block."""
         now = len(run.journal)
-        if self.warm is None and now >= self.enough:
+        if self.warm is None and now >= self.enough and sum(1 for _ in self.seen.iterdir()) >= self.workers:
             parts = spent()
             self.warm = time.perf_counter() - self.began, {**parts, "driver": driver_seconds()}, now
         elif now == self.rows:
@@ -141,15 +152,27 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="as many as processors, where it is not given")
     parser.add_argument("--blocks", type=int, default=8, help="for each worker")
     parser.add_argument("--row-ms", type=float, default=1000.0, help="how long a turn of the batch takes, to its end")
+    parser.add_argument("--every", type=float, default=0.0, help="seconds from the start of a worker to the next")
     asked = parser.parse_args()
-    for line in measured(sorted(asked.nodes), asked.per_node, asked.workers, asked.blocks, asked.row_ms):
-        print(json.dumps(line), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        python = one_after_the_other(Path(folder), asked.every) if asked.every else None
+        sizes = sorted(asked.nodes)
+        for line in measured(sizes, asked.per_node, asked.workers, asked.blocks, asked.row_ms, python):
+            print(json.dumps({**line, "every": asked.every}), flush=True)
+
+
+def one_after_the_other(folder: Path, seconds: float) -> Path:
+    """An interpreter for workers that starts so long after the last one did."""
+    path, turn = folder / "python", shlex.quote(str(folder / "turn"))
+    path.write_text(f'#!/bin/sh\nflock {turn} sleep {seconds}\nexec {shlex.quote(sys.executable)} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def measured(
-    sizes: list[int], per_node: int, workers: int | None, blocks: int, row_ms: float
+    sizes: list[int], per_node: int, workers: int | None, blocks: int, row_ms: float, python: Path | None = None
 ) -> Iterator[dict[str, Any]]:
-    """A run on a cluster of each size."""
+    """A run on a cluster of each size, with this interpreter for workers."""
     os.environ.update({f"RAY_{name}": value for name, value in QUIET.items()})
     from ray.cluster_utils import Cluster
 
@@ -163,7 +186,7 @@ def measured(
                 nodes += 1
             facts = {"nodes": nodes, "start_seconds": time.perf_counter() - began}
             places = nodes * per_node
-            yield {**facts, **_run(str(cluster.address), min(workers or places, places), blocks, row_ms)}
+            yield {**facts, **_run(str(cluster.address), min(workers or places, places), blocks, row_ms, python)}
             if nodes < size:
                 return
     finally:
@@ -188,16 +211,17 @@ def _room(per_node: int) -> int:
     return int((free / MIB - LEFT_MIB) // (NODE_MIB + per_node * WORKER_MIB))
 
 
-def _run(address: str, workers: int, blocks: int, row_ms: float) -> dict[str, Any]:
+def _run(address: str, workers: int, blocks: int, row_ms: float, python: Path | None) -> dict[str, Any]:
     defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=1))
     choice = {"variant": None, "contract": None, "max_length": None}
-    setup = Setup("", "", __version__, ChainOptions(), choice, defaults, True, adapter=str(row_ms))
     size = BLOCK_TURNS * SLOTS
     rows = size * blocks * workers
-    watch = Watch(2 * workers * size, rows)
     began = driver_seconds()
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal", {}, 0) as journal:
-        options = read_cluster(address, workers, "cpu")
+        (seen := Path(folder) / "seen").mkdir()
+        setup = Setup(str(seen), "", __version__, ChainOptions(), choice, defaults, True, adapter=str(row_ms))
+        watch = Watch(seen, workers, 2 * workers * size, rows)
+        options = read_cluster(address, workers, None if python else "cpu", [f"cpu={python}"] if python else ())
         run = ClusterRun(options, setup, SLOTS, journal, rows, watch.hear, worker=Sleeper)
         report = run.go(InputRow(index, {"tokens": [1]}) for index in range(rows))
         answered = len(journal)

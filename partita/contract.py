@@ -119,6 +119,8 @@ class Contract(Record):
     """N: the most tokens, prompt and new ones together, that a row can hold."""
     vocab_size: int
     weight_bytes: int
+    longest: int | None = Field(default=None, ge=1)
+    """What N may be set to where the folder is opened, as with those of other exporters; None: the export decided."""
     rereads_at: int | None = None
     """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
     beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.

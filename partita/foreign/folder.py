@@ -24,15 +24,13 @@ from partita.foreign.layouts import (
 )
 from partita.foreign.lora import adapter_files, adapter_inputs, adapter_records
 from partita.foreign.reading import read_graph
-from partita.foreign.shapes import cache_bytes
+from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
 from partita.package import MANIFEST, FileRecord, Graph, Manifest, Source, TokenizerKind, read_manifest, unreadable
 from partita.package_records import ForeignRecord, Verification
 from partita.spelling import spelled
 
-LONGEST = 1 << 24
-"""The most tokens of a text that can be asked for."""
 NO_ANSWER = "Partita did not write it, so it has no known answer"
 TOKENIZERS: Mapping[str, TokenizerKind] = {
     "tokenizer.json": "tokenizers",

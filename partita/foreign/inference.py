@@ -18,7 +18,7 @@ from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, called_otherwise, fits, logits_of, tokens_by_use
 from partita.foreign.rotary import frequencies_change_at
-from partita.foreign.shapes import CORRECT, Shapes, Short, batch_axis, length_of
+from partita.foreign.shapes import CORRECT, Shapes, Short, batch_axis, length_of, longest_of
 from partita.foreign.states import (
     Pair,
     contradiction_of,
@@ -90,10 +90,11 @@ class Inference:
         batch = self.batch_size(main, meant[main.file])
         whole = [pair for pair in pairs if not rolls(pair, main)]
         rows = {pair.past.name: self.rows_of(pair, main, meant[main.file]) for pair in pairs}
+        axes = [rows[pair.past.name] for pair in whole]
         length = length_of(
             self.where,
             whole,
-            [rows[pair.past.name] for pair in whole],
+            axes,
             self.evidence,
             self.written,
             self.max_length,
@@ -119,6 +120,7 @@ class Inference:
                 max_length=length,
                 vocab_size=vocab,
                 weight_bytes=max(graph.weight_bytes for graph, _ in self.graphs),
+                longest=longest_of(whole, axes, self.evidence),
                 rereads=not states,
             ),
             tuple(self.sources.values()),

@@ -20,6 +20,8 @@ MOST_TOKENS = 4096
 """N where nobody says: buffers of a cache that is not told to be longer take no more."""
 UNKNOWN_LENGTH = 2048
 """N where neither the user nor a configuration says how long a text may be."""
+LONGEST = 1 << 24
+"""The most tokens of a text that can be asked for."""
 WIDTH_AXIS = 3
 """Of keys and values [B, KV heads, N, head size]."""
 SAY_AXIS = Remedy("say along which axis it grows, or its shape, in a file", options=("--contract", "FILE.toml"))
@@ -79,6 +81,11 @@ def length_of(
     elif length < (most or usual) and not (fixed or wanted):
         notes.append(f"{evidence.source} allows texts of {most or usual:,} tokens; {length:,} were taken")
     return length
+
+
+def longest_of(pairs: Sequence[Pair], rows: Sequence[int | None], evidence: Evidence) -> int | None:
+    """What N can be set to; None where the graph has it fixed."""
+    return None if _fixed_length(pairs, rows) is not None else evidence.max_length or LONGEST
 
 
 def _fixed_length(pairs: Sequence[Pair], rows: Sequence[int | None]) -> int | None:

@@ -315,6 +315,7 @@ class LocalEngine:
             rows_rest=contract.batch_size == 1
             or (self.runner.cache.padding_is_safe and self.runner.cache.even is None and alone is None),
             alone_beyond=alone,
+            longest=contract.longest,
         )
         return begun, batch
 

@@ -119,7 +119,7 @@ def check_work(work: object, limits: Begun) -> None:
         raise UsageError(
             f"submit() got a {type(work).__name__}; make a request of a prompt with partita.request(model, prompt)"
         )
-    check_prompt(work.prompt, limits.max_length, limits.vocab_size, "the prompt", answered=True)
+    check_prompt(work.prompt, limits, "the prompt", answered=True)
     check_budget(work.sampling.max_new_tokens or 0)
     work.sampling.sampler()
     if work.logprobs is not None and not 0 <= work.logprobs <= limits.vocab_size:

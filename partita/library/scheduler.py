@@ -166,15 +166,9 @@ class Scheduler:
         """
         history, given = self._at_rest(ticket), tuple(tokens)
         check_budget(sampling.max_new_tokens or 0)
-        check_prompt(given, self._limits.max_length, self._limits.vocab_size, "what follows")
+        check_prompt(given, self._limits, "what follows")
         whole = (*history, *given)
-        check_prompt(
-            whole,
-            self._limits.max_length,
-            self._limits.vocab_size,
-            "what was said and what follows, together,",
-            answered=True,
-        )
+        check_prompt(whole, self._limits, "what was said and what follows, together,", answered=True)
         said = self._begin_saying(given, whole, ticket.work.stop)
         if ticket.row is not None and self._begun is not None:
             self._engine.extend(self._begun.number, ticket.row, given, sampling)

@@ -26,6 +26,20 @@ def generated(
         return list(answer.answers[0].tokens)
 
 
+def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is exported again where the folder allows more than was taken."""
+    folder = sample("optimum")
+    words = ["generate", str(folder), ",".join("5" * 40), "--token-ids", "-n", "2", "--provider", "cpu"]
+    assert cli.run([*words, "--max-length", "16"]) == 1
+    said = capsys.readouterr().err
+    assert "the cache holds 16; shorten it, or let texts be longer: --max-length 64" in said and "export" not in said
+    with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:
+        model.generate([5] * 40)
+    assert "max_length=64" in str(caught.value)
+    with partita.load(folder, "cpu") as model, pytest.raises(partita.GenerationError, match="64; shorten it$"):
+        model.generate([5] * 70)
+
+
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("layout", ["optimum", "pair", "merged", "whole", "genai-fp32-cpu"])
 def test_tokens_are_those_of_transformers(layout: str, chunk: int | None, sample: Sample) -> None:

@@ -216,12 +216,14 @@ class Worker:
         threads = os.environ.get(THREADS_VARIABLE)
         chain = os.environ.get(CHAIN_VARIABLE) or setup.where.provider
         where = ChainOptions(**{**asdict(setup.where), "provider": chain, "threads": int(threads) if threads else None})
-        manifest = open_folder(folder, choice_of(dict(setup.choice)))
+        choice = choice_of(dict(setup.choice))
+        manifest = open_folder(folder, choice)
         if contents_hash(folder, manifest) != setup.contents:
             raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
         self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer)
         self._defaults = setup.defaults
-        engine = LocalEngine(folder, manifest, read_chain_options(where), threads=where.threads)
+        target = read_chain_options(where)
+        engine = LocalEngine(folder, manifest, target, threads=where.threads, choice=choice)
         placement = placement_of(engine)
         self._scheduler = Scheduler(
             engine,

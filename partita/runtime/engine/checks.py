@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from partita.errors import GenerationError, UsageError
 from partita.observations.text_format import plural
@@ -23,12 +23,29 @@ AS_MANY = Remedy("give {count}")
 AS_MANY_OR_ANEW = replace(
     AS_MANY, otherwise=Remedy("export the checkpoint for as many", (*_ANEW, "--batch-size", "{batch_size}"))
 )
-SHORTEN = Remedy(
-    "shorten it",
-    otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}")),
+SHORTEN = Remedy("shorten it")
+SHORTEN_OR_ANEW = replace(
+    SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
 )
+SHORTEN_OR_ALLOW = replace(SHORTEN, otherwise=Remedy("let texts be longer", options=("--max-length", "{max_length}")))
 BEGIN = Remedy("give at least one token to begin with")
 OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
+
+
+class RowLimits(Protocol):
+    """What a row of a batch can take."""
+
+    @property
+    def max_length(self) -> int:
+        """N: prompt and answer together, in tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Of which token ids are below."""
+
+    @property
+    def longest(self) -> int | None:
+        """What N can be set to where the package is opened; None where its export has decided it."""
 
 
 def check_requests(
@@ -57,7 +74,7 @@ def check_chunk(prefill_chunk: int) -> None:
 
 def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]], *, answered: bool = False) -> None:
     """Raise GenerationError for prompts that this package cannot take; `answered` as for `check_prompt`."""
-    batch, limit = executor.contract.batch_size, executor.contract.max_length
+    batch = executor.contract.batch_size
     if not prompts:
         raise GenerationError("no prompt was given", remedy=AS_MANY.filled(count=batch))
     if len(prompts) != batch:
@@ -67,7 +84,7 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]], *, answe
         )
     for row, prompt in enumerate(prompts):
         where = f"prompt {row + 1}" if batch > 1 else "the prompt"
-        check_prompt(prompt, limit, executor.contract.vocab_size, where, answered=answered)
+        check_prompt(prompt, executor.contract, where, answered=answered)
     if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
         raise not_apart("prompts of different lengths", executor.cache)
 
@@ -89,7 +106,7 @@ def not_apart(what: str, cache: Cache) -> GenerationError:
     )
 
 
-def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str, *, answered: bool = False) -> None:
+def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:
     """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it.
 
     `answered`: an answer is wanted, of which a token at least must have room beside them. The loop itself takes a
@@ -97,15 +114,24 @@ def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str,
     """
     if not len(prompt):
         raise GenerationError(f"{where} is empty", remedy=BEGIN)
-    if len(prompt) + answered > limit:
-        full = ", which leaves no room for an answer" if len(prompt) == limit else ""
+    if len(prompt) + answered > limits.max_length:
+        full = ", which leaves no room for an answer" if len(prompt) == limits.max_length else ""
         raise GenerationError(
-            f"{where} has {len(prompt)} tokens and the cache holds {limit}{full}",
-            remedy=SHORTEN.filled(max_length=1 << len(prompt).bit_length(), **PLACEHOLDERS),
+            f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
+            remedy=_room_for(len(prompt), limits.longest),
         )
     for position, token in enumerate(prompt):
-        if not 0 <= token < vocab_size:
+        if not 0 <= token < limits.vocab_size:
             raise GenerationError(
-                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to {vocab_size - 1}",
+                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
+                f"{limits.vocab_size - 1}",
                 remedy=OTHER_TOKENS,
             )
+
+
+def _room_for(tokens: int, longest: int | None) -> Remedy:
+    """What gives a prompt of so many tokens room, and an answer."""
+    wanted = 1 << tokens.bit_length()
+    if longest is None:
+        return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)
+    return SHORTEN_OR_ALLOW.filled(max_length=min(wanted, longest)) if tokens < longest else SHORTEN

@@ -87,7 +87,7 @@ class Engine:
 
         Raises GenerationError when there is none, for a bad prompt, and where a row cannot begin beside the others.
         """
-        check_prompt(request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt")
+        check_prompt(request.prompt, self.executor.contract, "the prompt")
         if None not in self.rows:
             raise GenerationError(
                 f"no row of the batch is free; wait for one to finish, or export with a larger {spelled('batch_size')}"
@@ -159,7 +159,7 @@ class Engine:
         Raises GenerationError for tokens that it cannot take, and for a row that failed.
         """
         entry, contract = self.row(row), self.executor.contract
-        check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
+        check_prompt(tokens, contract, "what follows")
         if entry.known + len(tokens) > contract.max_length:
             raise GenerationError(
                 f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
