@@ -473,3 +473,24 @@ def test_architecture_page_names_every_room():
     text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = {_room("partita", name) for name in modules_of(REPOSITORY / "partita")} - {""}
     assert [room for room in sorted(rooms) if f"`{room}/" not in text and f"`{room}.py`" not in text] == []
+
+
+def test_architecture_page_says_what_a_room_may_import():
+    """Of rooms that list it; those at the top may import nearly every room, which the page says in words."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    said, listed = {}, 0
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 3 or not cells[0].startswith("`"):
+            continue
+        names = {name.rstrip("/").removesuffix(".py") for name in cells[0].split("`")[1::2]}
+        if "every room" in cells[2]:
+            continue
+        allowed = set(cells[2].split("`")[1::2])
+        assert allowed or cells[2] == "nothing", line
+        listed += len(names)
+        for name in names:
+            if MAY_IMPORT[name] != allowed:
+                said[name] = (sorted(MAY_IMPORT[name] - allowed), sorted(allowed - MAY_IMPORT[name]))
+    assert said == {}, "by room: what the page lacks, and what is not allowed"
+    assert listed > 25
