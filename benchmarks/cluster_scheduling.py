@@ -13,13 +13,14 @@ for as long as there is memory for them and their workers; 200 of them fit in 24
     modprobe zram; echo 40G > /sys/block/zram0/disksize; mkswap /dev/zram0; swapon /dev/zram0
     echo 0 > /proc/sys/vm/page-cluster; echo 180 > /proc/sys/vm/swappiness
 
-and workers that start one after the other (--every 3): all at once need more memory than there is in their first
-seconds, when all of it is in use.
+and workers that start in turns (--at-once 4): in their first seconds all of their memory is in use, and that of 200
+is twice what there is.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import math
 import os
@@ -29,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,10 @@ QUIET = {
 }
 """Settings of Ray, for `RAY_...`."""
 MIB = 2**20
+TURN = 9
+"""The file descriptor by which a worker has its turn to start; ended by `Sleeper`."""
+LONGEST_START = 60
+"""Seconds after which a turn ends all the same."""
 TRIES = 4
 PARTS = {"beside": "ray::Beside", "head": "gcs_server"}
 """Processes beside the driver whose time is its own, by what they call themselves."""
@@ -80,6 +86,8 @@ class Sleeper:
 
     def __init__(self, setup: str, ledger: Any) -> None:
         """As `Worker` is made."""
+        with suppress(OSError):  # there are no turns
+            fcntl.flock(TURN, fcntl.LOCK_UN)
         told = json.loads(setup)
         self._ms, self._ledger, self._seen = float(told["adapter"]), ledger, Path(told["package"]) / str(os.getpid())
         self._batch = threading.Lock()
@@ -152,19 +160,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, help="as many as processors, where it is not given")
     parser.add_argument("--blocks", type=int, default=8, help="for each worker")
     parser.add_argument("--row-ms", type=float, default=1000.0, help="how long a turn of the batch takes, to its end")
-    parser.add_argument("--every", type=float, default=0.0, help="seconds from the start of a worker to the next")
+    parser.add_argument("--at-once", type=int, default=0, help="workers that start at the same time; 0: all")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        python = one_after_the_other(Path(folder), asked.every) if asked.every else None
+        python = in_turns(Path(folder), asked.at_once) if asked.at_once else None
         sizes = sorted(asked.nodes)
         for line in measured(sizes, asked.per_node, asked.workers, asked.blocks, asked.row_ms, python):
-            print(json.dumps({**line, "every": asked.every}), flush=True)
+            print(json.dumps({**line, "at_once": asked.at_once}), flush=True)
 
 
-def one_after_the_other(folder: Path, seconds: float) -> Path:
-    """An interpreter for workers that starts so long after the last one did."""
-    path, turn = folder / "python", shlex.quote(str(folder / "turn"))
-    path.write_text(f'#!/bin/sh\nflock {turn} sleep {seconds}\nexec {shlex.quote(sys.executable)} "$@"\n')
+def in_turns(folder: Path, at_once: int) -> Path:
+    """An interpreter for workers of which so many start at once: the next one when one of them is ready, or has taken
+    too long for another reason (the first process of a kind only looks what is installed).
+    """
+    path, turn = folder / "python", shlex.quote(str(folder / "turn-"))
+    path.write_text(
+        f"#!/bin/sh\nexec {TURN}>>{turn}$(( $$ % {at_once} ))\nflock {TURN}\n"
+        f'(sleep {LONGEST_START}; flock -u {TURN}) >/dev/null 2>&1 &\nexec {shlex.quote(sys.executable)} "$@"\n'
+    )
     path.chmod(0o755)
     return path
 
@@ -225,7 +238,8 @@ def _run(address: str, workers: int, blocks: int, row_ms: float, python: Path | 
         run = ClusterRun(options, setup, SLOTS, journal, rows, watch.hear, worker=Sleeper)
         report = run.go(InputRow(index, {"tokens": [1]}) for index in range(rows))
         answered = len(journal)
-    assert watch.warm is not None and watch.done is not None
+    if watch.warm is None or watch.done is None:
+        raise SystemExit("a worker had no block before all were answered: more --blocks, or a longer --row-ms")
     (warm_seconds, warm, warm_rows), (seconds, done, _) = watch.warm, watch.done
     left = (rows - warm_rows) / size
     worked = {f"{part}_seconds_from_there": done[part] - warm[part] for part in warm}
