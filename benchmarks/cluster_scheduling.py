@@ -8,13 +8,15 @@ retries, ledger and desk. Sizes are measured on one cluster, which is made large
 of the process beside it (ledger and desk) and of Ray's head, once all workers have answered two blocks, and seconds
 to there and from there. A node takes some 150 MiB and a worker as much, and what all of them do at rest takes
 processors, too: wall time is that of one machine that plays all of them, the driver's time is not. Nodes are added
-for as long as there is memory for them and their workers; 200 of them fit in 24 GiB with compressed swap:
+for as long as there is memory for them and their workers; 200 of them with 100 workers fit in 24 GiB with compressed
+swap:
 
     modprobe zram; echo 40G > /sys/block/zram0/disksize; mkswap /dev/zram0; swapon /dev/zram0
     echo 0 > /proc/sys/vm/page-cluster; echo 180 > /proc/sys/vm/swappiness
 
 and workers that start in turns (--at-once 4): in their first seconds all of their memory is in use, and that of 200
-is twice what there is.
+is twice what there is. The last one has to begin before all blocks are given out, or Ray Data takes it back: with ten
+workers a minute, blocks have to last longer than the others take to begin (--blocks, --row-ms).
 """
 
 from __future__ import annotations
