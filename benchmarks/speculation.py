@@ -91,8 +91,9 @@ def prompts(model: partita.Model, task: Task, texts: list[str], new_tokens: int)
 def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace) -> Iterator[Pair]:
     """Every task in every round; the first round warms up, and is left out."""
     texts = paragraphs()
-    answer_before(model, how, texts[given.texts : given.texts + given.before], given.new_tokens)
-    texts = texts[: given.texts]
+    count = len(texts) - given.before if given.texts is None else given.texts
+    answer_before(model, how, texts[count : count + given.before], given.new_tokens)
+    texts = texts[:count]
     for task, (make, temperature) in TASKS.items():
         ids = prompts(model, make, texts, given.new_tokens)
         for number in range(given.rounds + 1):
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="guess with this package, in place of the text itself")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--rounds", type=int, default=6, help="multiples of 6 have every order equally often")
-    parser.add_argument("--texts", type=int, default=6)
+    parser.add_argument("--texts", type=int, help="of the 19 long paragraphs, the first so many; all, but for --before")
     parser.add_argument("--before", type=int, default=0, help="other texts that it has answered before")
     parser.add_argument("--new-tokens", type=int, default=150)
     parser.add_argument("--export", metavar="OPTIONS", help="as '--precision int4'; '' for none")
