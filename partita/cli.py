@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
@@ -149,10 +149,10 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        _drop_stdout()
+        _drop(sys.stdout)
     except OSError as error:  # a full disk; what a verb could not write itself has been said
         code = code or _Ending("--debug" in options, as_json=False).refused(error)
-        _drop_stdout()
+        _drop(sys.stdout)
     _flush_stderr()
     supervise = sys.modules.get("partita.commands.supervise")
     in_child: bool = supervise is not None and supervise.in_child
@@ -220,7 +220,7 @@ def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
     except (KeyboardInterrupt, Abort):
         return ending.interrupted()
     except BrokenPipeError:
-        _drop_stdout()
+        _drop(sys.stdout)
         return 0
     except TerminatedError as error:
         return ending.terminated(error)
@@ -228,7 +228,7 @@ def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
         # While it prints a help text, typer ends the process with code 1 when the reader has gone.
         if not isinstance(error.__context__, BrokenPipeError):
             raise
-        _drop_stdout()
+        _drop(sys.stdout)
         return 0
     except PartitaError as error:
         return ending.explained(error)
@@ -273,21 +273,21 @@ def _usage_error(error: TyperException) -> str:
     return f"{message} (see {context.command_path if context else PROGRAM} --help)"
 
 
-def _drop_stdout() -> None:
-    """The reader of our output (head, less) has gone. Nothing is wrong; keep Python from complaining at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop(stream: TextIO) -> None:
+    """Send what is still to come on a standard stream nowhere: Python writes what is left at its exit, and would
+    complain, or fail with a code of its own (120), where the reader (head, less) has gone or the disk is full.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _flush_stderr() -> None:
-    """Write what is left of our notes. Where stderr takes nothing (a log on a full disk) it goes nowhere: Python would
-    fail with it at its exit, with a code of its own (120) in place of the verb's.
-    """
+    """Write what is left of our notes, where stderr takes them: the exit code stays the verb's."""
     if sys.stderr is None:
         return
     try:
         sys.stderr.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        _drop(sys.stderr)
 
 
 def _table(nodes: Sequence[RefusedNode]) -> list[str]:

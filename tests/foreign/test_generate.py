@@ -32,7 +32,10 @@ def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.C
     words = ["generate", str(folder), ",".join("5" * 40), "--token-ids", "-n", "2", "--provider", "cpu"]
     assert cli.run([*words, "--max-length", "16"]) == 1
     said = capsys.readouterr().err
-    assert "the cache holds 16; shorten it, or let texts be longer: --max-length 64" in said and "export" not in said
+    assert (
+        "the cache holds 16; shorten it, or open the folder for longer texts: --max-length 64" in said
+        and "export" not in said
+    )
     with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:
         model.generate([5] * 40)
     assert "max_length=64" in str(caught.value)

@@ -27,7 +27,9 @@ SHORTEN = Remedy("shorten it")
 SHORTEN_OR_ANEW = replace(
     SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
 )
-SHORTEN_OR_ALLOW = replace(SHORTEN, otherwise=Remedy("let texts be longer", options=("--max-length", "{max_length}")))
+SHORTEN_OR_ALLOW = replace(
+    SHORTEN, otherwise=Remedy("open the folder for longer texts", options=("--max-length", "{max_length}"))
+)
 BEGIN = Remedy("give at least one token to begin with")
 OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
 
@@ -118,7 +120,7 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
         full = ", which leaves no room for an answer" if len(prompt) == limits.max_length else ""
         raise GenerationError(
             f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
-            remedy=_room_for(len(prompt), limits.longest),
+            remedy=room_for(len(prompt), limits.longest),
         )
     for position, token in enumerate(prompt):
         if not 0 <= token < limits.vocab_size:
@@ -129,8 +131,8 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
             )
 
 
-def _room_for(tokens: int, longest: int | None) -> Remedy:
-    """What gives a prompt of so many tokens room, and an answer."""
+def room_for(tokens: int, longest: int | None) -> Remedy:
+    """What gives a text of so many tokens room, and an answer. `longest`: as `RowLimits` has it."""
     wanted = 1 << tokens.bit_length()
     if longest is None:
         return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.bound_graph import BoundGraph
-from partita.runtime.engine.checks import check_prompt, not_apart
+from partita.runtime.engine.checks import check_prompt, not_apart, room_for
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.guesses import Governor, Judged
 from partita.runtime.engine.guessing import get_ready, heard, make_guesses
@@ -162,8 +162,8 @@ class Engine:
         check_prompt(tokens, contract, "what follows")
         if entry.known + len(tokens) > contract.max_length:
             raise GenerationError(
-                f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
-                f"anew with less, or export with a larger {spelled('max_length')}"
+                f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}",
+                remedy=room_for(entry.known + len(tokens), contract.longest),
             )
         if entry.error is not None:
             raise GenerationError(f"row {row} of the batch has failed: {entry.error}")
