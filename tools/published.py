@@ -1,19 +1,25 @@
-"""What docs/ says about reports in full: the JSON Schema and the list of reasons, made from the code that uses them.
+"""The pages of docs/ that are made from code: the JSON Schema of every record that is written, and the list of reasons.
 
-To write both again: python -m tools.published docs
+To write them all again: python -m tools.published docs
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from pydantic import TypeAdapter
+
+from partita.commands.results import PRINTED
 from partita.diagnosis.evidence import Ground
 from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason, load_reasons
-from partita.partition_reports.records import json_schema
+from partita.machine.records import MachineReport
+from partita.package import Manifest
+from partita.partition_reports.records import Report
 
 GROUNDS: dict[Ground, str] = {
     "pin": "a pin covers the node",
@@ -116,9 +122,9 @@ weights. A node whose input types are not known cannot be tried; the report says
 """
 
 
-def schema_text() -> str:
-    """The JSON Schema of a report, as docs/report.schema.json holds it."""
-    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+def schema_text(record: Any) -> str:
+    """The JSON Schema of a record, as docs/ holds it; of several records, any one."""
+    return json.dumps(TypeAdapter(record).json_schema(by_alias=True), indent=1, ensure_ascii=False) + "\n"
 
 
 def reasons_text() -> str:
@@ -152,10 +158,24 @@ def describe(reason: Reason) -> str:
     )
 
 
+def _of(record: Any) -> Callable[[], str]:
+    return lambda: schema_text(record)
+
+
+# What makes each page, by the name of its file.
+PAGES: dict[str, Callable[[], str]] = {
+    "reasons.md": reasons_text,
+    "package.schema.json": _of(Manifest),
+    "report.schema.json": _of(Report),
+    "providers.schema.json": _of(MachineReport),
+    **{f"{verb}.schema.json": _of(record) for verb, record in PRINTED.items()},
+}
+
+
 def main(folder: Path) -> None:
-    """Write both files to `folder`."""
-    (folder / "report.schema.json").write_text(schema_text(), encoding="utf-8")
-    (folder / "reasons.md").write_text(reasons_text(), encoding="utf-8")
+    """Write every page to `folder`."""
+    for name, text in PAGES.items():
+        (folder / name).write_text(text(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,14 @@
 """What `--json` of the verbs prints, as records: the JSON Schemas in docs/ are made from them.
 
-`python -m partita.commands.results docs` writes the schemas of every verb's output. What `place --json` prints is a
-report, and what `providers --json` prints a record of machine/records.py; their schemas are made there.
+What `place --json` prints is a report, and what `providers --json` prints a record of machine/records.py.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 import partita
 from partita.bench.records import Bench
@@ -349,7 +345,7 @@ class ServeResult(Record):
     models: tuple[ServedModel, ...]
 
 
-PUBLISHED: dict[str, Any] = {
+PRINTED: dict[str, Any] = {
     "generate": GenerateResult,
     "batch": BatchResult,
     "cluster": ClusterResult,
@@ -367,20 +363,4 @@ PUBLISHED: dict[str, Any] = {
     "support": SupportTable,
     "support-diff": SupportDiff,
 }
-"""Records, or several of them, by the name of their file."""
-
-
-def schema_text(name: str) -> str:
-    """A JSON Schema, as docs/NAME.schema.json holds it; of several records, any one."""
-    schema = TypeAdapter(PUBLISHED[name]).json_schema(by_alias=True)
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
-
-
-def main(folder: Path) -> None:
-    """Write every schema to `folder`."""
-    for name in PUBLISHED:
-        (folder / f"{name}.schema.json").write_text(schema_text(name), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
+"""Records, or several of them, by the name that their schema has in docs/."""

@@ -6,7 +6,7 @@ not be found out is null.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -131,8 +131,3 @@ class MachineReport(Record):
         return f"<MachineReport: ONNX Runtime {self.onnxruntime.version}; usable: {usable}{findings}>"
 
     __str__ = __repr__
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of the report, as published in docs/providers.schema.json."""
-    return MachineReport.model_json_schema(by_alias=True)

@@ -416,8 +416,3 @@ class Report(Record):
     sources: tuple[SourceStatement, ...]
     disagreements: tuple[Disagreement, ...]
     notes: tuple[str, ...]
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON Schema of a report, as published in docs/report.schema.json."""
-    return Report.model_json_schema(by_alias=True)

@@ -9,21 +9,22 @@ import sys
 import pytest
 
 from partita.diagnosis.reasons.base import load_reasons
-from partita.partition_reports.records import json_schema
+from partita.partition_reports.records import Report
 from tests.conftest import REPOSITORY
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
-from tools.published import main, reasons_text, schema_text
+from tools.published import PAGES, main, reasons_text
 
 DOCS = REPOSITORY / "docs"
 AGAIN = "write it again with: python -m tools.published docs"
 
 
-def test_the_published_schema_is_current():
-    assert (DOCS / "report.schema.json").read_text(encoding="utf-8") == schema_text(), AGAIN
+@pytest.mark.parametrize("name", PAGES)
+def test_what_is_published_is_current(name):
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), AGAIN
 
 
-def test_the_list_of_reasons_is_current():
-    assert (DOCS / "reasons.md").read_text(encoding="utf-8") == reasons_text(), AGAIN
+def test_every_schema_of_the_documentation_is_made():
+    assert {path.name for path in DOCS.glob("*.schema.json")} == {name for name in PAGES if name.endswith(".json")}
 
 
 def test_every_reason_is_on_the_page():
@@ -44,13 +45,13 @@ def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
     assert f"`{CACHE_VARIABLE}=`" in said
 
 
-def test_one_command_writes_both(tmp_path):
+def test_one_command_writes_all(tmp_path):
     main(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["reasons.md", "report.schema.json"]
+    assert {path.name for path in tmp_path.iterdir()} == set(PAGES)
 
 
 def test_the_schema_knows_every_field_of_a_report():
-    schema = json_schema()
+    schema = Report.model_json_schema(by_alias=True)
     raw = json.loads(report_of(mixed_facts(), GPU_CHAIN).model_dump_json(by_alias=True))
     assert set(raw) == set(schema["properties"])
     for value, record in ((raw["phases"][0], "Phase"), (raw["fallbacks"][0], "Fallback"), (raw["cache"], "Cache")):
@@ -59,7 +60,7 @@ def test_the_schema_knows_every_field_of_a_report():
 
 def test_the_page_on_the_schema_names_every_section():
     page = (DOCS / "report-schema.md").read_text(encoding="utf-8")
-    for section in json_schema()["properties"]:
+    for section in Report.model_json_schema()["properties"]:
         assert f"`{section}`" in page, section
 
 
