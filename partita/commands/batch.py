@@ -124,7 +124,7 @@ def run_batch(
             filed = answer_file(
                 source,
                 options.output,
-                scheduler,
+                lambda: scheduler,
                 options.package,
                 manifest,
                 text,

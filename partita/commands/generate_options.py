@@ -124,6 +124,8 @@ def check_options(options: GenerateOptions) -> None:
         _check_saving(options)
     if options.prefix is not None and options.system is not None:
         raise UsageError("--prefix has the system message, if there is one; leave out --system")
+    if "" in options.stop:
+        raise UsageError("--stop is empty; give the text to stop at")
     options.sampling.sampler()
     if options.input is None and options.output is not None:
         raise UsageError("--output is for the answers of a file of prompts; give that with --input")

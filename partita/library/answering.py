@@ -74,7 +74,7 @@ def generate_file(
     done = answer_file(
         source,
         target,
-        model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter),
+        lambda: model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter),
         model.folder,
         model.manifest,
         model.tokenizer,

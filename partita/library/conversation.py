@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 
+from partita.library.asking import MOST_SEED
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
 from partita.runtime.chat import Message
 from partita.runtime.text import Text
-
-SEEDS = 1 << 32
 
 
 class Conversation:
@@ -68,7 +67,7 @@ class Conversation:
         wanted = [*self.messages, {"role": "user", "content": message}]
         tokens = tuple(self._text.encode_messages(wanted))
         seed = self._sampling.seed
-        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) % SEEDS)
+        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) & MOST_SEED)
         ticket = self._begin(tokens, sampling)
         self.turns += 1
         self.messages = wanted
@@ -89,6 +88,9 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": answer.text})
             else:
                 self.messages.pop()
+            if ticket.state != "over":  # it was interrupted before it had a row, and nothing goes on after it
+                ticket.cancel()
+                self._ticket = None
         if ticket.error is not None:
             raise ticket.error
         return ticket

@@ -175,12 +175,9 @@ class Generation:
             if self._over:
                 return None
             self.steps.append(step)
-            try:
-                tokens = tuple(
-                    row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
-                )
-            except Exception as error:  # the tokenizer's
-                raise GenerationError(f"the tokens make no text: {type(error).__name__}: {error}") from error
+            tokens = tuple(
+                row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
+            )
             if all(row.finish is not None for row in self._rows):
                 self.close()
             return tokens

@@ -93,6 +93,11 @@ class Ticket:
         """All tokens of its row: those of earlier turns, the prompt, and the answer so far."""
         return (*self._earlier, *self.said.prompt, *self.said.tokens)
 
+    @property
+    def longest(self) -> int:
+        """Tokens that its row has at most when this turn is over."""
+        return len(self._earlier) + len(self.said.prompt) + (self.sampling.max_new_tokens or 0)
+
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a ticket cannot be pickled or copied; take its answer, which can")
 

@@ -240,18 +240,19 @@ class Scheduler:
         return None in self._rows and (self._limits.rows_apart or not any(self._rows)) and self._goes_beside()
 
     def _goes_beside(self) -> bool:
-        """Whether the first who waits and those at work make no difference to each other."""
-        limit = self._limits.alone_beyond
+        """Whether the first who waits may begin: nobody overtakes it for ever because it does not fit."""
         with self._changed:
             first = self._queue[0] if self._queue else None
-        beside = [ticket for ticket in self._rows if ticket is not None]
-        if first is None or not beside:
+        return first is None or self._fits(first)
+
+    def _fits(self, ticket: Ticket) -> bool:
+        """Whether a request and those at work make no difference to each other."""
+        limit = self._limits.alone_beyond
+        beside = [other for other in self._rows if other is not None]
+        if not beside:
             return True
-        if not self._fits_adapters(first):
-            return False
-        if limit is None:
-            return True
-        return all(len(t.history) + (t.sampling.max_new_tokens or 0) <= limit for t in (first, *beside))
+        alike = self._limits.adapters_by_row or all(self._adapter(other) == self._adapter(ticket) for other in beside)
+        return alike and (limit is None or all(other.longest <= limit for other in (ticket, *beside)))
 
     def _end_cancelled(self) -> int:
         """End those that were cancelled; how many."""
@@ -283,15 +284,10 @@ class Scheduler:
         """Take the first who waits out of the queue; the first with a prompt of `length` tokens, where that matters."""
         with self._changed:
             for ticket in self._queue:
-                if length in (None, len(ticket.history)) and self._fits_adapters(ticket):
+                if length in (None, len(ticket.history)) and self._fits(ticket):
                     self._queue.remove(ticket)
                     return ticket
         return None
-
-    def _fits_adapters(self, ticket: Ticket) -> bool:
-        """Whether rows may have adapters of their own, or those at work have that of a request."""
-        beside = (other for other in self._rows if other is not None)
-        return self._limits.adapters_by_row or all(self._adapter(other) == self._adapter(ticket) for other in beside)
 
     def _begin(self, ticket: Ticket) -> None:
         """Give a request a row; an error there is its own. Where the batch is lost, it waits for the next one."""
@@ -305,7 +301,7 @@ class Scheduler:
             request = replace(asked, shares=self._shared(ticket), adapter=work.adapter, trial=work.trial)
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
-            if not isinstance(error, (GenerationError, UsageError)):  # not of this request alone
+            if self._displaced is not None or not isinstance(error, (GenerationError, UsageError)):  # not of it alone
                 if had:
                     self._wait_again(ticket)
                 self._lose(error)

@@ -15,7 +15,7 @@ from partita.errors import GenerationError, PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.runtime.chat import Message, conversation, rendered, template_of_processor
+from partita.runtime.chat import Message, as_named_in, conversation, rendered, template_of_processor
 from partita.spelling import either, spelled
 
 INCOMPLETE = "\ufffd"
@@ -24,6 +24,8 @@ CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
 LONGEST_BYTES = 4
 """Of a character in UTF-8; a byte is a token at least."""
+LONG = 1 << 14
+"""Characters of a text that takes a tokenizer some milliseconds."""
 MOST_BACK = 16
 """More tokens of the prompt at most, so that the context begins where a character does."""
 TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
@@ -43,11 +45,19 @@ class PlainTokenizer:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a text."""
-        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if len(text) < LONG:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        # Other threads go on meanwhile, which they cannot beside `encode`: it keeps the interpreter's lock.
+        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
+        return list(encoded.ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text; `special`: with special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
+
+    def special(self) -> dict[str, int]:
+        """Ids of the special tokens by name."""
+        return {token.content: id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 class FullTokenizer:
@@ -68,6 +78,12 @@ class FullTokenizer:
         """Text; `special`: with special tokens."""
         return str(self.native.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
+    def special(self) -> dict[str, int]:
+        """Ids of the special tokens by name."""
+        return dict(zip(map(str, self.native.all_special_tokens), self.native.all_special_ids, strict=True)) | {
+            token.content: id for id, token in self.native.added_tokens_decoder.items() if token.special
+        }
+
 
 class Text:
     """The tokenizer of one package."""
@@ -75,6 +91,8 @@ class Text:
     def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path) -> None:
         self._tokenizer, self._folder = tokenizer, folder
         self._written: dict[int, str] = {}
+        self._special: dict[str, int] | None = None
+        """Ids of special tokens by name, once they have been needed."""
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
         """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
 
@@ -115,7 +133,8 @@ class Text:
             )
 
         # The template writes the special tokens itself.
-        whole = rendered(render, messages, self._folder)
+        template = str(other or full.native.chat_template)
+        whole = rendered(render, as_named_in(template, messages), self._folder)
         return self._encoded(_unicode(whole), special=False)
 
     def _encoded(self, text: str, *, special: bool) -> list[int]:
@@ -135,8 +154,21 @@ class Text:
         return "".join([*(stream.push(token) for token in ids), stream.finish()])
 
     def decode_at_once(self, ids: Sequence[int]) -> str:
-        """Text as the tokenizer itself decodes it, special tokens left out."""
-        return self._tokenizer.decode(ids)
+        """Text as the tokenizer itself decodes it, special tokens left out. Raises GenerationError where it cannot."""
+        return self._decoded(ids)
+
+    def _decoded(self, ids: Sequence[int], *, special: bool = False) -> str:
+        try:
+            return self._tokenizer.decode(ids, special=special)
+        except Exception as error:  # one that has no piece for an id beyond its vocabulary, say
+            raise GenerationError(f"the tokens make no text: {type(error).__name__}: {error}") from error
+
+    def special(self, text: str) -> int | None:
+        """The special token that is written so, which no decoded text has; None for any other text."""
+        if self._special is None:
+            self._special = self._tokenizer.special()
+        token = self._special.get(text)
+        return token if token is not None and not self._decoded([token]) else None
 
     def written(self, token: int) -> str:
         """A token as it reads behind another one, with the space that some tokenizers drop where a text begins.
@@ -146,7 +178,7 @@ class Text:
         if token not in self._written:
             one, two = (self.decode_at_once([token] * count) for count in (1, 2))
             said = two[len(one) :] if two.startswith(one) else one
-            self._written[token] = said or self._tokenizer.decode([token], special=True)
+            self._written[token] = said or self._decoded([token], special=True)
         return self._written[token]
 
     def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
@@ -167,7 +199,9 @@ def _unicode(text: str) -> str:
 
 
 class TextStream:
-    """Turns new tokens into text as they come: whole characters only, and nothing from a stop string on."""
+    """Turns new tokens into text as they come: whole characters only, and nothing from a stop string on, nor from the
+    special token that a stop string is the name of: decoded texts have none.
+    """
 
     def __init__(self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
         self._text = text
@@ -179,11 +213,13 @@ class TextStream:
         self._whole, self._known = _whole(text, self._ids)
         """How many of them are whole characters, and their text: a prompt may end inside of one."""
         self._stops = StopStrings(stops)
+        self._ends = {text.special(stop) for stop in stops}
+        self._ended = False
 
     @property
     def stopped(self) -> bool:
-        """A stop string has come; nothing more will be shown."""
-        return self._stops.found is not None
+        """A stop string has come; nothing more will be shown but what was held back."""
+        return self._ended or self._stops.found is not None
 
     def push(self, token: int) -> str:
         """Add one token and return the text that can be shown now, often empty.
@@ -191,6 +227,9 @@ class TextStream:
         Text is decoded with the few tokens before it, for a token alone does not always read as in a sentence. The
         context begins where whole characters ended: a decoder may give up on all bytes that follow a stray one.
         """
+        if token in self._ends:
+            self._ended = True
+            return ""
         self._ids.append(token)
         fresh = self._fresh()
         if not fresh or fresh.endswith(INCOMPLETE):

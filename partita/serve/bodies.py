@@ -85,8 +85,9 @@ def _logit_bias(value: Any, name: str) -> None:
     """A bias of 0 changes nothing; another one would change the answer."""
     if not isinstance(value, dict):
         raise wrong_type(name, "an object", value)
+    read = only(0)
     for bias in value.values():
-        only(0)(bias, name)
+        read(bias, name)
 
 
 def _prompts(value: Any, name: str) -> tuple[Prompt, ...]:

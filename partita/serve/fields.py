@@ -145,8 +145,10 @@ def lacking(value: Any, name: str) -> None:
 def only(*values: Any) -> Reader:
     """A field of which this server has some values alone; others would change the answer, and so are refused."""
 
+    allows = _with_floats(values)
+
     def read(value: Any, name: str) -> None:
-        if not any(type(value) is type(good) and value == good for good in _with_floats(values)):
+        if not any(type(value) is type(good) and value == good for good in allows):
             allowed = " or ".join(shown(good) for good in values)
             raise ApiError(
                 400,

@@ -9,8 +9,6 @@ from partita.serve.api_errors import ApiError, invalid
 from partita.serve.fields import json_type, shown, text, wrong_type
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-AS_TEMPLATES_SAY = {"developer": "system", "function": "tool"}
-"""Newer and older names of roles, for which templates have one."""
 PASSED_ON = ("name", "tool_call_id")
 CALLS = ("tool_calls", "function_call")
 
@@ -43,7 +41,7 @@ def _message(value: Any, name: str) -> dict[str, str]:
     if "content" not in value:
         raise invalid(f"Missing required parameter: '{name}.content'.", f"{name}.content", "missing_required_parameter")
     kept = {key: text(value[key], f"{name}.{key}") for key in PASSED_ON if value.get(key) is not None}
-    return {"role": AS_TEMPLATES_SAY.get(role, role), "content": _content(value["content"], f"{name}.content"), **kept}
+    return {"role": role, "content": _content(value["content"], f"{name}.content"), **kept}
 
 
 def _content(value: Any, name: str) -> str:

@@ -190,8 +190,8 @@ class Served:
         return texts[view]
 
     def stop(self) -> None:
-        """End what is left, and free the package. A step or report that does not end in time is left where it is:
-        `in_time.left` says so then, and the process has to end without waiting for it.
+        """End what is left, and free the package. A step, a report or the reading of a prompt that does not end in time
+        is left where it is: `in_time.left` says so then, and the process has to end without waiting for it.
         """
         self._stopping = True
         for pool in (self.encoder, self.reporter):
@@ -203,13 +203,15 @@ class Served:
         try:
             in_time(self._close, lambda: None, END_SECONDS)
         except LateError:
-            self._told(f"{self.name}: a step or a report does not end, and is left where it is")
+            self._told(f"{self.name}: a step, a report or a prompt's reading does not end, and is left where it is")
 
     def _close(self) -> None:
         if self._thread.is_alive():
             self._thread.join()
         self._scheduler.close()
         self._engine.close()
+        for pool in (self.encoder, self.reporter):
+            pool.shutdown()
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 

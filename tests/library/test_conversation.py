@@ -148,3 +148,27 @@ def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
     conversation.ask("7 8").cancel()
     assert conversation.finish().answer.tokens == ()
     assert conversation.messages == [{"role": "system", "content": "4 5 6"}]
+
+
+def test_a_turn_that_was_interrupted_before_it_had_a_row_keeps_nobody_from_the_next(talk, monkeypatch):
+    conversation = talk(("key",))
+    engine = conversation._scheduler._engine
+    join = engine.join
+
+    def pressed(number: int, request: Any) -> int:
+        monkeypatch.setattr(engine, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "join", pressed)
+    conversation.ask("7 8")
+    with pytest.raises(KeyboardInterrupt):
+        conversation.finish()
+    assert [message["role"] for message in conversation.messages] == ["system"]
+    wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
+    assert turn(conversation, "9") == known_tokens(wanted, 3, ("key",))
+
+
+def test_a_seed_is_the_one_that_was_given(talk):
+    conversation = talk(("key",))
+    conversation._sampling = Sampling(temperature=1.0, seed=2**40 + 5, max_new_tokens=2)
+    assert conversation.ask("7").sampling.seed == 2**40 + 5

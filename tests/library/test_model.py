@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -644,6 +645,65 @@ def test_a_file_of_prompts_is_answered(package, tmp_path, process):
     assert (done.rows, done.errors, done.resumed) == (3, 1, 0) and heard[-1] == (3, 3)
 
 
+@pytest.mark.parametrize("closing", [False, True], ids=["another", "closed"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_that_were_not_begun_have_no_answer_when_the_model_is_asked_something_else(
+    tiny_checkpoint, exported, tmp_path, batch, closing
+):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"tokens": [5, 6, 7 + index], "max_new_tokens": 2 + 5 * (index == 1)} for index in range(5)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    folder = exported(tiny_checkpoint("llama"), batch_size=batch)
+    with partita.load(folder, "cpu") as model:
+
+        def progress(done: int, total: int | None) -> None:
+            if done == 1:
+                model.close() if closing else model.generate([[5]] * batch, max_new_tokens=1).run()
+
+        with pytest.raises(partita.GenerationError, match="is closed" if closing else "another generation"):
+            partita.generate_file(model, source, out, stop_token_ids=(), progress=progress)
+    assert not out.exists()
+    with partita.load(folder, "cpu") as model:
+        done = partita.generate_file(model, source, out, stop_token_ids=())
+    assert (done.rows, done.errors, done.resumed) == (5, 0, 1)
+
+
+def test_a_file_that_is_refused_ends_no_generation(package, tmp_path):
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    source.write_text("return the\n")
+    journal = tmp_path / "out.jsonl.partial"
+    journal.write_text('{"schema": "partita.batch/1", "run": {"of": "another"}, "seed": 1}\n{"index": 0}\n')
+    with partita.load(package, "cpu") as model:
+        going = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
+        next(going)
+        with pytest.raises(partita.PartitaError):
+            partita.generate_file(model, source, out)
+        assert len(going.run().tokens[0]) == 3
+
+
+def test_a_token_that_the_checkpoint_ends_at_and_lacks_is_no_error_of_a_row(package, tmp_path):
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    folder = Path(shutil.copytree(package, tmp_path / "package"))
+    said = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**said, "eos_token_id": [2, 99_999_999, -1]}))
+    source.write_text("return the\n")
+    with partita.load(folder, "cpu") as model:
+        done = partita.generate_file(model, source, out, max_new_tokens=2)
+    assert (done.rows, done.errors) == (1, 0)
+
+
+def test_a_file_of_messages_needs_a_template_before_it_is_begun(package, tmp_path):
+    source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
+    folder = Path(shutil.copytree(package, tmp_path / "package"))
+    (folder / "chat_template.jinja").unlink()
+    source.write_text("return the\n")
+    with partita.load(folder, "cpu") as model:
+        for how in ({"chat": True}, {"system": "be brief"}):
+            with pytest.raises(partita.ArgumentError, match="needs a chat template"):
+                partita.generate_file(model, source, out, **how)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "package"]
+
+
 def test_what_a_program_raises_of_its_own_comes_out_as_it_is(package, tmp_path):
     class EnoughError(Exception):
         pass
@@ -719,15 +779,15 @@ def test_an_empty_stop_text_leaves_a_generation_that_goes_on_alone(model):
     assert len(going.run().tokens[0]) == N
 
 
-def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model):
+def test_what_a_tokenizer_raises_ends_a_generation_as_an_error_of_ours(model, monkeypatch):
     generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(generation)
     before = generation.tokens
 
-    def fails(token):
+    def fails(*args, **named):
         raise IndexError("no such piece")
 
-    generation._rows[0].stream.push = fails
+    monkeypatch.setattr(model.tokenizer._tokenizer, "decode", fails)
     with pytest.raises(partita.GenerationError, match="make no text: IndexError: no such piece"):
         next(generation)
     assert generation.over and generation.tokens == before and generation.finish_reason == "error"

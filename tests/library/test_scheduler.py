@@ -15,7 +15,7 @@ import pytest
 import tests.runtime.handmade as hand
 from partita.errors import GenerationError, ProviderError, ReportError, UsageError
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import Engine, ReportRequest
+from partita.library.engine import Begun, Engine, ReportRequest, RowRequest
 from partita.library.local import LocalEngine
 from partita.library.remote import RemoteEngine
 from partita.library.sampling import Sampling
@@ -405,6 +405,40 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     least = 0 if rereads_at is None else rereads_at
     seen = [[[max(token, least) for token in one.answer.tokens] for one in each] for each in (alone, together)]
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
+
+
+class Rows:
+    """An engine of which only who may be beside whom is asked."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.begun = Begun(1, 8, True, rows=2, max_length=64, vocab_size=VOCAB, rows_rest=False, **limits)
+        self.joined: list[int] = []
+
+    def open(self, *_: Any) -> Begun:
+        return self.begun
+
+    def join(self, number: int, request: RowRequest) -> int:
+        self.joined.append(len(request.prompt))
+        return len(self.joined) - 1
+
+
+def test_whoever_would_outgrow_a_length_goes_beside_nobody_although_as_long_as_the_first():
+    engine: Any = Rows(rows_apart=False, alone_beyond=20)
+    scheduler = Scheduler(engine, None)
+    for size, count in ((10, 8), (12, 4), (10, 30)):
+        scheduler.submit(work((1,) * size, count))
+    assert scheduler._admit() == 1 and engine.joined == [10]
+
+
+def test_an_answer_is_as_long_at_its_end_as_it_was_to_be_at_its_beginning():
+    """What it has said by then is not counted again."""
+    engine: Any = Rows(rows_apart=True, alone_beyond=20)
+    scheduler = Scheduler(engine, None)
+    first = scheduler.submit(work((1,) * 8, 12))
+    scheduler._admit()
+    first.said.tokens += [3] * 6
+    scheduler.submit(work((1,) * 4, 4))
+    assert scheduler._admit() == 1 and engine.joined == [8, 4]
 
 
 class Odd:

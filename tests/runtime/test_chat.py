@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -71,3 +72,33 @@ def test_a_template_may_change_what_a_short_message_says(package_copy, change):
     """Words that stand for it while it is looked for are changed as well."""
     template = "{% for m in messages %}{% set content = m['content'] %}{{ " + change + " }}\n{% endfor %}"
     assert said(package_copy, template, "HI") == "HI\n"
+
+
+def test_a_conversation_of_thousands_of_short_messages_is_read_in_a_moment(package_copy):
+    """Each is looked for behind the last; once, each was looked for from the beginning, in a text made anew."""
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(STRINGS)
+    text = load_text(folder)
+    messages = [{"role": ("user", "assistant")[index % 2], "content": "ok"} for index in range(20_001)]
+    began = time.monotonic()
+    assert text.decode_at_once(text.encode_messages(messages)).count("ok") == len(messages)
+    assert time.monotonic() - began < 10, "160 s before"
+
+
+def test_messages_that_a_template_leaves_out_are_said_in_a_moment_however_many(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(USER_ONLY)
+    messages = [{"role": ("user", "tool")[index % 2], "content": "ok"} for index in range(4_001)]
+    began = time.monotonic()
+    with pytest.raises(GenerationError, match="leaves out what the tool message says"):
+        load_text(folder).encode_messages(messages)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(("knows", "role"), [("", "system"), ("{# system, developer #}", "developer")])
+def test_a_role_has_the_name_that_the_template_knows(package_copy, knows, role):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(knows + STRINGS)
+    text = load_text(folder)
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert text.decode(text.encode_messages(messages)) == f"{role}: Be brief.\nuser: Hello\nassistant: "

@@ -6,12 +6,13 @@ import contextlib
 import itertools
 import json
 import random
+import threading
 import time
 
 import pytest
 
 from partita.errors import GenerationError, PackageError, UsageError
-from partita.runtime.text import StopStrings, load_text, stop_token_ids
+from partita.runtime.text import LONG, StopStrings, load_text, stop_token_ids
 
 HARD = "naïve café — 日本語 你好，世界！ 😀👩‍👩‍👧‍👦🇨🇭 x = [1,  2]\n\tdone"
 
@@ -163,6 +164,43 @@ def test_a_long_prompt_of_stray_bytes_is_not_read_over_and_over(bytes_text, monk
 def test_special_tokens_are_not_shown(text):
     stream = text.stream()
     assert "".join(stream.push(token) for token in [1, *text.encode("hi"), 2]) + stream.finish() == "hi"
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
+def test_a_stop_string_that_is_a_special_token_ends_the_text(tiny_package, kind):
+    """Decoded text has none, so it would never be found there."""
+    text = load_text(tiny_package(), kind)
+    name = text._tokenizer.decode([2], special=True)
+    stream = text.stream(stops=["never", name])
+    shown = [stream.push(token) for token in text.encode("hello wor")]
+    assert not stream.stopped
+    shown.append(stream.push(2))
+    assert stream.stopped and "".join(shown) + stream.finish() == "hello wor"
+
+
+def test_a_long_text_is_read_beside_other_threads_and_as_a_short_one_is(text):
+    longest = 0.0
+    over = threading.Event()
+
+    def look() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not over.is_set():
+            time.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    said = "return the value of the list\n" * 20_000
+    watching = threading.Thread(target=look)
+    watching.start()
+    began = time.perf_counter()
+    ids = text.encode(said)
+    took = time.perf_counter() - began
+    over.set()
+    watching.join()
+    assert longest < took / 2, f"another thread waited {longest:.2f} s of {took:.2f}"
+    part = said[: LONG - LONG % 29 - 29]
+    assert ids[: len(text.encode(part)) - 4] == text.encode(part)[:-4]
 
 
 def test_a_stop_string_across_tokens_ends_the_text(text):

@@ -43,6 +43,9 @@ main()
 """Steps take a while once a file is there: the first run is not to."""
 
 
+LEFT = "tiny: a step, a report or a prompt's reading does not end, and is left where it is"
+
+
 class Broken(io.StringIO):
     """A stream that takes nothing: of a terminal that was closed."""
 
@@ -206,11 +209,35 @@ def test_a_step_that_does_not_end_is_left(package: Path, monkeypatch: pytest.Mon
             server.server.end(signal.SIGTERM)
             assert answer.result().status_code == 503
             assert stopped(server) and in_time.left()
-            assert server.told[-1] == "tiny: a step or a report does not end, and is left where it is"
+            assert server.told[-1] == LEFT
         finally:
             goes_on.set()
         served._thread.join(SECONDS)
         assert not served._thread.is_alive()
+
+
+def test_a_prompt_whose_reading_does_not_end_is_left(
+    package: Path, monkeypatch: pytest.MonkeyPatch, hasty: None
+) -> None:
+    """Python waits for the thread at its end, unless it is told not to."""
+    begun, goes_on = threading.Event(), threading.Event()
+    with running({"tiny": package}, ServerLimits(drain_seconds=0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def stuck(prompt: str) -> list[int]:
+            begun.set()
+            assert goes_on.wait(SECONDS)
+            return [1]
+
+        monkeypatch.setattr(server.models["tiny"].reading.text, "encode", stuck)
+        answer = pool.submit(server.post, COMPLETION, LONG)
+        try:
+            assert begun.wait(SECONDS)
+            server.server.end(signal.SIGTERM)
+            assert answer.result().status_code == 503
+            assert stopped(server) and in_time.left()
+            assert server.told[-1] == LEFT
+        finally:
+            goes_on.set()
 
 
 def test_a_process_that_does_not_answer_is_ended(package: Path, hasty: None) -> None:

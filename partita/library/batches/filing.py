@@ -12,7 +12,7 @@ from partita.errors import UsageError
 from partita.files import refuse_same
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.reading import InputFile, format_of, look_at, read_rows
-from partita.library.batches.rows import RowDefaults, told_unread
+from partita.library.batches.rows import RowDefaults, check_defaults, told_unread
 from partita.library.batches.running import BatchRun
 from partita.library.batches.writing import check_library, refuse_there, write_answers
 from partita.library.contents import contents_hash
@@ -89,7 +89,7 @@ def identity(source: InputFile, package: str, options: dict[str, Any]) -> dict[s
 def answer_file(
     source: Path,
     output: Path,
-    scheduler: Scheduler,
+    begin: Callable[[], Scheduler],
     folder: Path,
     manifest: Manifest,
     text: Text | None,
@@ -98,20 +98,20 @@ def answer_file(
     options: dict[str, Any],
     heard: Callable[[BatchRun, InputFile], object],
 ) -> FileAnswers:
-    """Answer every row of `source` into `output`, or those that an earlier run has left.
+    """Answer every row of `source` into `output`, or those that an earlier run has left. `begin` is called when
+    nothing speaks against that.
 
     `options`: what of `defaults` and beside them tells this run from another, as JSON has it. `heard` is called after
     every step. Raises UsageError, GenerationError, InstallationError; ResourceError when the disk is full,
     ProviderError when the model cannot go on: the answers so far stay, and the same call goes on.
     """
+    check_defaults(defaults, text)
     looked, place = look_at(source), output.absolute()  # whoever hears of steps may go to another folder
     run_of = identity(looked, contents_hash(folder, manifest), options)
     with Journal(journal_path(output), run_of, defaults.base_seed) as journal:
         refuse_there(output, journal.path)  # a run that had the journal may have ended since it was looked for
         began = time.perf_counter()
-        run = BatchRun(
-            scheduler, text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked)
-        )
+        run = BatchRun(begin(), text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked))
         run.go(read_rows(source))
         journal.sync()
         write_answers(place, journal.answers())

@@ -164,7 +164,7 @@ def _parquet_rows(path: Path) -> Iterator[InputRow]:
                 for part in _parts(block):
                     yield from (replace(row, others=others) for row in _block_rows(part, index))
                     index += part.num_rows
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+    except (OSError, ValueError, NotImplementedError) as error:  # ArrowInvalid is a ValueError
         raise GenerationError(f"{path}: damaged behind row {index} ({' '.join(str(error).split())})") from error
 
 
@@ -208,7 +208,7 @@ def _parquet(path: Path) -> Any:
         raise explain(error) or error from error
     try:
         return ParquetFile(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:
         raise GenerationError(f"{path}: not a Parquet file ({' '.join(str(error).split())[:200]})") from error
 
 

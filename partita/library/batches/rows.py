@@ -17,6 +17,7 @@ from partita.library.generation import Answer
 from partita.library.prefixes import ids_after, prompt_after, system_of
 from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
+from partita.runtime.chat import Message
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
 from partita.runtime.text import Text
@@ -32,6 +33,8 @@ ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tok
 OTHERS = ("stop", "stop_token_ids", "logprobs", "system", "adapter")
 READ = frozenset({*PROMPTS, *IDS, *SAMPLED, *ALIASES, *OTHERS})
 """Every field that means something."""
+OF_SYSTEM = ("system", "developer")
+"""Roles of messages that are the system's."""
 MOST_LOGPROBS = 64
 MOST_UNREAD, AND_OTHERS = 20, "..."
 """So many fields that mean nothing here are told of, and then that there are others."""
@@ -121,6 +124,16 @@ def told_unread(seen: set[str]) -> tuple[str, ...]:
     return tuple(sorted(seen, key=lambda name: (name == AND_OTHERS, name)))
 
 
+def check_defaults(defaults: RowDefaults, text: Text | None) -> None:
+    """Raise what every row would fail with that has no settings of its own: UsageError without a chat template, or for
+    a prefix without a message of the system, GenerationError for one that the template refuses.
+    """
+    if text is None or not (defaults.chat or defaults.system is not None):
+        return
+    system = defaults.system if defaults.prefix is None else system_of(defaults.prefix)
+    text.encode_chat("1", system)
+
+
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
     """What a row asks the scheduler for. Raises GenerationError and UsageError: the row's own errors, which name its
     fields.
@@ -199,14 +212,25 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if said is not None:
         system = system_of(said)
     if given == "messages" or defaults.chat or system is not None:
-        messages = conversations(value)
-        if len(messages) != 1:
-            raise UsageError("messages is several conversations; a row is one")
-        begins = [] if system is None else [{"role": "system", "content": system}]
-        return tuple(text.encode_messages([*begins, *messages[0]]))
+        return tuple(text.encode_messages(_conversation(value, system, given=said is not None or "system" in data)))
     if not value:
         raise GenerationError("the prompt is empty; give some text to continue")
     return tuple(text.encode(value))
+
+
+def _conversation(value: Any, system: str | None, *, given: bool) -> list[Message]:
+    """The messages of a row, with the message of the system before them unless they begin with one of their own.
+
+    `given`: it is no default that the row may differ from. Raises UsageError where the row does.
+    """
+    several = conversations(value)
+    if len(several) != 1:
+        raise UsageError("messages is several conversations; a row is one")
+    (messages,) = several
+    own = messages[0]["content"] if messages[0]["role"] in OF_SYSTEM else None
+    if own is not None and given and own != system:
+        raise UsageError("messages begin with a message of the system, and another one is given; leave one out")
+    return messages if own is not None or system is None else [{"role": "system", "content": system}, *messages]
 
 
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
@@ -248,7 +272,9 @@ def _adapter(data: Mapping[str, Any]) -> str | None:
 
 
 def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -> tuple[int, ...]:
-    value = data.get("stop_token_ids", defaults.stop_ids)
+    value = data.get("stop_token_ids")
+    if value is None:  # a checkpoint may name one that its vocabulary lacks, which never comes
+        return defaults.stop_ids
     if not is_list(value) or not all(map(_is_whole, value)):
         raise UsageError(f"stop_token_ids is {str(value)[:40]!r}; it must be a list of token ids")
     return tuple(stops_in(value, vocab_size))

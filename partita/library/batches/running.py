@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from partita.errors import PartitaError
+from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowDefaults, answered, failed, note_unread, work_of
 from partita.library.requests import Piece, Ticket
@@ -37,14 +37,14 @@ class BatchRun:
     _logprobs: dict[Ticket, list[TokenLogprobs]] = field(default_factory=dict)
     _rows: dict[Ticket, InputRow] = field(default_factory=dict)
     _unread: PartitaError | None = None
-    """What keeps the rows behind those that were read from being read."""
+    """What keeps the rows behind those that are at work from being read, or asked for."""
 
     def go(self, rows: Iterable[InputRow]) -> None:
         """Answer every row that has no answer yet.
 
         A row's own error is its answer. Raises what ends the run: ProviderError and others of a run of the model,
-        ResourceError of the journal, KeyboardInterrupt. Rows that were at work then have no answer. What reading the
-        rows raises comes when those that were read have theirs.
+        ResourceError of the journal, KeyboardInterrupt. Rows that were at work then have no answer. What reading or
+        asking for rows raises, and is not a row's own, comes when those at work have theirs.
         """
         source = (row for row in rows if row.index not in self.journal)
         try:
@@ -66,7 +66,7 @@ class BatchRun:
                 row = next(source, None)
             except PartitaError as error:  # a generator that has raised has no more
                 self._unread, row = error, None
-            if row is None:
+            if row is None or self._unread is not None:
                 break
             fed = True
             self._submit(row)
@@ -78,8 +78,11 @@ class BatchRun:
             work = work_of(row, self.defaults, self.text, self.scheduler.begun.vocab_size)
             with read_as_fields(row.fields):
                 ticket = self.scheduler.submit(work, self._hear)
-        except PartitaError as error:
+        except (GenerationError, UsageError) as error:
             self.journal.append(failed(row, error))
+            return
+        except PartitaError as error:  # a tokenizer that does not load, say: no other row would fare better
+            self._unread = error
             return
         self._rows[ticket] = row
         if work.logprobs is not None:

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from partita.errors import GenerationError, PackageError, PartitaError, ResourceError, UsageError
-from partita.library.batches.rows import InputRow, RowDefaults, answered, failed, work_of
+from partita.library.batches.rows import InputRow, RowDefaults, answered, check_defaults, failed, work_of
 from partita.library.chain import ChainOptions
 from partita.library.cluster.options import CHAIN_VARIABLE, THREADS_VARIABLE
 from partita.library.crossing import told
@@ -179,8 +179,10 @@ class Worker:
                 work = work_of(row, self._defaults, self._text, self._scheduler.begun.vocab_size)
             with read_as_fields(row.fields):
                 self._scheduler.submit(work, hear)
-        except PartitaError as error:
+        except (GenerationError, UsageError) as error:
             self._done(block, failed(row, error), 0)
+        except PartitaError as error:
+            self._end(block, error)
 
     def _done(self, block: _Block, answer: Any, tokens: int) -> None:
         with self._changed:
@@ -222,6 +224,7 @@ class Worker:
             raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
         self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer)
         self._defaults = setup.defaults
+        check_defaults(self._defaults, self._text)
         target = read_chain_options(where)
         engine = LocalEngine(folder, manifest, target, threads=where.threads, choice=choice)
         placement = placement_of(engine)

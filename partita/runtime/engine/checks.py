@@ -122,13 +122,13 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
             f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
             remedy=room_for(len(prompt), limits.longest),
         )
-    for position, token in enumerate(prompt):
-        if not 0 <= token < limits.vocab_size:
-            raise GenerationError(
-                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
-                f"{limits.vocab_size - 1}",
-                remedy=OTHER_TOKENS,
-            )
+    if not (min(prompt) >= 0 and max(prompt) < limits.vocab_size):
+        position = next(index for index, token in enumerate(prompt) if not 0 <= token < limits.vocab_size)
+        raise GenerationError(
+            f"{where} has token id {prompt[position]} at position {position}; the vocabulary has ids 0 to "
+            f"{limits.vocab_size - 1}",
+            remedy=OTHER_TOKENS,
+        )
 
 
 def room_for(tokens: int, longest: int | None) -> Remedy:

@@ -86,7 +86,7 @@ def test_seconds_are_those_of_the_rows_and_not_of_looking_at_files(source: Path,
     given: Any = None
     out = tmp_path / "out.jsonl"
     done = filing.answer_file(
-        source, out, given, tmp_path, given, None, DEFAULTS, options={}, heard=lambda run, looked: None
+        source, out, lambda: given, tmp_path, given, None, DEFAULTS, options={}, heard=lambda run, looked: None
     )
     assert (done.rows, done.seconds) == (2, READING + WRITING)
     assert [json.loads(line)["index"] for line in out.read_text(encoding="utf-8").splitlines()] == [0, 1]

@@ -28,6 +28,7 @@ from partita.library.batches.writing import write_answers
 from partita.library.requests import Work
 from partita.library.sampling import Sampling, completed
 from partita.runtime.logprobs import TokenLogprobs
+from partita.runtime.prefix_file import Said
 from partita.runtime.suggested import Suggestion
 from partita.runtime.text import Text, load_text
 from tests.conftest import require
@@ -391,3 +392,32 @@ def test_small_answers_are_written_many_at_a_time_and_none_are_a_table_too(tmp_p
     assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [1024, 1024, 52]
     write_answers(tmp_path / "none.parquet", [])
     assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
+
+
+def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    expected, default = tuple(text.encode_messages(said)), RowDefaults(GREEDY, system="be long")
+    assert asked({"messages": said}, text, default).prompt == expected, "the row's own holds"
+    assert asked({"messages": [{**said[0], "role": "developer"}, said[1]]}, text, default).prompt == expected
+    assert asked({"messages": said, "system": "be brief"}, text).prompt == expected, "the same twice"
+    with pytest.raises(UsageError, match="begin with a message of the system, and another one is given"):
+        asked({"messages": said, "system": "be long"}, text)
+    prefix = RowDefaults(GREEDY, prefix=Said((1, 2), system="be long"))
+    with pytest.raises(UsageError, match="another one is given"):
+        asked({"messages": said}, text, prefix)
+
+
+def test_a_table_in_a_form_that_is_not_known_here_is_said(tmp_path: Path, monkeypatch) -> None:
+    require("pyarrow")
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    path = tmp_path / "in.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), path)
+
+    def lacks(*args: object, **named: object) -> None:
+        raise pyarrow.ArrowNotImplementedError("Support for codec 'lzo' not built")
+
+    monkeypatch.setattr(ParquetFile, "iter_batches", lacks)
+    with pytest.raises(GenerationError, match="codec 'lzo' not built"):
+        list(read_rows(path))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from partita.errors import ProviderError
+from partita.errors import GenerationError, InstallationError, ProviderError
 from partita.library.batches.journal import Journal
 from partita.library.batches.rows import InputRow, RowDefaults
 from partita.library.batches.running import BatchRun
@@ -151,3 +151,35 @@ def test_ctrl_c_keeps_what_is_done_and_answers_nothing_by_half(tmp_path):
             assert len(journal) == 2
         found = answers(engine, rows, tmp_path / "out")
     assert [row["tokens"] for row in found] == [known_tokens([n + 1], 3 + n, ALL) for n in range(6)]
+
+
+class Odd:
+    """A tokenizer that does not load, once it is to encode; and that has no piece for token 47."""
+
+    def encode(self, prompt: str) -> list[int]:
+        raise InstallationError("transformers is not installed")
+
+    def stream(self, prompt: Any = (), stops: Any = ()) -> Any:
+        if 47 in prompt:
+            raise GenerationError("the tokens make no text: IndexError: no such piece")
+        return None
+
+
+def test_a_prompt_that_makes_no_text_is_the_error_of_its_row(tmp_path):
+    rows = [InputRow(index, {"tokens": [index + 1, 47 - index]}) for index in range(3)]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine, Journal(tmp_path / "out", {}, 11) as journal:
+        text: Any = Odd()
+        BatchRun(Scheduler(engine, text), text, DEFAULTS, journal).go(rows)
+        found = [json.loads(line) for line in journal.answers()]
+    assert [row["finish_reason"] for row in found] == ["error", "length", "length"]
+    assert "make no text" in found[0]["error"]
+
+
+def test_what_no_row_would_get_past_ends_the_run_once_those_at_work_have_their_answer(tmp_path):
+    given: list[dict[str, Any]] = [{"tokens": [1]}, {"tokens": [2]}, {"prompt": "text"}, {"tokens": [3]}]
+    rows = [InputRow(index, data) for index, data in enumerate(given)]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine, Journal(tmp_path / "out", {}, 11) as journal:
+        text: Any = Odd()
+        with pytest.raises(InstallationError, match="transformers is not installed"):
+            BatchRun(Scheduler(engine, text), text, DEFAULTS, journal).go(rows)
+        assert [index in journal for index in range(4)] == [True, True, False, False]
