@@ -681,27 +681,27 @@ def test_a_file_that_is_refused_ends_no_generation(package, tmp_path):
         assert len(going.run().tokens[0]) == 3
 
 
-def test_a_token_that_the_checkpoint_ends_at_and_lacks_is_no_error_of_a_row(package, tmp_path):
+def test_a_token_that_the_checkpoint_ends_at_and_lacks_is_no_error_of_a_row(tiny_checkpoint, exported, tmp_path):
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    folder = Path(shutil.copytree(package, tmp_path / "package"))
+    folder = Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint"))
     said = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**said, "eos_token_id": [2, 99_999_999, -1]}))
     source.write_text("return the\n")
-    with partita.load(folder, "cpu") as model:
+    with partita.load(exported(folder), "cpu") as model:
         done = partita.generate_file(model, source, out, max_new_tokens=2)
     assert (done.rows, done.errors) == (1, 0)
 
 
-def test_a_file_of_messages_needs_a_template_before_it_is_begun(package, tmp_path):
+def test_a_file_of_messages_needs_a_template_before_it_is_begun(tiny_checkpoint, exported, tmp_path):
     source, out = tmp_path / "in.txt", tmp_path / "out.jsonl"
-    folder = Path(shutil.copytree(package, tmp_path / "package"))
+    folder = Path(shutil.copytree(tiny_checkpoint("llama"), tmp_path / "checkpoint"))
     (folder / "chat_template.jinja").unlink()
     source.write_text("return the\n")
-    with partita.load(folder, "cpu") as model:
+    with partita.load(exported(folder), "cpu") as model:
         for how in ({"chat": True}, {"system": "be brief"}):
             with pytest.raises(partita.ArgumentError, match="needs a chat template"):
                 partita.generate_file(model, source, out, **how)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "package"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "in.txt"]
 
 
 def test_what_a_program_raises_of_its_own_comes_out_as_it_is(package, tmp_path):
