@@ -2,8 +2,9 @@
 
 GroupQueryAttention keeps its cache so, with a scale for each channel of each KV head that is fixed in the graph, and
 attends to what it kept, those of the newest tokens included. So the scales are found after the package was written and
-verified with a cache of floats: it reads a text, and what its cache holds then says how large each channel gets. What
-is larger later is cut off. Only caches that such nodes read and write are rounded.
+verified with a cache of floats: it reads a text, and what its cache holds then says how large each channel gets, keys
+that are turned at every position that there is (`rotated_keys`). What is larger later is cut off. Only caches that
+such nodes read and write are rounded.
 
 Source: ONNX Runtime 1.31, docs/contrib_ops/cpu/gqa.md; PER_CHANNEL scales are [1, KV heads, 1, head size], float32, and
 a value is round(x / scale) between -128 and 127 (checked against numpy: equal).
@@ -27,6 +28,7 @@ from partita.export.element_types import to_ir
 from partita.export.options import ExportOptions
 from partita.export.progress import Stage
 from partita.export.quality import RANDOM, OpenScorer, measured_tokens
+from partita.export.rotated_keys import Rotation, largest_at_any, rotation_of
 from partita.export.target import Question, Target
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
 from partita.package import Graph, Manifest, record_file
@@ -182,17 +184,33 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
             f"(attention {manifest.graph.attention}); leave it out",
             option="cache_precision",
         )
-    largest = _largest(folder, manifest, text, open_reader, named, stage)
+    turned = {past: found for model in models.values() for past, found in _rotations(model).items()}
+    largest = _largest(folder, manifest, text, open_reader, named, turned, stage)
     scales = {past: _scale(values) for past, values in largest.items()}
     for file, model in models.items():
         ir.save(round_cache(model, scales), folder / file)
     return _recorded(folder, manifest, text, named)
 
 
+def _rotations(model: ir.Model) -> dict[str, Rotation]:
+    """How the keys of every cache that can be rounded are turned, by past input, where they are."""
+    found = {node.inputs[PAST_KEY]: rotation_of(node) for node in _nodes(model.graph)}
+    return {past.name: each for past, each in found.items() if past is not None and past.name and each is not None}
+
+
 def _largest(
-    folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer, named: set[str], stage: Stage
+    folder: Path,
+    manifest: Manifest,
+    text: Text,
+    open_reader: OpenScorer,
+    named: set[str],
+    turned: Mapping[str, Rotation],
+    stage: Stage,
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """The largest absolute value of every channel [KV heads, head size], by past input."""
+    """The largest absolute value of every channel [KV heads, head size], by past input: of values in the text, of keys
+    that are turned at any position that the cache has.
+    """
+    length = manifest.graph.max_length
     largest: dict[str, npt.NDArray[np.float32]] = {}
     with open_reader(folder, manifest) as reader:
         for first in range(0, len(text.windows), reader.rows):
@@ -200,7 +218,10 @@ def _largest(
             reader.score(taken.tolist(), lambda row, position, logits: None)
             for past, values in reader.cached():
                 if past in named:
-                    found = np.abs(values.astype(np.float32)).max(axis=(0, 2))
+                    seen, rotation = values.astype(np.float32), turned.get(past)
+                    found = (
+                        np.abs(seen).max(axis=(0, 2)) if rotation is None else largest_at_any(seen, rotation, length)
+                    )
                     largest[past] = np.maximum(largest[past], found) if past in largest else found
             stage.advance(len(taken))
     odd = sorted(past for past, values in largest.items() if not np.isfinite(values).all())

@@ -37,6 +37,10 @@ SHARES = (1.0, 0.5, 0.25)
 activations and on its own text, is further from the original than the search has seen. After them the widest that may
 be is tried.
 """
+SAME_TEXT = (
+    "{name} has no tokens beyond those that quality is measured on, so widths were chosen on the same text, and its "
+    "figures may be a little better than on another"
+)
 
 
 @dataclass(slots=True)
@@ -185,10 +189,10 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
         return Text(f"{name} after what quality is measured on", sha256, rest.windows(length)), True
     if draft.text is not None:
         windows = draft.text.windows[:, :length]
-        return Text(draft.text.name, draft.text.sha256, windows[: max(1, wanted // length)]), True
-    tell(
-        draft.work,
-        f"{name} has no tokens beyond those that quality is measured on, so widths were chosen on the same text, and "
-        "its figures may be a little better than on another",
-    )
+        text = Text(draft.text.name, draft.text.sha256, windows[: max(1, wanted // length)])
+        if draft.text.sha256 != sha256:
+            return text, True
+        tell(draft.work, SAME_TEXT.format(name=name))
+        return text, False
+    tell(draft.work, SAME_TEXT.format(name=name))
     return Text(name, sha256, found.part(0, wanted).windows(length)), False

@@ -18,6 +18,7 @@ from partita.export import cache_rounding
 from partita.export.checkpoint import open_checkpoint
 from partita.export.options import ExportOptions, check_options
 from partita.export.quality import RANDOM
+from partita.export.rotated_keys import Rotation, largest_at_any
 from partita.export.target import Target
 from partita.library.exporting import export
 from partita.library.target import taken_by_cpu
@@ -26,7 +27,8 @@ from partita.providers.resolve import parse_chain
 from partita.runtime.runner import load_runner
 from partita.runtime.scoring import Scorer
 from partita.runtime.verify import replay
-from tests.conftest import Exported, TinyCheckpoint
+from tests.checkpoints import save_random_model
+from tests.conftest import BASE, Exported, TinyCheckpoint
 
 TOKENS = list(range(3, 43))
 
@@ -176,3 +178,41 @@ def test_a_mixture_whose_rounding_chooses_other_experts_is_verified(
     assert f"but for {found.rerouted} of 32 positions" in found.detail
     strict = replay(folder, parse_chain("cpu"), threads=1, tolerance=0.1)
     assert strict.status == "unverified" and not strict.rerouted, "a tolerance that was asked for leaves nothing out"
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_are_as_large_as_they_get_at_any_position(interleaved: bool) -> None:
+    """Beside what turning them through every position gives, by brute force."""
+    draw, length, tokens = np.random.default_rng(3), 400, 7
+    rotation = Rotation(interleaved, np.array([1.0, 0.3, 0.01, 1e-4]))
+    one, other = rotation.pairs
+    keys = draw.normal(size=(2, 3, tokens, 10)) * np.array([1, 30, 1, 1, 1, 1, 1, 100, 1, 5])
+
+    def turned(positions: np.ndarray) -> np.ndarray:
+        angle = positions[:, None] * rotation.angles
+        found = keys.copy()
+        found[..., one] = keys[..., one] * np.cos(angle) - keys[..., other] * np.sin(angle)
+        found[..., other] = keys[..., one] * np.sin(angle) + keys[..., other] * np.cos(angle)
+        return found
+
+    expected = np.max([np.abs(turned(np.full(tokens, at))).max(axis=(0, 2)) for at in range(length)], axis=0)
+    found = largest_at_any(turned(np.arange(tokens)).astype(np.float32), rotation, length)
+    assert (found >= 0.9999 * expected).all() and (found <= 1.06 * expected).all()
+    assert np.allclose(found[:, 8:], expected[:, 8:])
+
+
+def test_a_key_that_is_small_for_as_long_as_was_read_is_not_cut_off_later(tmp_path: Path) -> None:
+    """A bias of one channel, which in 512 positions turns by little into the channel beside it."""
+    from safetensors.torch import load_file, save_file
+
+    checkpoint, settings = tmp_path / "checkpoint", {**BASE, "num_hidden_layers": 1, "max_position_embeddings": 2048}
+    save_random_model(checkpoint, "qwen2", settings, "float32", 1)
+    weights = load_file(checkpoint / "model.safetensors")
+    bias = weights["model.layers.0.self_attn.k_proj.bias"]
+    bias.zero_()
+    bias[16 // 2 + 7] = 30.0  # of the pair that turns slowest
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    export(checkpoint, tmp_path / "p", max_length=2048, cache_precision="int8", attention="gqa")
+    (key,) = [scale for past, scale in scales(tmp_path / "p").items() if past.endswith("key")]
+    slowest = 10_000.0 ** (-7 / 8)
+    assert 127 * key[0, 0, 0, 7] > 30 * np.sin(2047 * slowest), "it gets this large at the end of the cache"

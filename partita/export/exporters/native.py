@@ -114,7 +114,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             work.options = settled(work.options, target, work.notes.append)
     options = work.options
     length = max_length(options, checkpoint)
-    text = None if options.calibrate is None else calibration.read_text(options.calibrate, checkpoint, length)
+    text = None
+    if options.calibrate is not None and options.computing.bits is not None:
+        text = calibration.read_text(options.calibrate, checkpoint, length)
     adapter = None if options.adapter is None else read_adapter(options.adapter)
     beside_weights = [(name, read_adapter(folder)) for name, folder in options.with_adapters]
     for each in (*([] if adapter is None else [adapter]), *(other for _, other in beside_weights)):

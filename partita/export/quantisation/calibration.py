@@ -250,9 +250,19 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dic
                 name.removesuffix(".weight") for name in names.single.get(tensor, ()) if name.endswith(".weight")
             ]
             modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
-            for module in [name for name in modules if name in each.modules] or modules:
+            own = [name for name in modules if name in each.modules]
+            if not own and any(_looks_up(model, name) for name in each.modules):  # its head has other weights here
+                continue
+            for module in own or modules:
                 found.setdefault(module, _Wanted(tensor, packing))
     return found, others
+
+
+def _looks_up(model: Any, name: str) -> bool:
+    try:
+        return isinstance(model.get_submodule(name), torch.nn.Embedding)
+    except AttributeError:  # of the graph, and of no module of the model
+        return False
 
 
 def _keeps_columns(origin: Origin) -> bool:

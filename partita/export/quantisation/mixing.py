@@ -292,10 +292,13 @@ class _Judge:
 
 
 def _patterns(placed: Placed) -> tuple[str, ...]:
-    """Modules by which a weight is told apart: those of its tensors, or that of its product where it is one tensor."""
+    """Modules by which a weight is told apart: those of its tensors, or those of its products where it is one tensor,
+    which layers may share.
+    """
     if len(placed.packed.tensors) > 1 and not placed.of_experts:
         return tuple(sorted(name.rpartition(".")[0] for name in placed.packed.tensors))
-    return placed.modules[:1]
+    alike = len({module.rpartition(".")[2] for module in placed.modules}) == 1  # an embedding and a head are not
+    return placed.modules if alike else placed.modules[:1]
 
 
 def _size(packed: Packed, bits: int, plan: Plan) -> int:

@@ -8,14 +8,22 @@ from partita.export.passes.rewriting import only_consumer
 from partita.export.quantisation import experts
 from partita.export.weight_sources import Plain, StoredPart, stored
 
-ROUTER_STEPS = 6
+ROUTER_STEPS = 12
 """Nodes between a router's product and what chooses experts by it."""
-CHOOSING = frozenset({"TopK", "MoE", "QMoE"})
+BEST = frozenset({"TopK", "ArgMax"})
+CHOOSING = BEST | {"MoE", "QMoE"}
 """Operators that take the best by their scores."""
 SCORING = frozenset(
-    {"Softmax", "Sigmoid", "Cast", "Add", "Mul", "Div", "Sub", "Reshape", "Identity", "Softplus", "Tanh", "Squeeze"}
+    {
+        *("Softmax", "LogSoftmax", "Sigmoid", "Softplus", "Tanh", "Exp", "Sqrt", "Clip", "Relu"),
+        *("Cast", "Add", "Mul", "Div", "Sub", "Neg", "Where", "ReduceMax", "ReduceSum", "Max", "Min"),
+        *("Reshape", "Identity", "Squeeze", "Unsqueeze", "Expand", "Slice", "Split", "Transpose", "Concat"),
+        *("Gather", "ScatterElements"),
+    }
 )
-"""What is done to a router's scores before the best are chosen."""
+"""What is done to a router's scores before the best are chosen: no product, and nothing that norms, for between any
+other product and a choice there is one of them.
+"""
 
 
 def weight_of_product(node: ir.Node) -> Plain | None:
@@ -81,4 +89,4 @@ def _leads_to_choice(node: ir.Node, index: int) -> bool:
     """Whether what `node` reads as input `index` may decide which experts are taken: of an operator on experts, only
     its scores.
     """
-    return node.op_type in SCORING or node.op_type == "TopK" or (node.op_type in CHOOSING and index == 1)
+    return node.op_type in SCORING or node.op_type in BEST or (node.op_type in CHOOSING and index == 1)

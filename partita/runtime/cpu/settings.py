@@ -18,6 +18,7 @@ from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose, 
 from partita.runtime.cpu.cores import usable_cores
 from partita.runtime.cpu.huge_pages import Range
 from partita.runtime.cpu.timing import kept_timings, times_of
+from partita.runtime.environment import integer_unit
 from partita.runtime.ort.session import NativeFailureError, Opening, Session
 
 SPINNING = "session.intra_op.allow_spinning"
@@ -25,6 +26,10 @@ STOPPING = "session.force_spinning_stop"
 """Threads leave their loop when a run ends. Without it they stay in it for 30 to 40 ms."""
 PACKING = "session.prepack.enable_parallel"
 """Weights are packed by all threads; ONNX Runtime's default, of 1.31 too, is one."""
+EXACT = "session.x64quantprecision"
+"""Products of 8-bit integers are exact on processors of x86 without an instruction for them, where pairs of products
+saturate at 16 bits otherwise (onnxruntime_session_options_config_keys.h). It is slower, so only there.
+"""
 
 
 def set_up(
@@ -48,6 +53,8 @@ def set_up(
     stopping = spinning and cpu.options.get("spinning_after") == "0"
     config = {SPINNING: str(int(spinning)), PACKING: str(int(packing)), STOPPING: str(int(stopping))}
     opening = replace(opening, config={**opening.config, **config})
+    if integer_unit() == "":
+        opening = replace(opening, config={**opening.config, EXACT: "1"})
     choice = _attention_choice(attention, active, cpu, threads)
     if choice is not None:
         variable = {VARIABLE: "1" if choice.path == "naive" else "0"}

@@ -27,6 +27,7 @@ from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.mixing import units
 from partita.export.quantisation.packed import Packed, Packing, restored
 from partita.export.quantisation.plan import Plan, make_plan
+from partita.export.quantisation.products import routes
 from partita.export.quantisation.reference import movable, parameter_names, put_back
 from partita.export.quantisation.rewrite import Placed
 from partita.export.quantisation.rounded import Rounded
@@ -278,3 +279,24 @@ def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyChe
     text = Text("text.txt", "", np.arange(64).reshape(1, 64))
     sources = match_names(model, opened.tensors)
     assert calibrate(model, opened, text, placed, sources, Rounded(), SilentStage()) == list(where)
+
+
+@pytest.mark.parametrize(
+    ("steps", "router"),
+    [
+        ("Softmax TopK", True),
+        ("Sigmoid Slice Add TopK", True),
+        ("Cast Div Tanh Mul Sigmoid Add TopK", True),
+        ("Softmax Reshape ReduceMax TopK", True),
+        ("Softmax Where ArgMax", True),
+        ("Add RMSNormalization MatMul TopK", False),
+        ("Sigmoid Mul", False),
+    ],
+)
+def test_a_router_is_known_by_the_choice_behind_it(steps: str, router: bool) -> None:
+    """Whatever is done to its scores before, as long as nothing multiplies or norms them."""
+    given = ir.Value(name="x")
+    node = first = ir.Node("", "MatMul", [given, ir.Value(name="w")])
+    for step in steps.split():
+        node = ir.Node("", step, [node.outputs[0]])
+    assert routes(first) is router

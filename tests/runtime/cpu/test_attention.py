@@ -259,3 +259,10 @@ def test_timings_are_kept_apart_by_processor_and_build(monkeypatch, tmp_path):
     here = kept_timings().path
     monkeypatch.setattr("partita.runtime.cpu.timing.cpu_identity", lambda: ("another", ""))
     assert kept_timings().path != here
+
+
+@pytest.mark.parametrize(("unit", "exact"), [("", "1"), ("avx512_vnni", None), (None, None)])
+def test_products_of_integers_are_exact_where_the_processor_would_let_them_saturate(monkeypatch, unit, exact):
+    monkeypatch.setattr(settings, "integer_unit", lambda: unit)
+    active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"])
+    assert settings.set_up("model.onnx", active, Opening(), None)[0].config.get(settings.EXACT) == exact

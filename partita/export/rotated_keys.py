@@ -1,0 +1,87 @@
+"""How large keys get at every position of a text, by what they are at the first ones.
+
+Keys are cached as they are turned: of each pair of channels, (a, b) at position p is (a cos pθ - b sin pθ, a sin pθ +
+b cos pθ). Where θ is small, a few hundred positions turn a pair by next to nothing, and a channel beside a large one
+stays small for as long; thousands of positions later it is as large. A text of thousands of tokens need not be read for
+it: each pair is turned, on paper, through all positions that the cache has.
+
+Source: Su et al., RoFormer, arXiv:2104.09864; ONNX Runtime, docs/ContribOperators.md, RotaryEmbedding and
+GroupQueryAttention (do_rotary), for which channels are a pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+KEY, COS, SIN = 1, 7, 8
+"""Places of inputs of GroupQueryAttention."""
+LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze"})
+"""What may be between a RotaryEmbedding and the attention that reads its keys."""
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How the keys of an attention are turned."""
+
+    interleaved: bool
+    """Pairs are neighbours; else the first half of the channels that are turned goes with the second."""
+    angles: npt.NDArray[np.float64]
+    """By which the pairs are turned from one position to the next, in radians."""
+
+    @property
+    def pairs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Channels of a head that are turned together."""
+        count = len(self.angles)
+        first = 2 * np.arange(count) if self.interleaved else np.arange(count)
+        return first, first + (1 if self.interleaved else count)
+
+
+def rotation_of(attention: ir.Node) -> Rotation | None:
+    """The rotation of the keys that a GroupQueryAttention caches. None where nothing turns them, or in tables that are
+    made while the graph runs.
+    """
+    if attention.attributes.get_int("do_rotary", 0):
+        return _rotation(attention, attention.inputs[COS], attention.inputs[SIN], "rotary_interleaved")
+    key = attention.inputs[KEY]
+    node = None if key is None else key.producer()
+    while node is not None and node.op_type in LAYOUT and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or node.op_type != "RotaryEmbedding" or len(node.inputs) < 4:
+        return None
+    return _rotation(node, node.inputs[2], node.inputs[3], "interleaved")
+
+
+def _rotation(node: ir.Node, cos: ir.Value | None, sin: ir.Value | None, interleaved: str) -> Rotation | None:
+    values = [value.const_value for value in (cos, sin) if value is not None and value.const_value is not None]
+    tables = [value.numpy() for value in values]
+    if len(tables) != 2 or any(table.ndim != 2 or len(table) < 2 for table in tables):
+        return None
+    step = [table[1].astype(np.float64) for table in tables]
+    return Rotation(bool(node.attributes.get_int(interleaved, 0)), np.arctan2(step[1], step[0]))
+
+
+def largest_at_any(keys: Floats, rotation: Rotation, length: int) -> Floats:
+    """The largest absolute value that each channel would have, were a token at any of `length` positions.
+
+    `keys`: [rows, KV heads, tokens, head size], turned, each token at the position that is its place. Gives [KV heads,
+    head size]; for channels that are not turned, what they are.
+    """
+    found: Floats = np.abs(keys).max(axis=(0, 2))
+    one, other = rotation.pairs
+    a, b = keys[..., one].astype(np.float64), keys[..., other].astype(np.float64)
+    at = np.arange(keys.shape[2], dtype=np.float64)[:, None] * rotation.angles
+    begin = np.arctan2(b, a) - at
+    end = begin + (length - 1) * rotation.angles
+    low, high = np.minimum(begin, end), np.maximum(begin, end)
+    size = np.hypot(a, b)
+    for channels, shift in ((one, 0.0), (other, np.pi / 2)):  # sin x = cos(x - π/2)
+        first, last = low - shift, high - shift
+        crest = np.floor(last / np.pi) >= np.ceil(first / np.pi)  # |cos| is 1 at every multiple of π
+        most = np.where(crest, 1.0, np.maximum(np.abs(np.cos(first)), np.abs(np.cos(last))))
+        found[:, channels] = np.maximum(found[:, channels], (size * most).max(axis=(0, 2)))
+    return found
