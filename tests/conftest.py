@@ -88,6 +88,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("heavy")]
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Programs that tests start can be ended with Ctrl-C, also where this session is in the background: a shell lets
+    what runs there ignore it, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Exports of the same tiny model share its trace."""
     traces.share(item)

@@ -46,6 +46,7 @@ def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str
     return found
 
 
+@pytest.mark.heavy
 def test_two_chains_take_turns_and_are_compared(
     package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
     succeeds(capsys, "report", "show", folder / "cpu.json")
 
 
+@pytest.mark.heavy
 def test_options_reach_the_chains_that_have_the_provider(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--provider-option", "cuda.device_id=0")
     found = measured(capsys, package, "--provider", "cpu", NO_DEVICE, *QUICK, *words)
@@ -288,6 +290,7 @@ def test_ctrl_c_while_it_observes_keeps_every_figure(
     assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before it was observed"
 
 
+@pytest.mark.heavy
 def test_a_batch_and_a_static_pair(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +338,7 @@ def test_packages_are_measured_beside_each_other(
     assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
 
 
+@pytest.mark.heavy
 def test_the_baseline_is_a_chain_of_the_first_package(
     package: Path, other: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -346,6 +350,7 @@ def test_the_baseline_is_a_chain_of_the_first_package(
     )
 
 
+@pytest.mark.heavy
 def test_packages_that_cannot_be_compared(
     package: Path,
     tiny_checkpoint: TinyCheckpoint,

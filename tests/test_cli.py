@@ -265,6 +265,7 @@ def test_padding_and_finished_rows_are_no_tokens(
     assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
 
 
+@pytest.mark.heavy
 def test_a_package_that_fixes_the_chunk_says_so(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(pl
     assert found and all(name in names.partition(" - ")[0] for name in PROBED), "people read it, too"
 
 
+@pytest.mark.heavy
 def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp_path):
     """The experiments hang at Celu; whatever was to come after it stays open, and what came before is told."""
     hanging = changed_children(tmp_path, "time.sleep(600)")

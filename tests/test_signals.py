@@ -75,7 +75,9 @@ def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("llama"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.heavy)], ids=["SIGTERM", "SIGHUP"]
+)
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_signal_clears_away_what_was_begun(
     verb: str, number: signal.Signals, package: Path, tmp_path: Path, request: pytest.FixtureRequest

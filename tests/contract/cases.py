@@ -43,13 +43,19 @@ def label(value: Any) -> str:
     return value.provider if isinstance(value, Target) else str(value)
 
 
-def each_environment() -> pytest.MarkDecorator:
-    """One case per environment."""
+def each_environment(*, sample: bool = False) -> pytest.MarkDecorator:
+    """One case per environment. `sample`: what is read before any provider is looked for; in others than the first it
+    is heavy.
+    """
     return pytest.mark.parametrize(
         "environment",
         [
-            pytest.param(environment, marks=pytest.mark.environment(environment.name), id=environment.name)
-            for environment in ENVIRONMENTS.values()
+            pytest.param(
+                environment,
+                marks=[pytest.mark.environment(environment.name), *([pytest.mark.heavy] if sample and number else [])],
+                id=environment.name,
+            )
+            for number, environment in enumerate(ENVIRONMENTS.values())
         ],
     )
 

@@ -37,7 +37,7 @@ def test_an_unknown_option_is_a_usage_error_that_lists_what_there_is(environment
     refused(done, "no_such_option", target.option[0], code=2)
 
 
-@each_environment()
+@each_environment(sample=True)
 @pytest.mark.parametrize("option", ["cpu.use_arena", "use_arena=1", "=", "", "elsewhere.use_arena=1"])
 def test_an_option_that_cannot_be_read_is_a_usage_error(environment, option, packages, partita):
     refused(generated(partita, packages / PACKAGE, "cpu", "--provider-option", option), "--provider-option", code=2)

@@ -63,7 +63,7 @@ def test_a_library_that_is_not_there_is_refused(environment, provider, partita, 
     )
 
 
-@each_environment()
+@each_environment(sample=True)
 @pytest.mark.parametrize("value", ["qnn", "=path", "qnn=", ""])
 def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, value, packages, partita):
     done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)

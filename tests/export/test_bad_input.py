@@ -78,6 +78,7 @@ def test_extra_tensors_alone_are_a_note(
     assert f"left out, because the logits do not depend on it: {told}" in err
 
 
+@pytest.mark.heavy
 def test_an_expert_that_is_missing(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
 ) -> None:

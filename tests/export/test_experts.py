@@ -44,6 +44,8 @@ LAYERS = {
     "openai_privacy_filter": "OpenAIPrivacyFilterExperts",  # turned around, halves, biases
     "nemotron_h": "NemotronHExperts",  # no gate
 }
+SAMPLE = ("qwen3_moe", "gpt_oss", "nemotron_h")
+"""Every kind of gate, order and bias; the others are variations."""
 WITHOUT_OPERATOR = {"nemotron_h"}  # squared relu
 
 
@@ -136,7 +138,9 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("form", ["contrib", "standard"])
-@pytest.mark.parametrize("model_type", sorted(LAYERS))
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in sorted(LAYERS)]
+)
 def test_any_number_of_tokens(model_type: str, form: Form) -> None:
     model = Routed(layer(model_type))
     graph, notes = traced(model, form, inputs(3), fixed=False)
@@ -219,7 +223,9 @@ def test_weights_that_may_be_negative_have_no_logarithm() -> None:
     check(run(graph, inputs(5)), eager(model, inputs(5)))
 
 
-@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "nemotron_h"])
+@pytest.mark.parametrize(
+    "model_type", ["gpt_oss", *(pytest.param(name, marks=pytest.mark.heavy) for name in ("mixtral", "nemotron_h"))]
+)
 @pytest.mark.parametrize("fixed", [False, True], ids=["all", "gathered"])
 def test_the_standard_form_is_within_reach_of_every_compiler(model_type: str, fixed: bool) -> None:
     """No operator beyond opset 17, no control flow, at most four dimensions."""
@@ -338,7 +344,7 @@ def test_loops_over_experts_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("model_type", "attention"),
     [
-        ("mixtral", "primitives"),
+        pytest.param("mixtral", "primitives", marks=pytest.mark.heavy),
         ("gpt_oss", "gqa"),
         pytest.param("mixtral", "gqa", marks=pytest.mark.heavy),
         pytest.param("gpt_oss", "primitives", marks=pytest.mark.heavy),
@@ -354,6 +360,7 @@ def test_whole_models(tiny_checkpoint: TinyCheckpoint, exported: Exported, model
 
 
 @pytest.mark.parametrize("attention", [pytest.param("gqa", marks=pytest.mark.heavy), "primitives"])
+@pytest.mark.heavy
 def test_a_pair_shares_its_experts(tiny_checkpoint: TinyCheckpoint, exported: Exported, attention: str) -> None:
     checkpoint = tiny_checkpoint("mixtral", **tiny())
     package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)

@@ -88,7 +88,9 @@ def test_positions_in_three_rows_are_looked_up(tiny: Tiny, exported: Exported) -
     assert "RotaryEmbedding" in operators and not {"Cos", "Sin", "Neg"} & operators
 
 
-@pytest.mark.parametrize("model_type", LOWERINGS)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in LOWERINGS]
+)
 def test_no_weight_of_a_tower_is_in_the_package(tiny: Tiny, exported: Exported, model_type: str) -> None:
     """Every weight of the checkpoint is used, but for those in the modules that are left out."""
     from partita.export.checkpoint import open_checkpoint

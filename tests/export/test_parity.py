@@ -64,7 +64,7 @@ def sampled(cases: Iterable[tuple[str, str]], kept: Collection[tuple[str, str]])
 FP32 = sampled(
     [(model_type, "gqa") for model_type in sorted(MODELS)]
     + [(kind, name) for kind in ("gemma2", "gemma3_text", "llama") for name in ("onnx24", "primitives")],
-    {("llama", "gqa"), ("gemma2", "gqa"), ("gemma3_text", "onnx24"), ("llama", "primitives")},
+    {("llama", "gqa"), ("gemma2", "gqa"), ("llama", "primitives")},
 )
 
 
@@ -101,7 +101,7 @@ def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_
     ("model_type", "attention"),
     sampled(
         itertools.product(("qwen2", "gemma2"), ("gqa", "onnx24", "primitives")),
-        {("qwen2", "gqa"), ("gemma2", "onnx24")},
+        {("qwen2", "gqa")},
     ),
 )
 def test_rows_of_different_length(
@@ -138,7 +138,7 @@ ROPE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("kind", "attention"),
-    sampled(itertools.product(sorted(ROPE), ("gqa", "primitives")), {*((kind, "gqa") for kind in ROPE)}),
+    sampled(itertools.product(sorted(ROPE), ("gqa", "primitives")), {("dynamic", "gqa"), ("longrope", "gqa")}),
 )
 def test_rope_beyond_the_original_context(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, attention: str
@@ -185,6 +185,7 @@ def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_t
     assert our_tokens(package, prompts, 8) == expected
 
 
+@pytest.mark.heavy
 def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The known answer is long enough that prefill.onnx of a model that takes no padding runs."""
     from partita.errors import ParityError
@@ -204,7 +205,7 @@ def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("model_type", "precision"),
-    sampled(itertools.product(("llama", "gemma2"), ("fp16", "bf16")), {("llama", "fp16"), ("gemma2", "bf16")}),
+    sampled(itertools.product(("llama", "gemma2"), ("fp16", "bf16")), {("llama", "fp16")}),
 )
 def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(model_type), precision=precision))
@@ -238,6 +239,7 @@ def test_checkpoints_that_need_care(tiny_checkpoint: TinyCheckpoint, exported: E
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
+@pytest.mark.heavy
 def test_stored_buffers_come_from_the_checkpoint(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
 ) -> None:
@@ -253,6 +255,7 @@ def test_stored_buffers_come_from_the_checkpoint(
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
+@pytest.mark.heavy
 def test_a_tiny_epsilon_survives(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
 ) -> None:

@@ -33,7 +33,7 @@ def graphs(package: Path) -> list[onnx.ModelProto]:
     return [onnx.load(package / file, load_external_data=False) for file in files]
 
 
-SAMPLE = ("gemma2", "granite", "smollm3")
+SAMPLE = ("gemma2", "granite")
 """With the static pairs below, every kind of attention and norm; the others are variations."""
 STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
 
@@ -43,7 +43,7 @@ STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
     [
         *(pytest.param(name, {}, marks=() if name in SAMPLE else pytest.mark.heavy) for name in sorted(MODELS)),
         ("llama", STATIC),
-        ("gemma3_text", STATIC),
+        pytest.param("gemma3_text", STATIC, marks=pytest.mark.heavy),
     ],
 )
 def test_every_operator_is_a_standard_one_of_opset_17(
@@ -61,6 +61,7 @@ def test_every_operator_is_a_standard_one_of_opset_17(
             assert known.min_input <= len(node.input) <= known.max_input, node.name
 
 
+@pytest.mark.heavy
 def test_the_checker_of_onnx_accepts_it(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("gemma3_text"), attention="primitives")
     onnx.checker.check_model(package / "model.onnx", full_check=True)
@@ -87,6 +88,7 @@ def test_the_cache_is_written_by_position_and_never_rebuilt(
     "model_type",
     [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("llama", "qwen3", "gemma2")), "gemma3_text"],
 )
+@pytest.mark.heavy
 def test_float16(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
     result = read_manifest(exported(tiny_checkpoint(model_type), attention="primitives", precision="fp16")).verification
     assert result.status == "verified" and result.tolerance == TOLERANCES["fp16"]
@@ -104,7 +106,7 @@ def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, export
     assert np.isfinite(np.float16(lowest)) and np.exp(np.float16(lowest) - np.float16(-100)) == 0
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("kv_heads", [1, pytest.param(4, marks=pytest.mark.heavy)])
 def test_one_kv_head_and_as_many_as_query_heads(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kv_heads: int
 ) -> None:
@@ -113,6 +115,7 @@ def test_one_kv_head_and_as_many_as_query_heads(
     assert our_tokens(package, [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
+@pytest.mark.heavy
 def test_rows_behind_a_softcap_and_a_window(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """Batch of two, a static chunk, half of the layers with a window of 8, scores through tanh."""
     checkpoint = tiny_checkpoint("gemma2")

@@ -170,6 +170,7 @@ RECURRENCE = Recurrence(("causal_conv1d_fn",), contrib=shifted, standard=shifted
 '''
 
 
+@pytest.mark.heavy
 def test_a_new_recurrence_is_one_file(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

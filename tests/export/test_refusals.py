@@ -27,7 +27,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("model_type", sorted(REFUSED))
+LONG = ("recurrent_gemma", "zamba")
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=pytest.mark.heavy if name in LONG else ()) for name in sorted(REFUSED)]
+)
 def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
     folder = tmp_path / "checkpoint"
     folder.mkdir()

@@ -31,6 +31,7 @@ def in_front(folder: Path, venv: Path) -> Path:
     ("name", "target"),
     [("webgpu", "webgpu"), pytest.param("qnn", "qnn", marks=pytest.mark.heavy)],
 )
+@pytest.mark.heavy
 def test_integers_on_both_sides_are_refused_by_operator(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, pytestconfig: pytest.Config, name: str, target: str
 ) -> None:

@@ -113,6 +113,7 @@ def rows(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFacto
     return made
 
 
+@pytest.mark.heavy
 def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path, Path]) -> None:
     """They begin with a common text that is longer than the window, and go on from copies of each other's states."""
 

@@ -78,6 +78,7 @@ def beyond(*lowerings: str) -> Callable[[Path, Manifest], Verification]:
     return replay
 
 
+@pytest.mark.heavy
 def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """As of a gpt_neo in float16, whose scores are computed in float32 and not scaled."""
     checkpoint, target = tiny_checkpoint("llama", num_hidden_layers=1), There({}).target()
@@ -103,7 +104,7 @@ def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyChe
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
 @pytest.mark.parametrize("asked", [True, False])
 def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
     target = find_target("cpu", (), default_allowed=False) if asked else None
@@ -134,6 +135,7 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -221,7 +223,7 @@ def overflowing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_logits_that_are_not_finite_are_no_parity(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int) -> None:
     """Every row is compared, and none ends the comparison."""
     folder = overflowing(tiny_checkpoint, tmp_path)
@@ -239,6 +241,7 @@ def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoi
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+@pytest.mark.heavy
 def test_without_memory_for_it_the_run_is_left_out_and_said(
     exporting: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +252,7 @@ def test_without_memory_for_it_the_run_is_left_out_and_said(
     assert any(note.startswith("not run on cpu here") for note in summary.notes)
 
 
+@pytest.mark.heavy
 def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ def options(folder: Path, out: Path) -> ExportOptions:
     return ExportOptions(str(folder), out, max_length=64)
 
 
+@pytest.mark.heavy
 def test_generate_that_is_not_forward_is_told_by_experiment(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """roberta counts positions from its padding token in one, and from nought in the other."""
     folder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
@@ -41,6 +42,7 @@ def test_a_model_that_agrees_with_itself_is_not_blamed(tiny_checkpoint: TinyChec
         export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out"), replay=wrong)
 
 
+@pytest.mark.heavy
 def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_path: Path) -> None:
     """doge masks all keys but those that it holds for the best: which, float16 decides otherwise."""
     folder = tmp_path / "doge"
@@ -95,7 +97,7 @@ def test_a_model_whose_own_logits_are_no_numbers_is_said_to_be_broken(
     assert told is not None and told.startswith("LlamaForCausalLM itself computes logits that are not finite")
 
 
-@pytest.mark.parametrize("multi_query", [False, True])
+@pytest.mark.parametrize("multi_query", [False, pytest.param(True, marks=pytest.mark.heavy)])
 def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, multi_query: bool) -> None:
     folder = tiny_checkpoint(
         "falcon",
@@ -109,6 +111,7 @@ def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, mult
     assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"
 
 
+@pytest.mark.heavy
 def test_dense_doge_has_no_experts_to_be_refused_over(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     folder = tiny_checkpoint("doge", num_hidden_layers=1, is_moe=False, num_experts=16384)
     assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"

@@ -173,6 +173,7 @@ def test_a_named_lowering_that_it_computes_wrongly_is_an_error(exporting: Export
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting) -> None:
     provider = Provider({"gqa": 1})
     summary = exporting(provider.target(), opset=18)
@@ -268,6 +269,7 @@ class WithoutExperts(Provider):
         return replace(answer, left={**answer.left, **({"MoE": 1} if "MoE" in operators else {})})
 
 
+@pytest.mark.heavy
 def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exporting) -> None:
     provider = WithoutExperts({"onnx24": 6, "primitives": 3})
     summary = exporting(provider.target(), "mixtral")
@@ -301,6 +303,7 @@ class WithExperts(Provider):
         return answer
 
 
+@pytest.mark.heavy
 def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_takes_that(exporting: Exporting) -> None:
     provider = WithExperts({"gqa": 6})
     summary = exporting(provider.target(), "mixtral")

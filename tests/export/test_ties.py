@@ -32,7 +32,13 @@ def exported(folder: Path, out: Path, **options: Any) -> Summary:
 
 
 @pytest.mark.parametrize(
-    ("change", "precision"), [("other", "fp32"), ("other", "bf16"), ("rounded", "fp32"), ("rounded", "fp16")]
+    ("change", "precision"),
+    [
+        ("other", "fp32"),
+        ("other", "bf16"),
+        ("rounded", "fp32"),
+        pytest.param("rounded", "fp16", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_stored_head_that_differs_is_used(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, change: str, precision: str

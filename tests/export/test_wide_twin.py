@@ -23,6 +23,7 @@ def mixture(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     return exported(tiny_checkpoint("olmoe", seed=4), precision="fp16")
 
 
+@pytest.mark.heavy
 def test_a_mixture_in_16_bits_is_verified_where_its_experts_are_the_same(mixture: Path) -> None:
     found = read_manifest(mixture).verification
     assert found.status == "verified" and found.twin is None and found.proof == wide_twin.PROOF

@@ -172,10 +172,12 @@ def test_a_stop_string_that_is_a_special_token_ends_the_text(tiny_package, kind)
     text = load_text(tiny_package(), kind)
     name = text._tokenizer.decode([2], special=True)
     stream = text.stream(stops=["never", name])
-    shown = [stream.push(token) for token in text.encode("hello wor")]
-    assert not stream.stopped
-    shown.append(stream.push(2))
-    assert stream.stopped and "".join(shown) + stream.finish() == "hello wor"
+    stopped, shown = [], []
+    for token in [*text.encode("hello wor"), 2]:
+        shown.append(stream.push(token))
+        stopped.append(stream.stopped)
+    assert stopped == [*[False] * (len(stopped) - 1), True]
+    assert "".join(shown) + stream.finish() == "hello wor"
 
 
 def test_a_long_text_is_read_beside_other_threads_and_as_a_short_one_is(text):

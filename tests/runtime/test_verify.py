@@ -47,7 +47,7 @@ def reseal(folder):
         pytest.param({"batch_size": 3}, marks=pytest.mark.heavy),
         {"batch_size": 3, "attention": "onnx24"},
         pytest.param(PAIR, marks=pytest.mark.heavy),
-        {**PAIR, "batch_size": 2},
+        pytest.param({**PAIR, "batch_size": 2}, marks=pytest.mark.heavy),
         {"precision": "fp16"},
         pytest.param({"precision": "fp16", "attention": "onnx24"}, marks=pytest.mark.heavy),
     ],

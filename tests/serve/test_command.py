@@ -98,6 +98,7 @@ def test_sigterm_answers_what_is_open_and_ends_with_0(package):
         assert f"serving package on {command.told['url']}/v1" in err and "on CPUExecutionProvider" in err
 
 
+@pytest.mark.heavy
 def test_ctrl_c_ends_with_130_and_the_key_may_be_in_the_environment(package):
     with serving(package, "-e", "cpu", "--name", "m", PARTITA_API_KEY="secret") as command:
         assert command.post(LONG).status_code == 401

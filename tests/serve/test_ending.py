@@ -128,6 +128,7 @@ def at_work(command: Command) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(wanted))
 
 
+@pytest.mark.heavy
 def test_a_terminal_and_its_shell_send_one_signal(package: Path, tmp_path: Path) -> None:
     (slow := tmp_path / "slow").touch()
     with slow_server(package, slow, 0.01) as command, ThreadPoolExecutor(8) as pool:

@@ -117,6 +117,7 @@ def test_row_by_row_as_single_runs(
     assert alone(single) == wanted
 
 
+@pytest.mark.heavy
 def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]) -> None:
     """A pair of graphs in which every size is a number, as compilers take them."""
     given = tuple(adapters.items())

@@ -173,6 +173,7 @@ def test_factors_of_the_rotary_embedding_are_kept(
     np.testing.assert_allclose(answer["prefill_logits"], wanted, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.heavy
 def test_what_a_killed_export_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import subprocess
     import sys

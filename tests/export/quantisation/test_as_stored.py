@@ -163,6 +163,7 @@ def test_act_order_is_exported_with_the_columns_sorted(
     assert np.array_equal(rebuilt, dequantised(folder, f"{DOWN}.weight").numpy()[:, order])
 
 
+@pytest.mark.heavy
 def test_experts_of_mxfp4(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -48,7 +48,9 @@ PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
 @pytest.mark.parametrize(
     ("model_type", "precision", "attention"),
     [
-        ("mixtral", "int4", "gqa"),  # a tensor for each expert and projection, stacked by transformers
+        pytest.param(
+            "mixtral", "int4", "gqa", marks=pytest.mark.heavy
+        ),  # a tensor for each expert and projection, stacked by transformers
         ("gpt_oss", "int8", "gqa"),  # stacks in the checkpoint, biases, a limit; no kernel without rounded activations
         pytest.param("mixtral", "int4", "primitives", marks=pytest.mark.heavy),  # all experts as one matrix
         pytest.param("nemotron_h", "int4", "gqa", marks=pytest.mark.heavy),  # an activation that MoE has not

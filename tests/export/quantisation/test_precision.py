@@ -102,7 +102,7 @@ def test_int4_of_a_tied_model(tiny_checkpoint: TinyCheckpoint, exported: Exporte
     "model_type",
     [
         "qwen2",  # biases, untied: the embedding is looked up in 8 bits
-        "gpt2",  # weights the other way round, learned positions
+        pytest.param("gpt2", marks=pytest.mark.heavy),  # weights the other way round, learned positions
         pytest.param("gemma3_text", marks=pytest.mark.heavy),
         pytest.param("phi3", marks=pytest.mark.heavy),
     ],
@@ -202,6 +202,7 @@ def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept
     assert {bits[name] for name in bits if name.startswith("model.layers.1.")} == {4}
 
 
+@pytest.mark.heavy
 def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", tied=True)
     package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6, attention="onnx24")

@@ -362,6 +362,7 @@ def test_small_rows_of_a_table_are_read_many_at_a_time(tmp_path: Path, monkeypat
     assert sizes == [256, 256, 88]
 
 
+@pytest.mark.heavy
 def test_large_answers_are_in_memory_few_at_a_time_where_a_table_is_written(tmp_path: Path) -> None:
     """As objects of Python log-probabilities take many times what they take on disk."""
     require("pyarrow")

@@ -57,7 +57,7 @@ def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
         ("llama", {"attention": "gqa"}),
         pytest.param("qwen2", {"attention": "gqa"}, marks=HEAVY),
         pytest.param("gemma2", {"attention": "onnx24"}, marks=HEAVY),
-        ("llama", {"attention": "primitives"}),
+        pytest.param("llama", {"attention": "primitives"}, marks=HEAVY),
         ("llama", {"attention": "onnx24"}),
         pytest.param("qwen2", {"attention": "primitives"}, marks=HEAVY),
         ("lfm2", {}),
