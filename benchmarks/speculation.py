@@ -94,7 +94,8 @@ def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace
     count = len(texts) - given.before if given.texts is None else given.texts
     answer_before(model, how, texts[count : count + given.before], given.new_tokens)
     texts = texts[:count]
-    for task, (make, temperature) in TASKS.items():
+    for task in given.tasks:
+        make, temperature = TASKS[task]
         ids = prompts(model, make, texts, given.new_tokens)
         for number in range(given.rounds + 1):
             for text, prompt in enumerate(ids):
@@ -134,7 +135,7 @@ def table(pairs: list[Pair]) -> str:
     lines = [
         f"{'task':18} {'speed':>6} {'lowest':>7} {'noise':>6} {'lowest':>7} {'right':>6} {'tokens/step':>11}  same"
     ]
-    for task in TASKS:
+    for task in dict.fromkeys(pair.task for pair in pairs):
         own = [pair for pair in pairs if pair.task == task]
         speed, noise = medians(own, lambda pair: pair.ratio), medians(own, lambda pair: pair.noise)
         right = [pair.acceptance for pair in own if pair.acceptance is not None]
@@ -154,6 +155,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="guess with this package, in place of the text itself")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--rounds", type=int, default=6, help="multiples of 6 have every order equally often")
+    parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=[*TASKS], metavar="TASK", help="%(choices)s")
     parser.add_argument("--texts", type=int, help="of the 19 long paragraphs, the first so many; all, but for --before")
     parser.add_argument("--before", type=int, default=0, help="other texts that it has answered before")
     parser.add_argument("--new-tokens", type=int, default=150)
