@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from partita.check.measures import NOT_ALL_SEEN, Found, is_cache_in_place, repeated_phase
 from partita.diff.compare import compare
+from partita.diff.counting import count_nodes
 from partita.diff.records import CopyChange, NodeChange, ReportDiff
 from partita.errors import ReportError
 from partita.observations.text_format import decimals, human_bytes, listing, name_some, named_provider, plural
@@ -89,8 +90,8 @@ def _count_nodes_left(both: Beside) -> Found:
             )
             for change in changes
         )
-        told.append(f"{plural(len({change.node for change in changes}), 'node')} moved off {name}: {name_some(named)}")
-    return Found(len({change.node for changes in left.values() for change in changes}), "; ".join(told))
+        told.append(f"{plural(count_nodes(changes), 'node')} moved off {name}: {name_some(named)}")
+    return Found(count_nodes(change for changes in left.values() for change in changes), "; ".join(told))
 
 
 def _count_new_reasons(both: Beside) -> Found:
@@ -108,7 +109,7 @@ def _count_new_reasons(both: Beside) -> Found:
         )
         for change in added
     )
-    nodes = len({change.node for change in added})
+    nodes = count_nodes(added)
     return Found(nodes, f"{plural(nodes, 'node')} with a new reason: {name_some(named)}")
 
 
@@ -185,7 +186,16 @@ def _count_more_copy_bytes(both: Beside) -> Found:
     more = [now.name for was, now in phases if _count_inside(now) > _count_inside(was) or _is_unsure(was, now)]
     for figure in both.diff.figures:
         was, now = figure.before, figure.after
-        if figure.name != "copy_bytes_per_run" or was is None:
+        if figure.name != "copy_bytes_per_run":
+            continue
+        if was is None:  # of some copies at least: what these have grown by is known
+            lost, by = _known_growth(both, figure.phase)
+            known = known and not lost
+            if lost:
+                larger.append(f"cannot be confirmed in {figure.phase}: the size of {lost} is not known")
+            if by:
+                larger.append(f"{human_bytes(by)} more in copies of known size, per run of {figure.phase}")
+            grown = max(grown, by)
             continue
         if now is None or figure.phase in more:
             known = False
@@ -195,6 +205,19 @@ def _count_more_copy_bytes(both: Beside) -> Found:
             sizes = f"{human_bytes(round(now))}, {human_bytes(round(was))} in the baseline"
             larger.append(f"{sizes}, per run of {figure.phase}")
     return Found(grown if known else None, "; ".join(larger) or "no more where known")
+
+
+def _known_growth(both: Beside, phase: str) -> tuple[str, int]:
+    """The names of new copies whose size is not known, and how many bytes more the others are in one run."""
+    changes = [entry for entry in both.diff.copies if entry.phase == phase]
+    lost = [entry.what for entry in changes if entry.bytes_after is None and entry.bytes_before is None]
+    lost = [name for name in lost if any(e.what == name and e.change == "new" for e in changes)]
+    grown = sum(
+        (entry.bytes_after or 0) - (entry.bytes_before or 0)
+        for entry in changes
+        if entry.change == "new" or None not in (entry.bytes_before, entry.bytes_after)
+    )
+    return listing(dict.fromkeys(lost)), max(grown, 0)
 
 
 def _lost_cache(both: Beside) -> Found:

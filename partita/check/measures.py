@@ -47,16 +47,19 @@ def _count_cpu_nodes(report: Report) -> Found:
     """Of the phase that has most of them."""
     counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
     phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
-    unknown = [node.name for node in phase.nodes if node.provider is None]
+    unsure_in, unknown = max(
+        ((each, [node.name for node in each.nodes if node.provider is None]) for each, _ in reversed(counted)),
+        key=lambda entry: len(cpu_nodes(entry[0])) + len(entry[1]),
+    )
     unlisted = [each.name for each, _ in counted if each.bodies is not None and not each.bodies.listed]
-    unsure = f"unknown in {phase.name}: no source names a provider for {name_some(unknown)}"
+    unsure = f"unknown in {unsure_in.name}: no source names a provider for {name_some(unknown)}"
     if unlisted:
         unsure = f"cannot be confirmed in {listing(unlisted)}: nodes in control-flow subgraphs are not listed"
     return Found(
         value=len(names),
         held=f"at most {len(names)} in a phase",
         broken=f"{plural(len(names), 'node')} on {CPU} in {phase.name}: {name_some(names)}",
-        most=math.inf if unlisted else len(names) + len(unknown),
+        most=math.inf if unlisted else len(cpu_nodes(unsure_in)) + len(unknown),
         unsure=unsure,
     )
 

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from partita.errors import UsageError
 from partita.observations.text_format import listing
@@ -147,8 +148,9 @@ def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabul
 def _parse_number(text: str, field: str, value: str) -> float:
     """A finite number; one with % is a hundredth."""
     try:
-        number = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-    except ValueError:
+        # In decimals: 96.4 / 100 is another float than 0.964, which a share of 241 in 250 is.
+        number = float(Decimal(value.removesuffix("%")) / (100 if value.endswith("%") else 1))
+    except ArithmeticError:
         number = math.nan
     if not math.isfinite(number):
         raise UsageError(f"{spelled('requirements', text)}: {field} is compared with a number, not {value!r}")

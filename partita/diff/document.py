@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
+from partita.diff.counting import count_nodes
 from partita.diff.records import CopyChange, Figure, NodeChange, ReasonChange, ReportDiff
 from partita.observations.text_format import (
     NOT_KNOWN,
@@ -109,7 +110,7 @@ def _nodes(key: str, title: str, changes: Sequence[NodeChange], say_way: Callabl
         left = sum(len(members) for _, members in ranked[GROUPS:])
         more = f"and {plural(left, 'more node')} in {len(ranked) - GROUPS} more groups; the JSON has all"
         blocks.append(Line(more, tone="quiet"))
-    return Section(key, title, tuple(blocks), plural(len({change.node for change in changes}), "node"))
+    return Section(key, title, tuple(blocks), plural(count_nodes(changes), "node"))
 
 
 def _groups(head: str, members: Sequence[NodeChange]) -> Iterator[Group]:

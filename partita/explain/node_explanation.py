@@ -14,6 +14,7 @@ from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
 from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.outcome import active_of, fallbacks_of
 from partita.partition_reports.records import Copy, Disagreement, NodePlacement, Phase, RejectedPart, Report
 from partita.partition_reports.request_records import BlockingNode
 from partita.spelling import spelled
@@ -81,6 +82,8 @@ class Explanation(Record):
     """Known for nodes that are off the preferred provider."""
     wanted: str | None
     """First provider of the chain."""
+    active: tuple[str, ...] = ()
+    """Those of the chain that were there."""
     places: tuple[Place, ...]
     fallbacks: tuple[Fallback, ...]
     """Why it, or the node that stands for it, is not on the preferred provider, with every experiment."""
@@ -183,7 +186,7 @@ def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
             for name in (*node.replaces, node.name):
                 runs_in.setdefault(name, {})[phase.name] = node
     entries: dict[str, list[Fallback]] = {}
-    for entry in report.fallbacks:
+    for entry in fallbacks_of(report):
         entries.setdefault(entry.node, []).append(entry)
     for name in fitting:
         nodes = runs_in.get(name, {})
@@ -217,6 +220,7 @@ def explain(report: Report, name: str) -> Explanation:
         layer=next((node.layer for node in nodes if node.layer is not None), None),
         source_line=next((entry.source_line for entry in fallbacks if entry.source_line), None),
         wanted=report.chain[0].provider if report.chain else None,
+        active=active_of(report),
         places=places,
         fallbacks=fallbacks,
         rejected=tuple(part for part in report.rejected if runs_in & set(part.nodes)),
@@ -324,7 +328,7 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
 def cause(report: Report, phase: Phase, name: str) -> Cause:
     """Who makes a copy necessary, and why it is where it is."""
     node = next((entry for entry in phase.nodes if entry.name == name), None)
-    why = next((e for e in report.fallbacks if e.phase == phase.name and e.node == name), None)
+    why = next((e for e in fallbacks_of(report) if e.phase == phase.name and e.node == name), None)
     return Cause(
         node=name,
         op_type=node.op_type if node else None,

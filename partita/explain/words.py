@@ -48,9 +48,10 @@ def places_by_phase(told: Explanation) -> dict[str, list[Place]]:
 def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
     """A node in whose place there are several."""
     on = Counter(named_provider(place.provider) for place in places)
-    why = dict.fromkeys(entry.reason for place in places if (entry := reason_in(told, place)) is not None)
+    known = [entry for place in places if (entry := reason_in(told, place)) is not None]
     where = listing(f"{count} on {provider}" for provider, count in on.items())
-    reasons = f", not on {named_provider(told.wanted)}: {', '.join(why)}," if why else ""
+    why = ", ".join(dict.fromkeys(entry.reason for entry in known))
+    reasons = f", not on {named_provider(known[0].wanted)}: {why}," if known else ""
     return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
 
 
@@ -74,6 +75,6 @@ def _say_place(told: Explanation, place: Place) -> str:
 
 
 def reason_in(told: Explanation, place: Place) -> Fallback | None:
-    """Why it is not on the preferred provider in one phase."""
+    """Why it is not on the preferred provider in one phase, or on the first preferred one that was there."""
     here = (entry for entry in told.fallbacks if entry.phase == place.phase and entry.node == place.node)
-    return next(here, None)
+    return next((entry.among(told.active) for entry in here), None)

@@ -123,7 +123,7 @@ def _check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
         what = "adapter" if index else "checkpoint"
         if resolved(Path(given)).is_relative_to(out.resolve()):
             raise PackageError(f"{out}: contains the {what} that is being exported; choose another folder")
-        linked = next((p for p in files_in(Path(given)) if resolved(p).is_relative_to(out.resolve())), None)
+        linked = next((p for p in files_in(Path(given)) if _is_linked_into(p, out)), None)
         if linked is not None:
             raise PackageError(f"{out}: holds the file that {linked} of the {what} links to; choose another folder")
     strange = _not_ours(out)
@@ -131,6 +131,14 @@ def _check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
         raise PackageError(
             f"{out}: {spelled('force', True)} replaces packages only, and this folder {strange}; remove it yourself"
         )
+
+
+def _is_linked_into(path: Path, out: Path) -> bool:
+    """Whether a file is in `out` by a link. One that lies there by its path is of the package that is replaced, which
+    may lie in the folder of its checkpoint.
+    """
+    lies = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
+    return not lies and resolved(path).is_relative_to(out.resolve())
 
 
 def _not_ours(folder: Path) -> str | None:

@@ -97,7 +97,7 @@ def cursor_axis(graph: GraphFacts, present: str, rank: int) -> int | None:
         seen.add(node.outputs[0])
         if node.op_type in WRITTEN_ALONG:
             said = node.attributes.get("axis", WRITTEN_ALONG[node.op_type])
-            axis = said % rank if isinstance(said, int) else None
+            axis = said % rank if isinstance(said, int) and rank else None
             for turn in reversed(turns):
                 axis = turn.index(axis) if axis in turn else None
             return axis

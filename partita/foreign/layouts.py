@@ -114,11 +114,11 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
     Raises UsageError for a name that none has, PackageError where several could be meant.
     """
     if variant is not None:
-        named = [each for each in found if variant in (each.name, each.variant)] or [
-            each
-            for each in found
-            if any(variant in (file, PurePosixPath(file).name, PurePosixPath(file).stem) for file, _ in each.files)
-        ]
+        named = (
+            [each for each in found if any(variant == file for file, _ in each.files)]  # the whole path, which is one's
+            or [each for each in found if variant in (each.name, each.variant)]
+            or [each for each in found if any(_is_called(file, variant) for file, _ in each.files)]
+        )
         if not named:
             raise UsageError(f"{spelled('variant', variant)}: {folder} has {listing(_shown(found))}")
     else:
@@ -131,6 +131,10 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
             remedy=CHOOSE.filled(variant=first),
         )
     return named[0]
+
+
+def _is_called(file: str, name: str) -> bool:
+    return name in (PurePosixPath(file).name, PurePosixPath(file).stem)
 
 
 def _shown(found: Sequence[Candidate]) -> list[str]:

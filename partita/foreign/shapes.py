@@ -66,6 +66,10 @@ def length_of(
         source = "the graph" if fixed else evidence.source
         raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
     usual = min(filter(None, (evidence.usual_length, most)), default=0)
+    if fixed and asked is not None and asked < fixed:
+        notes.append(
+            f"{spelled('max_length', asked)}: the cache of this graph holds {fixed:,} tokens, whatever is asked"
+        )
     length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:

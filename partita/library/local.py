@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -85,6 +84,7 @@ class LocalEngine:
         self._number, self._over, self._closed = 0, True, False
         self._process = os.getpid()
         self._gave_up: set[str] = set()
+        self._identities: dict[str | None, str] = {}
         self._notes: tuple[str, ...] = ()
         """What was worth knowing of the last generation."""
         try:
@@ -244,13 +244,15 @@ class LocalEngine:
             while (step := batch.step()) is not None:
                 seconds += step.run_seconds
             said = Said(request.tokens, request.text, request.system, request.adapter)
-            size = write_prefix(Path(request.file), batch.saved(row), said, self._identity)
+            size = write_prefix(Path(request.file), batch.saved(row), said, self._identity(request.adapter))
             self._over = True
             return PrefixSaved(size, seconds)
 
-    @cached_property
-    def _identity(self) -> str:
-        return identity(self.folder, self.manifest, self.runner.graphs)
+    def _identity(self, adapter: str | None) -> str:
+        """Of the package with an adapter, as prefixes are of it; files may be read for it, once."""
+        if adapter not in self._identities:
+            self._identities[adapter] = identity(self.folder, self.manifest, self.runner.graphs, adapter)
+        return self._identities[adapter]
 
     def _prefix(self, file: str | None, adapters: Sequence[str | None]) -> Prefix | None:
         """The prefix in a file, if one is given, for rows with these adapters."""
@@ -263,7 +265,7 @@ class LocalEngine:
                 "them all the same"
             )
         shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
-        return read_prefix(Path(file), self._identity, adapter, shapes)
+        return read_prefix(Path(file), self._identity(adapter), adapter, shapes)
 
     def verify(self, reference: str | None = None) -> Verification:
         """Check the package's files, and replay its known answer in sessions of its own; or that of `reference`, the

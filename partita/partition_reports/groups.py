@@ -51,9 +51,12 @@ def _split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) 
     return groups
 
 
-def _exported_nodes(node: NodePlacement) -> int:
-    """How many nodes of the ONNX file a node of the plan stands for, itself included."""
-    return len(node.replaces) + ("model_file" in node.sources)
+def _exported_nodes(nodes: Sequence[NodePlacement]) -> int:
+    """How many nodes of the ONNX file nodes of the plan stand for, themselves included. A call of a function is one,
+    however many nodes run for it; nodes without a name are told apart by nothing.
+    """
+    replaced = [name for node in nodes for name in node.replaces]
+    return len({name for name in replaced if name}) + replaced.count("") + sum("model_file" in n.sources for n in nodes)
 
 
 def by_provider(
@@ -66,7 +69,7 @@ def by_provider(
         ProviderShare(
             provider=provider,
             nodes=len(members),
-            exported_nodes=sum(map(_exported_nodes, members)),
+            exported_nodes=_exported_nodes(members),
             op_types=dict(
                 Counter(op for node in members for op in inside.get(node.name, (op_type_of(node),))).most_common()
             ),

@@ -44,12 +44,12 @@ class Said:
     """Name of the adapter of the package that it was read with."""
 
 
-def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph]) -> str:
-    """A hash of what computes: the package's graphs and weights.
+def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph], adapter: str | None = None) -> str:
+    """A hash of what computes: the package's graphs and weights, those of an adapter, and what inputs were taken for.
 
     Where nobody recorded hashes, in a folder of another exporter, the files are read for them.
     """
-    names = []
+    names = [record.file for record in manifest.switchable if record.name == adapter and record.file is not None]
     for entry in graphs:
         home = PurePosixPath(entry.graph.file).parent
         names += [entry.graph.file, *(str(home / name) for name in entry.model.data_files)]
@@ -57,6 +57,9 @@ def identity(folder: Path, manifest: Manifest, graphs: Sequence[LoadedGraph]) ->
     for name in sorted(set(names)):
         record = manifest.file(name)
         digest.update((record.sha256 if record is not None else "").encode() or _hash_of(folder, name))
+    if manifest.foreign is not None:  # which a contract may say otherwise
+        roles = [(port.name, port.role) for file in manifest.graph.files for port in (*file.inputs, *file.outputs)]
+        digest.update(json.dumps(roles).encode())
     return digest.hexdigest()
 
 

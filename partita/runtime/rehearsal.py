@@ -81,6 +81,8 @@ def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bo
     whole = [_logits(executor, text[:length], length, first=length)[-1] for length in lengths]
     if not np.isfinite(whole).all():
         return Rehearsed(contract.appends_chunks)  # the user's own text will show it, and say what is not finite
+    if executor.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
+        _check_sees(where, executor, text, whole[-1])
     with contextlib.suppress(GenerationError):  # operators need not take a mask with gaps, and no text has one
         _check_mask(where, executor, text)
     if contract.rereads:
@@ -199,6 +201,20 @@ def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
             f"{where}/{graph.file}: the input {mask.name!r} hides what it has 1 for, and Partita gives 1 for every "
             "token that is to be seen",
             remedy=OTHER_MASK,
+        )
+
+
+def _check_sees(where: str, executor: Executor, text: Sequence[int], last: Logits) -> None:
+    """Raise PackageError for a graph of one token a step that makes the same of a text with another first token: what
+    came before is hidden from it, or not in its cache. Such a graph reads every text in the same steps, so there is
+    nothing else to compare.
+    """
+    found = _logits(executor, [text[-1], *text[1:]], len(text), first=len(text))[-1]
+    if np.array_equal(found, last):
+        raise PackageError(
+            f"{where}: two texts of {len(text)} tokens that begin with different ones have the same logits, so "
+            f"{_suspects(executor.contract)} not what they were taken for",
+            remedy=LOOK,
         )
 
 

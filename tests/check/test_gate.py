@@ -489,6 +489,44 @@ def test_bytes_that_nobody_knows_any_more_are_behind():
     assert "cannot be confirmed in decode" in failures(Gate(), lost, mixed())["--baseline: bytes copied"]
 
 
+def test_known_copies_that_grow_are_behind_where_others_have_no_known_size():
+    def with_copies(size, *, more=False):
+        def changed(phase):
+            first, second, *rest = phase.copies
+            known, unknown = (
+                each.model_copy(update={"bytes_per_run": s}) for each, s in ((first, size), (second, None))
+            )
+            new = unknown.model_copy(update={"name": "another", "tensor": "another"})
+            cost = with_cost(phase, copy_bytes_per_run=None, copy_bytes_at_least=size)
+            return {"copies": (known, unknown, *rest, *([new] if more else [])), "cost": cost}
+
+        return each_phase(mixed(), changed)
+
+    was = with_copies(512)
+    assert failures(Gate(), was, was) == {}
+    assert "more in copies of known size" in failures(Gate(), with_copies(10**9), was)["--baseline: bytes copied"]
+    assert failures(Gate(), with_copies(100), was) == {}
+    assert "is not known" in failures(Gate(), with_copies(512, more=True), was)["--baseline: bytes copied"]
+
+
+def test_nodes_that_may_be_on_the_cpu_count_in_whatever_phase():
+    """The phase with most that are known is another than that with most that are possible."""
+
+    def unknown(phase):
+        if phase.name == "prefill":
+            return {}
+        return {"nodes": tuple(node.model_copy(update={"provider": None}) for node in phase.nodes)}
+
+    report = each_phase(mixed(), unknown)
+    (known,) = {len([n for n in p.nodes if n.provider == CPU]) for p in report.phases if p.name == "prefill"}
+    found = failures(Gate(limits=Limits(known, None, None)), report)
+    assert "unknown in decode" in found[f"--max-cpu-nodes {known}"]
+
+
+def test_a_share_in_per_cent_is_the_decimal_that_is_written():
+    assert parse_requirement("provider=cpu,share>=96.4%", WORDS).measures[0].value == 241 / 250
+
+
 def test_a_cache_that_no_longer_stays_is_behind():
     was, now = (mixed().model_copy(update={"cache": facts}) for facts in (cache(), cache(in_place_states=0)))
     assert "NOT in place" in failures(Gate(), now, was)["--baseline: cache"]

@@ -15,7 +15,7 @@ from partita.explain.words import say_no_single
 from partita.observations.records import Probing
 from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
-from tests.partition_reports.samples import CPU, GPU
+from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN
 
 GATHER, DET = "model.rotary_emb/Gather", "model.layers.0.self_attn/Det"
 SIGMOID, MUL = "model.rotary_emb/Expand", "model.layers.0.mlp/Mul"
@@ -256,3 +256,12 @@ def test_a_name_as_it_is_shown_wins_over_longer_ones():
 @pytest.mark.parametrize("query", [GATHER, DET, "Memcpy", "input_ids"])
 def test_no_line_is_wider_than_the_console(width, query):
     assert max(len(line) for line in rendered(explained(mixed(), query), width).splitlines()) <= width
+
+
+def test_a_provider_that_is_not_there_is_no_reason_of_a_node_that_another_could_have_taken():
+    """As in every other view: its own reason stands first."""
+    report = mixed(MISSING_FIRST_CHAIN)
+    assert "not on WebGpu: no_kernel_op" in rendered(explained(report, GATHER), 200).splitlines()[0]
+    found = find(report, "rotary_emb/")
+    assert isinstance(found, Matches)
+    assert {entry.node: entry.reason for entry in found.matches}[GATHER] == "no_kernel_op"

@@ -271,6 +271,16 @@ def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path
     assert word(out) == "old"
 
 
+def test_a_package_in_the_folder_of_its_checkpoint_is_replaced(tmp_path: Path) -> None:
+    """It lies there by its path, and nothing of the checkpoint is linked into it."""
+    (tmp_path / "config.json").write_text("{}")
+    out = package(tmp_path / "package", "old")
+    with reserve(out, [str(tmp_path)], force=True) as place:
+        fill(place.folder, "new")
+        place.publish()
+    assert word(out) == "new"
+
+
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o755), (0o002, 0o775), (0o077, 0o700)])
 def test_a_package_has_the_mode_that_its_user_wants(tmp_path: Path, mask: int, mode: int) -> None:
     before = os.umask(mask)

@@ -120,3 +120,15 @@ def test_an_adapter_of_another_model_is_told_by_its_names_and_shapes(sample: Sam
     (folder / "travel.onnx_adapter").write_bytes(b"no adapter")
     with partita.load(folder, "cpu") as model, pytest.raises(partita.PackageError, match="damaged"):
         model.generate(PROMPT, max_new_tokens=1, adapter="travel")
+
+
+def test_a_prefix_is_of_the_adapter_that_it_was_read_with_and_not_of_its_name(sample: Sample, tmp_path: Path) -> None:
+    folder, prefix = with_lora(sample("optimum"), "a", "b"), tmp_path / "p.prefix"
+    with partita.load(folder, "cpu") as model:
+        model.save_prefix(prefix, [5, 9, 17], adapter="a")
+        alike = model.generate([40], prefix=prefix, adapter="a", max_new_tokens=4, stop_token_ids=()).run()
+        whole = model.generate([5, 9, 17, 40], adapter="a", max_new_tokens=4, stop_token_ids=()).run()
+        assert alike.tokens == whole.tokens
+    (folder / "b.onnx_adapter").replace(folder / "a.onnx_adapter")
+    with partita.load(folder, "cpu") as model, pytest.raises(partita.GenerationError, match="of another package"):
+        model.generate([40], prefix=prefix, adapter="a", max_new_tokens=4)

@@ -269,3 +269,9 @@ def test_a_prefix_is_not_kept_of_a_cache_whose_first_axis_is_not_rows(tmp_path: 
         folder = folder_of(GROWING[layout], tmp_path / layout)
         with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
             assert runner.cache.saves(3, 3) is wanted
+
+
+def test_a_cache_that_is_longer_than_what_is_asked_for_is_said(tmp_path: Path) -> None:
+    manifest = open_folder(folder_of(fixed(SCATTERED), tmp_path / "p"), Choice(max_length=8))
+    assert manifest.graph.max_length == 32
+    assert manifest.foreign is not None and any("holds 32 tokens, whatever" in note for note in manifest.foreign.notes)

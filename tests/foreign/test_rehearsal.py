@@ -82,6 +82,16 @@ def test_a_mask_that_hides_is_refused(mask: str, tmp_path: Path) -> None:
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
+def test_a_graph_of_one_token_a_step_that_sees_nothing_of_what_came_before_is_refused(tmp_path: Path) -> None:
+    """It reads every text in the same steps, so whole and in parts are no comparison."""
+    one = decoder("int64[1,T]", HIDDEN).replace("int64[1,S]", "int64[1,1]")
+    folder = folder_of(one, tmp_path / "hidden")
+    with pytest.raises(PackageError, match="begin with different ones have the same logits, so its cache, positions"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+    seen = folder_of(one.replace(HIDDEN, SHOWN), tmp_path / "shown")
+    assert tokens(seen, [PROMPT], Choice(), 8) == [adding(PROMPT, 6)]
+
+
 def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
     """Nothing in the graph's inputs says so: a prompt is read as a whole then, whatever chunks are asked for."""
     folder = folder_of(decoder(summed=LAST_ALONE), tmp_path / "single")

@@ -130,3 +130,17 @@ def test_adapters_are_shown(
         each.name for each in partita.inspect(plain, against=package).differences if each.subject == "adapters"
     }
     assert {"small", "tuned"} <= different
+
+
+def test_a_hash_of_one_side_alone_is_no_difference(tmp_path: Path) -> None:
+    """A snapshot of the hub says its hashes, a plain copy of it does not."""
+    plain, blobs, snapshot = tmp_path / "plain", tmp_path / "blobs", tmp_path / "snapshots" / "0a1b"
+    shutil.copytree(SAMPLES / "optimum", plain)
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    for path in plain.iterdir():
+        called = sha256(path)
+        shutil.copy(path, blobs / called)
+        (snapshot / path.name).symlink_to(blobs / called)
+    found = partita.inspect(snapshot, against=plain)
+    assert found.differences == () and "what is in the files was not compared" in found.headline

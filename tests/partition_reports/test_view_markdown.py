@@ -91,3 +91,11 @@ def test_underscores_numbers_and_dollars_of_names_are_nothing_but_text() -> None
     written = safe("__init__() of layers.0.self_attn, see #1234, $a$")
     assert "__init__" not in written and "#1234" not in written and "$" not in written
     assert "self_attn" in written, "which GitHub leaves alone"
+
+
+@pytest.mark.parametrize("name", ["/model/__init__/MatMul", "a_b", "_a_", "__a__b__"])
+def test_underscores_format_nothing(name: str) -> None:
+    (block,) = [each for each in MarkdownIt("commonmark").parse(safe(name)) if each.type == "inline"]
+    found = block.children or []
+    assert {child.type for child in found} <= {"text", "text_special"}
+    assert "".join(child.content for child in found) == name

@@ -15,9 +15,10 @@ from partita.explain.node_explanation import Explanation, find
 from partita.explain.words import headline
 from partita.observations.facts import AssignedNode, SessionFacts
 from partita.partition_reports.outcome import state_name
-from partita.partition_reports.records import Report
+from partita.partition_reports.records import NodePlacement, Report
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.verdict import give_verdict
+from tests.partition_reports.changed import each_node
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -149,3 +150,21 @@ def test_a_session_of_which_nobody_wrote_a_plan_is_not_taken_for_an_empty_one():
     report = report_on(a_function(plan=None, events=(), assigned=(), optimised=None))
     assert state_name(report) != "empty"
     assert report.phases[0].folded is None and report.phases[0].nodes
+
+
+def test_nodes_of_a_function_that_moved_count_as_many_as_they_are(unfolded: Report):
+    """They have one name, that of the call."""
+    elsewhere = ("_inlfunc_Part_first", "_inlfunc_Part_third")
+
+    def moved(node: NodePlacement) -> NodePlacement:
+        return node.model_copy(update={"provider": CPU}) if node.name in elsewhere else node
+
+    gate = Gate(requirements=(parse_requirement("nodes_left<=1", WORDS),))
+    result = check(each_node(unfolded, moved), gate, "b", ("a", unfolded))
+    assert not result.passed and any("2 nodes moved off" in entry.detail for entry in result.outcomes)
+
+
+def test_a_call_is_one_node_of_the_file_however_many_run_for_it(unfolded: Report):
+    (phase,) = unfolded.phases
+    (on_gpu,) = [entry for entry in phase.providers if entry.provider == GPU]
+    assert on_gpu.exported_nodes == 2, "the call and the node after it"

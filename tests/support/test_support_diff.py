@@ -82,3 +82,14 @@ def test_what_is_asked_of_a_measurement_is_refused_where_two_tables_are_compared
         assert run(["support", "diff", "a.json", "b.json", *options]) == 2
         captured = capsys.readouterr()
         assert captured.out == "" and f"takes no {options[0]}" in captured.err
+
+
+def test_forms_without_factors_are_told_apart():
+    """Of operators with any number of inputs: every form of them has none, and one that is lost among them shows."""
+    before, after = (
+        table(form("Max", "taken"), form("Max", outcome, what="rank 4"), form("Max", "taken", what="rank 5"))
+        for outcome in ("taken", "left")
+    )
+    (change,) = compare(before, after, names=("a", "b")).changes
+    assert change.forms_lost == ("rank 4",)
+    assert compare(before, before, names=("a", "b")).compared == 3

@@ -9,7 +9,7 @@ from partita.diagnosis.evidence import Context, Finding, lines
 from partita.diagnosis.probe_verdict import conclusions
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import WITHOUT_OPTIONS
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import NEIGHBOURS, NodeProbe, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
@@ -19,11 +19,14 @@ ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total 
 def find(context: Context) -> Iterator[Finding]:
     """A line that says where the budget ended; or there is a budget, and no other cause.
 
-    There is no other cause when the provider claims the node in isolation, without a budget.
+    There is no other cause when the provider claims the node in isolation, without a budget, and beside every node
+    next to it that was tried, without one either.
     """
     yield from lines(context, "over_budget")
     taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
-    if context.budget and context.started and taken is not None:
+    beside = [trial for trial in context.probe.trials if trial.factor == NEIGHBOURS] if context.probe else []
+    left_beside = any(trial.outcome == "left" for trial in beside)
+    if context.budget and context.started and taken is not None and not left_beside:
         evidence = f"{context.budget}{_estimate(context)}; {taken.evidence} when there is no budget"
         yield Finding("probed", "budget", evidence)
 

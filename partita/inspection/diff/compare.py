@@ -6,7 +6,7 @@ What is different because it always is, the time at which it was made and the pa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from partita.inspection.diff.records import Difference, InspectedSide, InspectionDiff, Subject
 from partita.inspection.records import FileFacts, GraphFacts, Inspection
@@ -15,11 +15,12 @@ from partita.observations.text_format import human_bytes, listing, plural
 
 Fact = tuple[Subject, str, str | None]
 """About what, its name, and what it is; None where that is not known."""
+CHECKPOINT = "checkpoint file "
 
 
 def compare(first: Inspection, second: Inspection) -> InspectionDiff:
     """What is different in `second`."""
-    before, after = (dict(_facts(each)) for each in (first, second))
+    before, after = (dict(_facts(each)) for each in _hashed_alike(first, second))
     names = dict.fromkeys((*before, *after))
     found = tuple(
         Difference(subject=subject, name=name, before=before.get((subject, name)), after=after.get((subject, name)))
@@ -33,6 +34,36 @@ def compare(first: Inspection, second: Inspection) -> InspectionDiff:
         differences=found,
         same=len(names) - len(found),
     )
+
+
+def _hashed_alike(first: Inspection, second: Inspection) -> tuple[Inspection, Inspection]:
+    """The same with hashes of those files alone of which both have one: of the others sizes are compared."""
+    known = [{name for name, file in _every_file(each) if file.sha256} for each in (first, second)]
+    both = known[0] & known[1]
+
+    def without(owner: str, files: Iterable[FileFacts]) -> tuple[FileFacts, ...]:
+        return tuple(
+            file if f"{owner}{file.name}" in both else file.model_copy(update={"sha256": None}) for file in files
+        )
+
+    def of(found: Inspection) -> Inspection:
+        made = found.provenance
+        adapters = tuple(
+            each.model_copy(update={"source_files": without(f"{each.name}: ", each.source_files)})
+            for each in found.adapters
+        )
+        sources = made.model_copy(update={"source_files": without(CHECKPOINT, made.source_files)})
+        files = without("", found.files)
+        return found.model_copy(update={"files": files, "adapters": adapters, "provenance": sources})
+
+    return of(first), of(second)
+
+
+def _every_file(found: Inspection) -> Iterator[tuple[str, FileFacts]]:
+    """Files by whose they are and their names."""
+    yield from ((file.name, file) for file in found.files)
+    yield from ((f"{CHECKPOINT}{file.name}", file) for file in found.provenance.source_files)
+    yield from ((f"{each.name}: {file.name}", file) for each in found.adapters for file in each.source_files)
 
 
 def _side(found: Inspection) -> InspectedSide:
@@ -135,7 +166,7 @@ def _companions(found: Inspection) -> Iterator[Fact]:
     for name, version in made.toolchain.items():
         yield "provenance", name, version
     for file in made.source_files:
-        yield "provenance", f"checkpoint file {file.name}", _file(file)
+        yield "provenance", f"{CHECKPOINT}{file.name}", _file(file)
     for adapter in found.adapters:
         yield "adapters", adapter.name, adapter_text(adapter)
         for file in adapter.source_files:

@@ -26,7 +26,7 @@ from partita.partition_reports.sections.model import (
     text_of,
 )
 
-SPECIAL = re.compile(r"[\\`*\[\]<>|~&@$]|(?<!\w)_|_(?!\w)|#(?=\d)|(?<=:)//|(?<=www)\.|^[#+-](?= )")
+SPECIAL = re.compile(r"[\\`*\[\]<>|~&@$]|(?<![^\W_])_|_(?![^\W_])|#(?=\d)|(?<=:)//|(?<=www)\.|^[#+-](?= )")
 """What Markdown or GitHub would act on."""
 
 

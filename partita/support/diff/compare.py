@@ -151,7 +151,14 @@ def _types_of(version: VersionEntry) -> Variants:
 
 
 def _forms_of(version: VersionEntry) -> Variants:
-    return {("form", *form.factors): form.outcome == "taken" for form in version.forms if form.outcome in TRIED}
+    """Forms with an answer, by what is other than in the example, which alone tells all of them apart, and by factors
+    where nothing is.
+    """
+    return {
+        ("form", form.kind, form.what or ", ".join(form.factors) or "the example"): form.outcome == "taken"
+        for form in version.forms
+        if form.outcome in TRIED
+    }
 
 
 def _compare_version(place: tuple[str, int], before: VersionEntry, after: VersionEntry) -> OperatorChange | None:
@@ -172,4 +179,9 @@ def _compare_version(place: tuple[str, int], before: VersionEntry, after: Versio
 
 def _moved(before: Variants, after: Variants, *, to: bool) -> tuple[str, ...]:
     """Variants with an answer in both tables, which is `to` in the second only."""
-    return tuple(", ".join(key[1:]) for key, taken in before.items() if after.get(key) is to and taken is not to)
+    return tuple(_said(key) for key, taken in before.items() if after.get(key) is to and taken is not to)
+
+
+def _said(key: tuple[str, ...]) -> str:
+    """A variant as it is told: types with their variables, a form by what it is."""
+    return key[2] if key[0] == "form" else ", ".join(key[1:])
