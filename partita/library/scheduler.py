@@ -171,7 +171,13 @@ class Scheduler:
         check_prompt(whole, self._limits, "what was said and what follows, together,", answered=True)
         said = self._begin_saying(given, whole, ticket.work.stop)
         if ticket.row is not None and self._begun is not None:
-            self._engine.extend(self._begun.number, ticket.row, given, sampling)
+            try:
+                self._engine.extend(self._begun.number, ticket.row, given, sampling)
+            except Exception:
+                raise
+            except BaseException:  # Ctrl-C: the engine may have given the row these tokens
+                self._lose(None)
+                raise
         ticket.begin_turn(history, said, sampling)
         with self._changed:
             if ticket.row is None:
@@ -313,8 +319,9 @@ class Scheduler:
             said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
             _tell([(ticket, self._over(ticket, "error", said))])
             raise
-        except BaseException:  # Ctrl-C: it is to end with the others that wait
+        except BaseException:  # Ctrl-C: it is to end with the others that wait; the engine may have given it the row
             self._wait_again(ticket)
+            self._lose(None)
             raise
         self._rows[row] = ticket
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()

@@ -19,7 +19,7 @@ from partita.contract import Contract
 from partita.errors import GenerationError, PackageError
 from partita.observations.text_format import listing
 from partita.remedies import Remedy
-from partita.runtime.comparison import Logits
+from partita.runtime.comparison import OUTLIERS, RULED_OUT, Logits
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.feeds import logits_given, port_by_role
 from partita.runtime.engine.request import Request
@@ -79,7 +79,7 @@ def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bo
     contract = executor.contract
     lengths = len(text) - 1, len(text)
     whole = [_logits(executor, text[:length], length, first=length)[-1] for length in lengths]
-    if not np.isfinite(whole).all():
+    if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
         return Rehearsed(contract.appends_chunks)  # the user's own text will show it, and say what is not finite
     if executor.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
         _check_sees(where, executor, text, whole[-1])
@@ -124,10 +124,17 @@ def _furthest(whole: Sequence[Logits], parts: Sequence[Logits]) -> float:
 
 
 def _differ(one: Logits, other: Logits) -> float:
-    """The largest difference, as a part of the spread of the first."""
-    if not np.isfinite(other).all():
+    """The largest difference, as a part of the spread of the first, among tokens that the first may write: beside those
+    that a model rules out, or that pad a vocabulary, nothing else would count.
+    """
+    there = one[one >= RULED_OUT]
+    if not len(there) or not np.isfinite(other).any():
         return float("inf")
-    return float(np.abs(one - other).max() / max(float(np.ptp(one)), 1e-9))
+    best = float(there.max())
+    written = one >= best - 2 * OUTLIERS * (best - float(np.median(there)))
+    if not np.isfinite(other[written]).all():
+        return float("inf")
+    return float(np.abs(one - other)[written].max() / max(float(np.ptp(one[written])), 1e-9))
 
 
 def _logits(executor: Executor, text: Sequence[int], chunk: int, *, first: int) -> list[Logits]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
@@ -15,6 +16,7 @@ import partita
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
+from partita.runtime.rehearsal import _differ
 from partita.runtime.runner import load_runner
 from tests.foreign.conftest import Sample
 from tests.foreign.test_any_decoder import PROMPT, folder_of, tokens
@@ -182,3 +184,10 @@ def test_a_rounded_decoder_without_a_cache_or_a_name(variant: str, sample: Sampl
         quantize_dynamic(plain, folder / "rounded.onnx", weight_type=QuantType.QInt8)
         (folder / "rounded.onnx").replace(plain)
     load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)).close()
+
+
+@pytest.mark.parametrize("padding", [-1e4, -65504.0, float(np.finfo(np.float32).min), -np.inf])
+def test_tokens_that_are_never_written_hide_no_difference(padding: float) -> None:
+    draw = np.random.default_rng(3)
+    one, other = (np.append(draw.normal(size=1000) * 4, [padding] * 8).astype(np.float32) for _ in range(2))
+    assert _differ(one, other) > 0.3 and _differ(one, one) == 0

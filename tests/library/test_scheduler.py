@@ -228,6 +228,66 @@ def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_pat
         assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["next request", "next generation"])
+def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behind(tmp_path, opened, monkeypatch, whole):
+    """It may have taken in what is not finite, in a chunk in the middle of its prompt."""
+    poison = next(token for token in range(1, VOCAB) if token not in [*PROMPTS[0], *known_tokens(PROMPTS[0], 4, ALL)])
+    poisoned = hand.EMBEDDING.copy()
+    poisoned[poison] = np.nan
+    monkeypatch.setattr(hand, "EMBEDDING", poisoned)
+    engine = opened(handmade(tmp_path / "p", states=ALL))
+    scheduler = Scheduler(engine, None, prefill_chunk=2)
+    gone = scheduler.submit(work((3, poison, 4, 5, 6, 7), 4))
+    scheduler.step()
+    if whole:
+        scheduler = Scheduler(engine, None, prefill_chunk=2)
+    else:
+        gone.cancel()
+        run(scheduler)
+    after = scheduler.submit(work(PROMPTS[0], 4))
+    run(scheduler)
+    assert (after.error, list(after.answer.tokens)) == (None, known_tokens(PROMPTS[0], 4, ALL))
+    assert all(np.isfinite(buffer.host).all() for buffer in engine.runner.cache.buffers)
+
+
+def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
+    """The engine, in a process of its own, may have given it one by then."""
+    engine = opened(handmade(tmp_path / "p", states=KEYS))
+    scheduler, join = Scheduler(engine, None), engine.join
+
+    def pressed(number: int, request: RowRequest) -> int:
+        join(number, request)
+        monkeypatch.setattr(engine, "join", join)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "join", pressed)
+    ticket = scheduler.submit(work(PROMPTS[0], 4))
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    run(scheduler)
+    assert list(ticket.answer.tokens) == known_tokens(PROMPTS[0], 4, KEYS)
+
+
+def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, opened, monkeypatch):
+    engine = opened(handmade(tmp_path / "p", states=KEYS))
+    scheduler, extend = Scheduler(engine, None), engine.extend
+    ticket = scheduler.submit(work(PROMPTS[1], 3, stays=True))
+    run(scheduler)
+
+    def pressed(*given: Any) -> None:
+        extend(*given)
+        monkeypatch.setattr(engine, "extend", extend)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "extend", pressed)
+    text, more = ticket.history, Sampling(temperature=0.0, max_new_tokens=4)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.extend(ticket, (7, 3), more)
+    scheduler.extend(ticket, (7, 3), more)
+    run(scheduler)
+    assert list(ticket.answer.tokens) == known_tokens([*text, 7, 3], 4, KEYS)
+
+
 def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, opened, monkeypatch):
     engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     scheduler = Scheduler(engine, None)

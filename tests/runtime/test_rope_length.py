@@ -164,3 +164,14 @@ def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_p
         while engine.step() is not None:
             pass
     assert spy.now[-2:] == [17, 18] and spy.cached[-2:] == [17, 17], "a key of a shorter text was left in the cache"
+
+
+def test_a_text_whose_frequencies_follow_its_length_does_not_go_back(tmp_path):
+    """The keys that are left were turned by those of the longer one."""
+    folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=None)
+    with load_runner(folder, CPU, threads=1) as runner:
+        engine = Engine(runner.executor)
+        row = engine.join(Request(tuple(prompt(20)), Spy(), max_new_tokens=2))
+        while engine.step() is not None:
+            pass
+        assert not engine.rewind(row, 15)

@@ -237,6 +237,11 @@ class BoundGraph:
         self._logits.release()
 
     @property
+    def recorded(self) -> bool:
+        """Whether its runs are captured, to be replayed."""
+        return self._recording is not None
+
+    @property
     def crossing(self) -> dict[str, int]:
         """Bytes of inputs and outputs of the last run that went between host and device beside it."""
         fed = {} if self._recording is None else self._recording.fed_bytes

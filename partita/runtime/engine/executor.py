@@ -139,7 +139,9 @@ class Executor:
         place = name, new_tokens if guesses and 1 < new_tokens <= FEW_TOKENS else several
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
-            self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
+            old = self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
+            if old is not None and old.recorded:
+                old.release()  # else the device keeps what was captured for as long as the session lives
             kept = self._bound[place] = BoundGraph(
                 entry,
                 self.cache,

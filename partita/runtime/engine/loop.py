@@ -190,9 +190,12 @@ class Engine:
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}: it cannot go back by {tokens}")
         back = max(0, cache.filled[row] - (entry.known - tokens - 1))
-        if entry.error is not None or self.executor.contract.rereads_at is not None or not cache.rewind(row, back):
+        changes = self.executor.takes_rope_length or self.executor.contract.rereads_at is not None
+        if entry.error is not None or changes or not cache.rewind(row, back):
             return False
         entry.rewind(tokens)
+        if self.prefixes is not None:
+            self.prefixes.leave(row)  # what it waited for begins as it did before
         return True
 
     def row(self, index: int) -> Row:
@@ -229,6 +232,7 @@ class Engine:
         guesses = [() if row is None else row.guesses for row in self.rows]
         evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
         tokens = self.hear(plan, graph)
+        self._note_judged(plan)
         get_ready(self.rows, self.executor, plan)
         tested = [
             _judged(classes, made, new) if classes else None
@@ -274,6 +278,13 @@ class Engine:
         for observer in self.observers:
             observer.on_step(step)
         return step
+
+    def _note_judged(self, plan: StepPlan) -> None:
+        """Of rows in the middle of a prompt nobody looks at logits."""
+        ended = {index for index, _ in plan.ends}
+        if plan.reads:
+            self.executor.cache.unjudged.update(i for i, take in enumerate(plan.take) if take and i not in ended)
+        self.executor.cache.unjudged -= ended
 
     def plan(self) -> StepPlan | None:
         """The next step of the rows as they are."""

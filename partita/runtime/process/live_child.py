@@ -86,9 +86,10 @@ class LiveChild:
         if self.lost:
             raise ChildLostError(self.lost)
         assert self.process.stdin is not None
-        # One that has ended is noticed by its stdout.
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(question) + "\n")
+        written = json.dumps(question) + "\n"
+        # One that has ended is noticed by its stdout; so is one that another thread has closed meanwhile (ValueError).
+        with suppress(BrokenPipeError, ValueError):
+            self.process.stdin.write(written)
             self.process.stdin.flush()
         try:
             line = self.lines.get(timeout=timeout_seconds)

@@ -349,3 +349,21 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     store.load_row(0, states)
     before[0, :, :tokens] = before[2, :, :tokens]
     np.testing.assert_array_equal(filled.host, before)
+
+
+def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
+    """What it waited for is what its text was."""
+    engine = Engine(opened(batch=2, states=("key",)).executor, prefill_chunk=5, shares=True)
+    first = engine.join(Request(PROMPTS[0], greedy, 4))
+    second = engine.join(Request(PROMPTS[1], greedy, 4))
+    engine.step()
+    engine.halt(second)
+    kept = 4
+    assert engine.rewind(second, engine.row(second).known - kept)
+    engine.halt(second)
+    while engine.executor.cache.filled[first] < len(SYSTEM):
+        engine.step()
+    assert engine.executor.cache.filled[second] <= kept
+    engine.extend(second, (9, 8, 7), greedy, 4)
+    found, _ = finish(engine)
+    assert found[second] == known_tokens([*PROMPTS[1][:kept], 9, 8, 7], 4, ("key",))

@@ -44,6 +44,8 @@ class Cache:
         self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
         """[B]: tokens of each row in the cache, which is where its next token goes."""
+        self.unjudged: set[int] = set()
+        """Rows that have taken in tokens of which nobody has looked at logits yet: what they have may not be finite."""
         self.spoiled: set[int] = set()
         """Rows that waited in steps of others and were fed padding, which a state took in: they cannot go on."""
         self._sums_up = not self.padding_is_safe
@@ -105,7 +107,7 @@ class Cache:
 
     def prepare(self) -> None:
         """Before a first request: zero it where that is needed, and free every row."""
-        if self.dirty:
+        if self.dirty or self.unjudged:
             self.clear()
         self.filled[:] = [0] * len(self.filled)
         self.spoiled.clear()
@@ -116,6 +118,7 @@ class Cache:
             store.clear()
         self.filled[:] = [0] * len(self.filled)
         self.spoiled.clear()
+        self.unjudged.clear()
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -184,6 +187,9 @@ class Cache:
 
     def release_row(self, row: int) -> None:
         """Free a row: the next request in it begins at its beginning."""
+        if row in self.unjudged and not self.wipe(row):
+            self.dirty = True
+        self.unjudged.discard(row)
         for store in self.stores:
             store.release_row(row)
         self.filled[row] = 0
