@@ -71,7 +71,7 @@ def test_a_limit_on_copies(environment, target, option, limit, code, partita, mo
     assert done.code == code, done
 
 
-@each_environment(sample=True)
+@each_environment()
 def test_a_file_that_is_no_model(environment, partita, tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
