@@ -16,7 +16,7 @@ import typer.main
 from onnx import parser
 
 from partita import cli
-from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, require
+from tests.conftest import REPOSITORY, TinyCheckpoint, require
 
 PREFIX = "Example: "
 PAGES = (
@@ -67,11 +67,11 @@ ELSEWHERE = ("partita export partita/demo/checkpoint build/for-cuda --target cud
 
 
 @pytest.fixture(scope="module")
-def place_of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place_of_examples(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with everything that examples name."""
     require("torch")
     folder = tmp_path_factory.mktemp("examples")
-    (folder / "my-checkpoint").symlink_to(DEMO_CHECKPOINT)
+    (folder / "my-checkpoint").symlink_to(tiny_checkpoint("llama", max_position_embeddings=512))
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as inside:
         inside.chdir(folder)
