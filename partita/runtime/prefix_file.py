@@ -92,15 +92,15 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
     from safetensors import safe_open
 
     tokens, about, metadata = _read(path)
-    if metadata["package"] != package:
-        raise GenerationError(
-            "of another package: what its model made of the text means nothing to this one",
-            where=path,
-            remedy=SAVE_AGAIN,
-        )
     if about.get("adapter") != adapter:
         raise GenerationError(
             f"read with {_adapter(about.get('adapter'))}, and this run has {_adapter(adapter)}",
+            where=path,
+            remedy=SAVE_AGAIN,
+        )
+    if metadata["package"] != package:
+        raise GenerationError(
+            "of another package, or of other weights of its adapter: what its model made of the text means nothing to this one",
             where=path,
             remedy=SAVE_AGAIN,
         )

@@ -134,7 +134,7 @@ def _differ(one: Logits, other: Logits) -> float:
     written = one >= best - 2 * OUTLIERS * (best - float(np.median(there)))
     if not np.isfinite(other[written]).all():
         return float("inf")
-    return float(np.abs(one - other)[written].max() / max(float(np.ptp(one[written])), 1e-9))
+    return float(np.abs(one[written] - other[written]).max() / max(float(np.ptp(one[written])), 1e-9))
 
 
 def _logits(executor: Executor, text: Sequence[int], chunk: int, *, first: int) -> list[Logits]:
