@@ -100,7 +100,7 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
         )
     if metadata["package"] != package:
         raise GenerationError(
-            "of another package, or of other weights of its adapter: what its model made of the text means nothing to this one",
+            "of another package, or another adapter of that name: what its model made of the text means nothing here",
             where=path,
             remedy=SAVE_AGAIN,
         )
