@@ -208,10 +208,9 @@ def _count_more_copy_bytes(both: Beside) -> Found:
 
 
 def _known_growth(both: Beside, phase: str) -> tuple[str, int]:
-    """The names of new copies whose size is not known, and how many bytes more the others are in one run."""
+    """Copies that are new or changed and have no known size, and how many bytes more the others are in one run."""
     changes = [entry for entry in both.diff.copies if entry.phase == phase]
-    lost = [entry.what for entry in changes if entry.bytes_after is None and entry.bytes_before is None]
-    lost = [name for name in lost if any(e.what == name and e.change == "new" for e in changes)]
+    lost = [entry.what for entry in changes if entry.change != "gone" and entry.bytes_after is None]
     grown = sum(
         (entry.bytes_after or 0) - (entry.bytes_before or 0)
         for entry in changes

@@ -51,7 +51,7 @@ def rotation_of(attention: ir.Node) -> Rotation | None:
     node = None if key is None else key.producer()
     while node is not None and node.op_type in LAYOUT and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    if node is None or node.op_type != "RotaryEmbedding" or len(node.inputs) < 4:
+    if node is None or (node.domain, node.op_type) != ("com.microsoft", "RotaryEmbedding"):
         return None
     return _rotation(node, node.inputs[2], node.inputs[3], "interleaved")
 

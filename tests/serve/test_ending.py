@@ -190,6 +190,19 @@ def stopped(server: Running) -> bool:
     return not stopping.is_alive()
 
 
+def check_left(server: Running, pool: ThreadPoolExecutor, begun: threading.Event, goes_on: threading.Event) -> None:
+    """A server that is ended once a request has `begun` what takes until `goes_on` ends, and leaves that behind."""
+    answer = pool.submit(server.post, COMPLETION, LONG)
+    try:
+        assert begun.wait(SECONDS)
+        server.server.end(signal.SIGTERM)
+        assert answer.result().status_code == 503
+        assert stopped(server) and in_time.left()
+        assert server.told[-1] == LEFT
+    finally:
+        goes_on.set()
+
+
 def test_a_step_that_does_not_end_is_left(package: Path, monkeypatch: pytest.MonkeyPatch, hasty: None) -> None:
     begun, goes_on = threading.Event(), threading.Event()
     with running({"tiny": package}, ServerLimits(drain_seconds=0)) as server, ThreadPoolExecutor(1) as pool:
@@ -204,15 +217,7 @@ def test_a_step_that_does_not_end_is_left(package: Path, monkeypatch: pytest.Mon
             return step(number)
 
         monkeypatch.setattr(engine, "step", stuck)
-        answer = pool.submit(server.post, COMPLETION, LONG)
-        try:
-            assert begun.wait(SECONDS)
-            server.server.end(signal.SIGTERM)
-            assert answer.result().status_code == 503
-            assert stopped(server) and in_time.left()
-            assert server.told[-1] == LEFT
-        finally:
-            goes_on.set()
+        check_left(server, pool, begun, goes_on)
         served._thread.join(SECONDS)
         assert not served._thread.is_alive()
 
@@ -230,15 +235,7 @@ def test_a_prompt_whose_reading_does_not_end_is_left(
             return [1]
 
         monkeypatch.setattr(server.models["tiny"].reading.text, "encode", stuck)
-        answer = pool.submit(server.post, COMPLETION, LONG)
-        try:
-            assert begun.wait(SECONDS)
-            server.server.end(signal.SIGTERM)
-            assert answer.result().status_code == 503
-            assert stopped(server) and in_time.left()
-            assert server.told[-1] == LEFT
-        finally:
-            goes_on.set()
+        check_left(server, pool, begun, goes_on)
 
 
 def test_a_process_that_does_not_answer_is_ended(package: Path, hasty: None) -> None:

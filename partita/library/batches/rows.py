@@ -17,7 +17,7 @@ from partita.library.generation import Answer
 from partita.library.prefixes import ids_after, prompt_after, system_of
 from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
-from partita.runtime.chat import Message
+from partita.runtime.chat import OTHER_NAMES, Message
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
 from partita.runtime.text import Text
@@ -33,8 +33,6 @@ ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tok
 OTHERS = ("stop", "stop_token_ids", "logprobs", "system", "adapter")
 READ = frozenset({*PROMPTS, *IDS, *SAMPLED, *ALIASES, *OTHERS})
 """Every field that means something."""
-OF_SYSTEM = ("system", "developer")
-"""Roles of messages that are the system's."""
 MOST_LOGPROBS = 64
 MOST_UNREAD, AND_OTHERS = 20, "..."
 """So many fields that mean nothing here are told of, and then that there are others."""
@@ -227,7 +225,8 @@ def _conversation(value: Any, system: str | None, *, given: bool) -> list[Messag
     if len(several) != 1:
         raise UsageError("messages is several conversations; a row is one")
     (messages,) = several
-    own = messages[0]["content"] if messages[0]["role"] in OF_SYSTEM else None
+    role = messages[0]["role"]
+    own = messages[0]["content"] if OTHER_NAMES.get(role, role) == "system" else None
     if own is not None and given and own != system:
         raise UsageError("messages begin with a message of the system, and another one is given; leave one out")
     return messages if own is not None or system is None else [{"role": "system", "content": system}, *messages]
