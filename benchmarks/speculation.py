@@ -59,6 +59,8 @@ class Pair:
     acceptance: float | None
     tokens_per_step: float | None
     same_tokens: bool
+    speeds: dict[str, float]
+    """Tokens per second of each run."""
 
 
 def paragraphs() -> list[str]:
@@ -121,6 +123,7 @@ def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace
                         told.acceptance,
                         told.tokens_per_step,
                         runs["guessing"].tokens == runs["plain"].tokens,
+                        speed,
                     )
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from partita.cli import run
 from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.records import Skipped
+from partita.observations.records import ChainEntry
 from partita.partition_reports import storage
 from partita.partition_reports.render.html import read_part
 from partita.partition_reports.render.view import load_view
@@ -457,3 +459,46 @@ def test_a_page_that_cannot_be_written_is_one_line(
 def test_it_is_a_view() -> None:
     assert load_view("html") is html.VIEW
     assert html.to_text(pages.cpu_report()).endswith("</html>\n")
+
+
+def test_a_node_of_which_each_phase_knows_another_reason_leads_to_the_row_of_that_reason():
+    report = pages.mixed_report()
+    name = next(entry.node for entry in report.fallbacks if entry.phase == "decode")
+    told = tuple(
+        entry.model_copy(update={"reason": "unexplained", "evidence": "only decode says so"})
+        if (entry.node, entry.phase) == (name, "decode")
+        else entry
+        for entry in report.fallbacks
+    )
+    assert {entry.reason for entry in told if entry.node == name} > {"unexplained"}
+    page = read(html.to_text(report.model_copy(update={"fallbacks": told})))
+    ids = [element["id"] for element in page.all() if element["id"]]
+    assert len(set(ids)) == len(ids)
+    (link,) = [
+        link for row in page.all("tr") if name in row.text for link in row.all("a") if link["href"].startswith("#w")
+    ]
+    others = {entry.reason for entry in told if entry.node == name} - {"unexplained"}
+    assert "unexplained in decode" in link.text and all(f"{reason} in prefill" in link.text for reason in others)
+    (row,) = [row for row in page.all("tr") if row["id"] == link["href"][1:]]
+    finding = row.parent
+    while finding is not None and "finding" not in finding["class"].split():
+        finding = finding.parent
+    assert finding is not None and "only decode says so" in finding.text
+
+
+def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
+    report = pages.mixed_report()
+    also = Skipped(
+        provider="CUDAExecutionProvider",
+        reason="no_kernel_op",
+        evidence_kind="logged",
+        evidence="CUDA kernel not found",
+        remedy="of another provider",
+    )
+    told = tuple(entry.model_copy(update={"skipped": (also,)}) for entry in report.fallbacks)
+    cuda = ChainEntry(provider=also.provider, status="active")
+    chain = (*report.chain[:1], cuda, *report.chain[1:])
+    page = read(html.to_text(report.model_copy(update={"fallbacks": told, "chain": chain})))
+    assert "of another provider" in page.text
+    remedies = [element.text for element in page.all("span") if element["class"] == "remedy"]
+    assert remedies and all("of another provider" not in text for text in remedies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.records import Report
+from partita.partition_reports.sections.alike import finding_key
 from partita.partition_reports.verdict import merge_phases
 
 
@@ -23,10 +24,14 @@ def node_groups(report: Report) -> dict[str, str]:
 
 
 def stray_anchors(report: Report) -> dict[tuple[str, str], str]:
-    """Phase and node -> the row that says why it is not on the preferred provider, and so whether there is one."""
-    names = dict.fromkeys(entry.node for entry in report.fallbacks)
-    numbers = {name: number for number, name in enumerate(names)}
-    return {(entry.phase, entry.node): f"w{numbers[entry.node]}" for entry in report.fallbacks}
+    """Phase and node -> the row that says why it is not on the preferred provider, and so whether there is one.
+
+    Phases in which the same is known of a node share its row; where something else is, each has a row of its own.
+    """
+    known = finding_key(report)
+    keys = {(entry.phase, entry.node): (entry.provider, entry.node, known(entry)) for entry in report.fallbacks}
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
+    return {place: f"w{numbers[key]}" for place, key in keys.items()}
 
 
 def reason_anchor(number: int) -> str:

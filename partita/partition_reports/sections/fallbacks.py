@@ -161,7 +161,6 @@ class Writer:
             for node in phase.nodes
         }
         self.anchors = stray_anchors(report)
-        self.used: set[str] = set()
         self.key = finding_key(report)
 
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
@@ -234,9 +233,6 @@ class Writer:
         last = entries[-1]
         target = self.rows.get((last.phase, last.node))
         name: Cell = Link(last.node, target) if target else last.node
-        anchor = self.anchors[last.phase, last.node]
-        first_use = anchor not in self.used
-        self.used.add(anchor)
         cells = (
             name,
             last.op_type or "unknown",
@@ -244,7 +240,7 @@ class Writer:
             last.source_line or NOT_KNOWN,
             *_per_phase([(entry.phase, _cost_cells(entry.cost)) for entry in entries]),
         )
-        return Row(cells, anchor if first_use else "")
+        return Row(cells, self.anchors[last.phase, last.node])
 
 
 def _count_in_phases(entries: Sequence[Fallback]) -> str:

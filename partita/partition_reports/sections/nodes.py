@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from partita.diagnosis.fusion import COMPILED
 from partita.diagnosis.records import Fallback
-from partita.observations.text_format import decimals, human_bytes, in_phases, short_provider
+from partita.observations.records import PhaseName
+from partita.observations.text_format import decimals, human_bytes, in_phases, listing, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
@@ -40,7 +41,7 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     rows = []
     for node in last.nodes:
         key = (last.name, node.name)
-        why: Cell = Link(reasons[key], stray[key]) if key in stray else ""
+        why: Cell = Link(_in_each(phases, node.name, reasons), stray[key]) if key in stray else ""
         cells = (
             str(node.position),
             node.name,
@@ -59,6 +60,15 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     heads += [Column("output"), words("reason"), words("in place of")]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
+
+
+def _in_each(phases: Sequence[Phase], node: str, reasons: Mapping[tuple[PhaseName, str], str]) -> str:
+    """The reasons of a node; those that differ with their phases."""
+    said: dict[str, list[str]] = {}
+    for phase in phases:
+        if (phase.name, node) in reasons:
+            said.setdefault(reasons[phase.name, node], []).append(phase.name)
+    return listing(f"{text}{in_phases(names) if len(said) > 1 else ''}" for text, names in said.items())
 
 
 def _say_reasons(entry: Fallback) -> str:
