@@ -317,7 +317,7 @@ def begin(
     generation = Generation(engine, rows, request, guard)
     if text is not None:
         for row in rows:  # once the tokens are known to be some: a tokenizer takes no other numbers
-            row.stream = text.stream(row.prompt, stop)
+            row.stream = text.stream(row.prompt, stop, stop_ids)
     return generation
 
 

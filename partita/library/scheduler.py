@@ -108,7 +108,7 @@ class Scheduler:
         """
         with read_by(self._reader):
             check_work(work, self._limits)
-            said = self._begin_saying(work.prompt, work.prompt, work.stop)
+            said = self._begin_saying(work.prompt, work.prompt, work)
         with self._changed:
             if self._closed:
                 raise GenerationError("no request is taken any more: the scheduler is closed")
@@ -169,7 +169,7 @@ class Scheduler:
         check_prompt(given, self._limits, "what follows")
         whole = (*history, *given)
         check_prompt(whole, self._limits, "what was said and what follows, together,", answered=True)
-        said = self._begin_saying(given, whole, ticket.work.stop)
+        said = self._begin_saying(given, whole, ticket.work)
         if ticket.row is not None and self._begun is not None:
             try:
                 self._engine.extend(self._begun.number, ticket.row, given, sampling)
@@ -224,13 +224,13 @@ class Scheduler:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _begin_saying(self, prompt: tuple[int, ...], before: tuple[int, ...], stop: Sequence[str]) -> Row:
+    def _begin_saying(self, prompt: tuple[int, ...], before: tuple[int, ...], work: Work) -> Row:
         """What a turn has said when it begins. `before`: all tokens before the answer."""
         if self._text is None:
-            if stop:
+            if work.stop:
                 raise UsageError(f"{spelled('stop')} is a text, and there is no tokenizer; give token ids to stop at")
             return Row(prompt, None)
-        return Row(prompt, self._text.stream(before, stop))
+        return Row(prompt, self._text.stream(before, work.stop, work.stop_ids))
 
     def _wake(self) -> None:
         with self._changed:

@@ -6,7 +6,7 @@ Knows the tokenizer files of a package; knows nothing of models or sessions.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,8 @@ from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.chat import Message, as_named_in, conversation, rendered, template_of_processor
-from partita.spelling import either, spelled
+from partita.runtime.stop_strings import StopStrings
+from partita.spelling import either
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -181,9 +182,11 @@ class Text:
             self._written[token] = said or self._decoded([token], special=True)
         return self._written[token]
 
-    def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
-        """A stream of the text that follows `prompt`, ending at the first of `stops`."""
-        return TextStream(self, prompt, stops)
+    def stream(
+        self, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
+    ) -> TextStream:
+        """A stream of the text that follows `prompt`, ending at the first of `stops`, without tokens that end it."""
+        return TextStream(self, prompt, stops, stop_ids)
 
 
 def _unicode(text: str) -> str:
@@ -200,11 +203,14 @@ def _unicode(text: str) -> str:
 
 class TextStream:
     """Turns new tokens into text as they come: whole characters only, and nothing from a stop string on, nor from the
-    special token that a stop string is the name of: decoded texts have none.
+    special token that a stop string is the name of: decoded texts have none. Nor has a text the token that ends it
+    (`stop_ids`), which not every tokenizer calls special.
     """
 
-    def __init__(self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
-        self._text = text
+    def __init__(
+        self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
+    ) -> None:
+        self._text, self._stop_ids = text, frozenset(stop_ids)
         self._ids = _context(text, prompt)
         """Tokens since two emissions ago: those of the last one are the context of what comes."""
         self._emitted = len(self._ids)
@@ -229,6 +235,8 @@ class TextStream:
         """
         if token in self._ends:
             self._ended = True
+            return ""
+        if token in self._stop_ids:
             return ""
         self._ids.append(token)
         fresh = self._fresh()
@@ -285,74 +293,6 @@ def _whole(text: Text, tokens: Sequence[int]) -> tuple[int, str]:
         if not known.endswith(INCOMPLETE):
             return len(tokens) - cut, known
     return len(tokens), said
-
-
-class StopStrings:
-    """Holds back the end of a text as long as it could be the beginning of a stop string."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        if not all(stops):
-            raise UsageError(f"{spelled('stop')} is empty; give the text to stop at")
-        self._stops, self._held = [_Stop(stop) for stop in stops], ""
-        self.found: str | None = None
-
-    def push(self, text: str) -> str:
-        """Add text and return what is certainly before any stop string."""
-        if self.found is not None:
-            return ""
-        known = len(self._held)
-        self._held += text
-        hits = [(known + end - len(stop.text), stop) for stop in self._stops if (end := stop.push(text)) is not None]
-        if hits:
-            place, stop = min(hits, key=lambda hit: hit[0])
-            self.found = stop.text
-            return self._release(place, forget=True)
-        return self._release(len(self._held) - max((stop.begun for stop in self._stops), default=0))
-
-    def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
-        return self._release(len(self._held))
-
-    def _release(self, length: int, *, forget: bool = False) -> str:
-        out, self._held = self._held[:length], "" if forget else self._held[length:]
-        return out
-
-
-class _Stop:
-    """Looks for one stop string in a text that comes in pieces, each character once, however the text repeats itself:
-    Knuth, Morris, Pratt, Fast Pattern Matching in Strings, SIAM J. Comput. 6 (1977).
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.begun = 0
-        """Characters of it that the end of the text has."""
-        self._borders = [0]
-        """By the last character of each beginning of it: how much of that beginning it ends with, too. As far as one
-        was seen: a request may have a stop string of megabytes.
-        """
-
-    def push(self, piece: str) -> int | None:
-        """The place in a piece of text where it ends for the first time; None where it does not."""
-        text, begun = self.text, self.begun
-        if not begun and text[0] not in piece:
-            return None
-        for end, character in enumerate(piece, 1):
-            while begun and character != text[begun]:
-                begun = self._borders[begun - 1]
-            begun += character == text[begun]
-            if begun == len(text):
-                return end
-            if begun > len(self._borders):
-                self._borders.append(self._border(begun - 1))
-        self.begun = begun
-        return None
-
-    def _border(self, last: int) -> int:
-        border = self._borders[last - 1]
-        while border and self.text[last] != self.text[border]:
-            border = self._borders[border - 1]
-        return border + (self.text[last] == self.text[border])
 
 
 def load_text(folder: Path, kind: TokenizerKind = "transformers") -> Text:

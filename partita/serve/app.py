@@ -234,10 +234,8 @@ class _Prepared:
 
 def _format(asked: Asked, served: Served) -> ChatFormat | CompletionFormat:
     text, ends = served.reading.text, frozenset() if asked.ignore_eos else served.reading.stop_ids
-    # The text of one that the client stops at is part of the answer, where it has one.
-    silent = {token for token in set(asked.stop_token_ids) if not text.decode_at_once([token])}
     named = {token for stop in asked.stop if (token := text.special(stop)) is not None}
-    tokens = Tokens(text, ends | silent | named)
+    tokens = Tokens(text, ends.union(asked.stop_token_ids, named))
     kind = ChatFormat if asked.messages else CompletionFormat
     return kind(tokens, asked.logprobs is not None)
 

@@ -37,7 +37,7 @@ class Numbers:
             ids += [ROLES[message["role"]], *words[forgotten:], END]
         return [*ids, ROLES["assistant"]]
 
-    def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> Numbers:
+    def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Sequence[int] = ()) -> Numbers:
         return self
 
     stopped = False

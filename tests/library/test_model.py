@@ -72,6 +72,13 @@ def test_a_stop_string_ends_the_text_before_it(model):
     assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
+def test_a_token_that_ends_the_text_is_told_and_not_shown(model):
+    whole = model.generate(PROMPT, max_new_tokens=1, stop_token_ids=()).run()
+    assert whole.text, "it has a text"
+    cut = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=whole.tokens[0]).run()
+    assert (cut.tokens, cut.finish_reason, cut.text) == (whole.tokens, "stop", "")
+
+
 def test_the_same_seed_gives_the_same_tokens_and_a_drawn_one_is_told(model):
     generation = model.generate(PROMPT, max_new_tokens=N, temperature=1.0).run()
     seed = generation.answers[0].sampling.seed

@@ -55,7 +55,7 @@ def opened() -> Iterator[Opened]:
 class Words:
     """A tokenizer whose tokens are numbers, each with a space behind it."""
 
-    def stream(self, prompt: Any = (), stops: Any = ()) -> Words:
+    def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Words:
         found = Words()
         found.stops, found.said = tuple(stops), ""
         return found
@@ -507,7 +507,7 @@ class Odd:
     def __init__(self, prompt: tuple[int, ...], error: Exception, left: int = 10**6) -> None:
         self.prompt, self.error, self.left = prompt, error, left
 
-    def stream(self, before: Any, stop: Any) -> Odd:
+    def stream(self, before: Any, stop: Any, stop_ids: Any) -> Odd:
         return Odd(self.prompt, self.error, 2) if before == self.prompt else self
 
     stopped = False

@@ -12,7 +12,8 @@ import time
 import pytest
 
 from partita.errors import GenerationError, PackageError, UsageError
-from partita.runtime.text import LONG, StopStrings, load_text, stop_token_ids
+from partita.runtime.stop_strings import StopStrings
+from partita.runtime.text import LONG, load_text, stop_token_ids
 
 HARD = "naïve café — 日本語 你好，世界！ 😀👩‍👩‍👧‍👦🇨🇭 x = [1,  2]\n\tdone"
 
@@ -164,6 +165,13 @@ def test_a_long_prompt_of_stray_bytes_is_not_read_over_and_over(bytes_text, monk
 def test_special_tokens_are_not_shown(text):
     stream = text.stream()
     assert "".join(stream.push(token) for token in [1, *text.encode("hi"), 2]) + stream.finish() == "hi"
+
+
+def test_a_token_that_ends_the_text_is_not_shown_whether_or_not_the_tokenizer_calls_it_special(text):
+    *said, end = text.encode("hello world")
+    stream = text.stream(stop_ids={end})
+    assert "".join(stream.push(token) for token in [*said, end]) + stream.finish() == text.decode(said)
+    assert not stream.stopped, "that is the loop's to say"
 
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])

@@ -114,6 +114,8 @@ def test_a_stop_token_ends_the_answer(client, model):
     )
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens == tokens.index(last) + 1
+    before = generated(model, PROMPT, max_new_tokens=tokens.index(last))
+    assert answer.choices[0].text == before.text, "without the token that ends it"
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_one_another(client):
@@ -181,7 +183,7 @@ def test_logprobs_of_a_completion(client):
     assert [offset for part in parts if part is not None for offset in part.text_offset] == found.text_offset
 
 
-def test_the_text_of_a_stop_token_of_the_client_has_its_figure(client, model):
+def test_a_stop_token_of_the_client_is_neither_shown_nor_has_a_figure(client, model):
     tokens = generated(model, PROMPT, max_new_tokens=8).tokens[0]
     asked: Any = {"temperature": 0, "max_tokens": 8, "extra_body": {"stop_token_ids": [tokens[3]]}}
     answer = client.completions.create(model="tiny", prompt=PROMPT, logprobs=0, **asked)

@@ -302,7 +302,7 @@ def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monke
     assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
 
 
-def test_tokens_to_stop_at_are_looked_up_once_and_not_by_who_serves_everybody(server, monkeypatch):
+def test_tokens_to_stop_at_are_not_decoded_and_an_echo_is_not_by_who_serves_everybody(server, monkeypatch):
     looked_up = []
     decode = type(server.models["tiny"].reading.text).decode_at_once
 
@@ -313,8 +313,7 @@ def test_tokens_to_stop_at_are_looked_up_once_and_not_by_who_serves_everybody(se
     monkeypatch.setattr(type(server.models["tiny"].reading.text), "decode_at_once", noted)
     ids = [7, 8] * 512
     assert server.post(COMPLETION, body_of(COMPLETION, stop_token_ids=ids, prompt=[5, 6, 5], echo=True)).is_success
-    of_stops = [name for tokens, name in looked_up if tokens in ([7], [8]) and not name.startswith("serve-")]
-    assert len(of_stops) == 2 and all(name.startswith("encode-tiny") for name in of_stops)
+    assert not [name for tokens, name in looked_up if tokens in ([7], [8]) and not name.startswith("serve-")]
     assert any(name.startswith("encode-tiny") for tokens, name in looked_up if tokens == [5, 6, 5]), "the echo"
 
 

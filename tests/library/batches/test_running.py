@@ -159,7 +159,7 @@ class Odd:
     def encode(self, prompt: str) -> list[int]:
         raise InstallationError("transformers is not installed")
 
-    def stream(self, prompt: Any = (), stops: Any = ()) -> Any:
+    def stream(self, prompt: Any = (), stops: Any = (), stop_ids: Any = ()) -> Any:
         if 47 in prompt:
             raise GenerationError("the tokens make no text: IndexError: no such piece")
         return None
