@@ -5,8 +5,10 @@ the beginning of it again), to continue, and to continue with draws, where guess
 generated without, with guesses and without again, in every order, one round after the other; what is printed are
 ratios of speeds in the same round, by the mean of both runs without: the median over all, and the lowest median of a
 text. Beside it stands what these two figures are of both runs without guesses: what this machine's noise makes of
-nothing. Tokens are compared, too. Run it
-on an idle machine.
+nothing. Where a machine's speed changes from one tenth of a second to the next, that is more than guesses cost where
+they do not help, so this is also taken from within each run with guesses: its speed by that of its own steps for which
+nobody looked for any, nor for the step before, which stand between the others and share their noise. Tokens are
+compared, too. Run it on an idle machine.
 
 With --before N the package has answered the same tasks on N other paragraphs before, and guesses from these answers,
 too. What is measured is never kept for guesses: the next round would know the answers.
@@ -24,18 +26,23 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import partita
 from partita.demo import checkpoint_path, heldout_path
+from partita.runtime.engine.recorder import Step
 from partita.runtime.speculation.written import Written
 
 PAUSE_SECONDS = 0.2
 LONG = 600
 """Characters of a paragraph that is long enough for a task."""
 SEED = 7
+WAITED = 3.0
+"""Times the median of steps without guesses: one that took longer was kept waiting, and counts as so long."""
+CALM = 10
+"""Steps without a look that a run has to have, for its speed to be taken by them."""
 ORDERS = tuple(itertools.permutations(("plain", "guessing", "again")))
 Task = Callable[[str], str]
 TASKS: dict[str, tuple[Task, float]] = {
@@ -59,6 +66,8 @@ class Pair:
     acceptance: float | None
     tokens_per_step: float | None
     same_tokens: bool
+    within: float | None
+    """Speed of the run with guesses by that of its own steps without a look; None where there are too few of them."""
     speeds: dict[str, float]
     """Tokens per second of each run."""
 
@@ -123,29 +132,51 @@ def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace
                         told.acceptance,
                         told.tokens_per_step,
                         runs["guessing"].tokens == runs["plain"].tokens,
+                        within(runs["guessing"].steps),
                         speed,
                     )
 
 
-def medians(pairs: list[Pair], figure: Callable[[Pair], float]) -> tuple[float, float]:
-    """Of all pairs, and the lowest of a text."""
-    by_text = [statistics.median(figure(p) for p in pairs if p.text == text) for text in {p.text for p in pairs}]
-    return statistics.median(map(figure, pairs)), min(by_text)
+def within(steps: Sequence[Step]) -> float | None:
+    """Speed of decode steps by that of those without a look at them or at the step before."""
+    made = [(step.run_seconds + step.overhead_seconds, step) for step in steps if step.phase == "decode"]
+    plain = [seconds for seconds, step in made if not step.guessed]
+    if not plain:
+        return None
+    most = WAITED * statistics.median(plain)
+    calm = [
+        min(each, most) for (_, before), (each, step) in itertools.pairwise(made) if not before.looked | step.looked
+    ]
+    tokens = sum(len(row) for _, step in made for row in step.tokens)
+    return statistics.fmean(calm) * tokens / sum(min(each, most) for each, _ in made) if len(calm) >= CALM else None
+
+
+def medians(pairs: list[Pair], figure: Callable[[Pair], float | None]) -> tuple[float, float] | None:
+    """Of all pairs, and the lowest of a text; None where no pair has it."""
+    known = [(pair.text, value) for pair in pairs if (value := figure(pair)) is not None]
+    by_text = [
+        statistics.median(value for other, value in known if other == text) for text in {text for text, _ in known}
+    ]
+    return (statistics.median(value for _, value in known), min(by_text)) if known else None
 
 
 def table(pairs: list[Pair]) -> str:
     """A row per task."""
-    lines = [
-        f"{'task':18} {'speed':>6} {'lowest':>7} {'noise':>6} {'lowest':>7} {'right':>6} {'tokens/step':>11}  same"
-    ]
+    figures: dict[str, Callable[[Pair], float | None]] = {
+        "speed": lambda pair: pair.ratio,
+        "noise": lambda pair: pair.noise,
+        "within": lambda pair: pair.within,
+    }
+    heads = "".join(f"{name:>7} {'lowest':>7}" for name in figures)
+    lines = [f"{'task':18}{heads} {'right':>6} {'tokens/step':>11}  same"]
     for task in dict.fromkeys(pair.task for pair in pairs):
         own = [pair for pair in pairs if pair.task == task]
-        speed, noise = medians(own, lambda pair: pair.ratio), medians(own, lambda pair: pair.noise)
+        found = [medians(own, figure) for figure in figures.values()]
+        told = "".join(f"{'-':>7} {'-':>7}" if each is None else f"{each[0]:7.2f} {each[1]:7.2f}" for each in found)
         right = [pair.acceptance for pair in own if pair.acceptance is not None]
         steps = [pair.tokens_per_step for pair in own if pair.tokens_per_step is not None]
         lines.append(
-            f"{task:18} {speed[0]:6.2f} {speed[1]:7.2f} {noise[0]:6.2f} {noise[1]:7.2f} "
-            f"{statistics.median(right) if right else 0:6.0%} {statistics.median(steps):11.2f}  "
+            f"{task:18}{told} {statistics.median(right) if right else 0:6.0%} {statistics.median(steps):11.2f}  "
             f"{sum(pair.same_tokens for pair in own)} of {len(own)}"
         )
     return "\n".join(lines)

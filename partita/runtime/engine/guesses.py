@@ -92,7 +92,7 @@ class Governor(Protocol):
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
         """How many of these guesses are fed, at most, in each row. `offers`: the evidence of each, for every row that
-        has some. `live`: rows that go on, those without guesses included.
+        has some; empty where nobody found any. `live`: rows that go on, those without guesses included.
         """
 
     def heard(self, step: Heard) -> None:

@@ -154,10 +154,10 @@ def _chosen(
     """The step that confirms as many of the rows' guesses as is worth it. `behind`: tokens that were read for them."""
     guessing = [row for row in rows if row is not None and row.guessed]
     asked = sum(row.guessed for row in guessing)
+    count = None if governor is None else governor.choose([row.evidence for row in guessing], live)
     if not guessing:
         return _NONE
-    if governor is not None:
-        count = governor.choose([row.evidence for row in guessing], live)
+    if count is not None:
         for row in guessing:
             row.keep_guesses(count)
         if not count:

@@ -58,6 +58,10 @@ steps, because looking takes its time, too, and so does weighing what a step too
 """
 LONGEST_IN_VAIN = 16
 """The same while no guess of a generation was right."""
+LONGEST_UNFOUND = 8
+"""The same after steps in which nobody found any: a look that finds none takes a twentieth of a step of half a
+millisecond, and what begins to repeat itself goes on for longer than a rest.
+"""
 REFRESH = 48
 """Steps with guesses after which one is made without, so that what they are compared with stays true."""
 
@@ -136,8 +140,11 @@ class Governor:
         return best
 
     def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
-        """How many of these guesses are fed in each row."""
+        """How many of these guesses are fed in each row; of none, none, and nobody looks for some steps."""
         costs = self.costs(live)
+        if not offers:
+            self._begin_rest(costs, LONGEST_UNFOUND)
+            return 0
         best, _ = self._best(offers, self.acceptance.of, live, costs, self._left(costs))
         if not best:
             self.acceptance.decline({offer[0] for offer in offers if offer})
@@ -173,8 +180,9 @@ class Governor:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _begin_rest(self, costs: StepCosts) -> None:
-        self._resting = self._rest = min(2 * self._rest or 1, LONGEST_REST if self._right else LONGEST_IN_VAIN)
+    def _begin_rest(self, costs: StepCosts, longest: int | None = None) -> None:
+        most = longest or (LONGEST_REST if self._right else LONGEST_IN_VAIN)
+        self._resting = self._rest = min(2 * self._rest or 1, most)
         self._rest_seconds = costs.of(1)
 
     def _worth_asking(self, asking: Asking, costs: StepCosts, behind: int, room: int) -> int:

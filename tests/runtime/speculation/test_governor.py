@@ -36,8 +36,8 @@ def generated(
         rests = governor.rests()
         looks = not rests and not governor.measuring(1) and (most := governor.most(1))
         offered, evidence = guesser(whole[:known], most) if looks else ((), ())
-        looked = look if offered else 0.0
-        count = governor.choose([tuple(evidence)], 1) if offered else 0
+        looked = look if looks else 0.0
+        count = governor.choose([tuple(evidence)] if offered else [], 1) if looks else 0
         count = min(count, len(text) - known - 1)
         fed, kinds = offered[:count], tuple(evidence[:count])
         right = 0
@@ -63,6 +63,22 @@ def test_a_text_that_repeats_itself_gains_by_what_more_tokens_cost(slope: float,
 def test_guesses_that_are_wrong_cost_less_than_three_percent(text: list[int], slope: float) -> None:
     gain, _ = generated(text, linear(slope), Governor(ngram.PRIORS))
     assert gain > 0.97
+
+
+def test_where_nothing_is_found_nobody_looks_in_most_steps_and_what_begins_is_found_soon() -> None:
+    governor, looks = Governor(ngram.PRIORS), 0
+    for _ in range(4):
+        governor.heard(Heard(1, STEP, 0.0, 0, 1, 1, ()))
+    for _ in range(90):
+        if not governor.rests():
+            looks += 1
+            assert governor.most(1) and not governor.choose([], 1)
+            governor.heard(Heard(1, STEP, LOOK, 0, 1, 1, ()))
+    assert 8 < looks < 20
+    rested = 0
+    while governor.rests():
+        rested += 1
+    assert rested <= 8 and governor.most(1) and governor.choose([(5, 5)], 1)
 
 
 def test_a_rest_of_one_generation_is_none_of_the_next() -> None:
