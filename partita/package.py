@@ -272,6 +272,17 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
+def is_of_others(manifest: Path) -> bool:
+    """Whether a manifest.json is of something else than a package: a web application has one by that name. One that is
+    damaged is taken for a package's.
+    """
+    try:
+        said = read_json_value(manifest)
+    except (OSError, ValueError):
+        return False
+    return isinstance(said, dict) and not said.keys() & {"schema", "graph", "files"}
+
+
 def read_manifest(folder: Path) -> Manifest:
     """Read and validate the manifest of the package in `folder`.
 

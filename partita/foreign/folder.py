@@ -27,7 +27,17 @@ from partita.foreign.reading import read_graph
 from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
-from partita.package import MANIFEST, FileRecord, Graph, Manifest, Source, TokenizerKind, read_manifest, unreadable
+from partita.package import (
+    MANIFEST,
+    FileRecord,
+    Graph,
+    Manifest,
+    Source,
+    TokenizerKind,
+    is_of_others,
+    read_manifest,
+    unreadable,
+)
 from partita.package_records import ForeignRecord, Verification
 from partita.spelling import spelled
 
@@ -80,9 +90,9 @@ def choice_of(given: Mapping[str, Any]) -> Choice:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder has ONNX files and no manifest. Raises PackageError when it may not be read."""
+    """Whether a folder has ONNX files and no manifest of a package. Raises PackageError when it may not be read."""
     try:
-        if not folder.is_dir() or (folder / MANIFEST).is_file():
+        if not folder.is_dir() or ((folder / MANIFEST).is_file() and not is_of_others(folder / MANIFEST)):
             return False
         return (folder / GENAI_CONFIG).is_file() or bool(onnx_files(_names(folder)))
     except PermissionError as error:

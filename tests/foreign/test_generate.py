@@ -49,6 +49,17 @@ def test_tokens_are_those_of_transformers(layout: str, chunk: int | None, sample
     assert generated(sample(layout), chunk=chunk) == TOKENS
 
 
+def test_a_manifest_of_something_else_beside_the_graph_is_none_of_a_package(sample: Sample) -> None:
+    """Web applications and browser extensions have a file by that name; one that is damaged is told."""
+    folder = sample("optimum")
+    (folder / "manifest.json").write_text('{"name": "chat", "manifest_version": 3, "icons": {}}', encoding="utf-8")
+    assert generated(folder) == TOKENS
+    for damaged in ("{", '{"schema": "partita.package/9"}', '{"files": []}'):
+        (folder / "manifest.json").write_text(damaged, encoding="utf-8")
+        with pytest.raises(partita.PackageError, match="manifest"):
+            generated(folder)
+
+
 def test_a_snapshot_in_the_cache_of_the_hub_is_links_to_blobs(tmp_path: Path) -> None:
     """Graph and weights: `hub download` leaves nothing else. Links to other places are not followed."""
     (blobs := tmp_path / "models--me--tiny" / "blobs").mkdir(parents=True)
