@@ -18,7 +18,7 @@ from itertools import islice
 from os.path import commonprefix
 from typing import NoReturn
 
-from partita.errors import GenerationError, PartitaError, UsageError
+from partita.errors import GenerationError, PackageError, PartitaError, UsageError
 from partita.library.edge import ArgumentError
 from partita.library.engine import Begun, Engine, RowRequest
 from partita.library.generation import Row
@@ -307,7 +307,9 @@ class Scheduler:
             request = replace(asked, shares=self._shared(ticket), adapter=work.adapter, trial=work.trial)
             row = self._engine.join(self._begun.number, request)
         except PartitaError as error:
-            if self._displaced is not None or not isinstance(error, (GenerationError, UsageError)):  # not of it alone
+            damaged = isinstance(error, PackageError) and self._begun is not None  # the file of its adapter
+            own = damaged or isinstance(error, (GenerationError, UsageError))
+            if self._displaced is not None or not own:
                 if had:
                     self._wait_again(ticket)
                 self._lose(error)
@@ -317,6 +319,7 @@ class Scheduler:
             return
         except Exception as error:  # want of memory, say: whoever waits for it must hear
             said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
+            self.lost_by = self.lost_by or said  # it is not this request's own: nobody is to take it for its answer
             _tell([(ticket, self._over(ticket, "error", said))])
             raise
         except BaseException:  # Ctrl-C: it is to end with the others that wait; the engine may have given it the row

@@ -92,6 +92,7 @@ class Text:
     def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path) -> None:
         self._tokenizer, self._folder = tokenizer, folder
         self._written: dict[int, str] = {}
+        self._silent: dict[int, bool] = {}
         self._special: dict[str, int] | None = None
         """Ids of special tokens by name, once they have been needed."""
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
@@ -141,7 +142,9 @@ class Text:
     def _encoded(self, text: str, *, special: bool) -> list[int]:
         try:
             return self._tokenizer.encode(text, special=special)
-        except Exception as error:  # a vocabulary without a token for what it does not know, say: plain exceptions
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a vocabulary without a token for what it does not know, say; a panic of Rust
             said = " ".join(str(error).split())[:200]
             raise GenerationError(f"the tokenizer cannot take this text: {said}") from error
 
@@ -161,15 +164,26 @@ class Text:
     def _decoded(self, ids: Sequence[int], *, special: bool = False) -> str:
         try:
             return self._tokenizer.decode(ids, special=special)
-        except Exception as error:  # one that has no piece for an id beyond its vocabulary, say
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # no piece for an id beyond its vocabulary, say; a panic of Rust is no Exception
             raise GenerationError(f"the tokens make no text: {type(error).__name__}: {error}") from error
 
     def special(self, text: str) -> int | None:
         """The special token that is written so, which no decoded text has; None for any other text."""
+        token = self._specials().get(text)
+        return token if token is not None and not self._decoded([token]) else None
+
+    def _specials(self) -> dict[str, int]:
         if self._special is None:
             self._special = self._tokenizer.special()
-        token = self._special.get(text)
-        return token if token is not None and not self._decoded([token]) else None
+        return self._special
+
+    def is_silent(self, token: int) -> bool:
+        """Whether it is a special token, which no decoded text has."""
+        if token not in self._silent:
+            self._silent[token] = token in self._specials().values() and not self._decoded([token])
+        return self._silent[token]
 
     def written(self, token: int) -> str:
         """A token as it reads behind another one, with the space that some tokenizers drop where a text begins.
@@ -236,7 +250,7 @@ class TextStream:
         if token in self._ends:
             self._ended = True
             return ""
-        if token in self._stop_ids:
+        if token in self._stop_ids or self._text.is_silent(token):  # a run of these would be decoded again with each
             return ""
         self._ids.append(token)
         fresh = self._fresh()

@@ -18,6 +18,10 @@ OVERLOADED = "overloaded_error"
 RETRY_SECONDS = 1
 """After which a client that was turned away may ask again."""
 AGAIN = {"Retry-After": str(RETRY_SECONDS)}
+NOT_AGAIN = {"x-should-retry": "false"}
+"""What OpenAI's clients go by before the status (openai-python, `_base_client.py`): they would ask twice more for an
+answer that takes too long, or that cannot be given.
+"""
 
 
 @dataclass(eq=False)
@@ -54,6 +58,7 @@ def too_slow(seconds: float) -> ApiError:
         f"The request took longer than {seconds:g} s, which is the limit of this server; ask for fewer tokens.",
         "timeout_error",
         code="request_timeout",
+        headers=NOT_AGAIN,
     )
 
 
@@ -74,7 +79,8 @@ def of_error(error: PartitaError, param: str | None = None) -> ApiError:
 def failed(error: PartitaError | None) -> ApiError:
     """A request that was taken, and whose run failed."""
     said = "The generation failed." if error is None else sentence(error.said)
-    return ApiError(500, said, SERVER, code="generation_failed")
+    headers = NOT_AGAIN if isinstance(error, GenerationError) else {}  # its own, as logits that are not finite
+    return ApiError(500, said, SERVER, code="generation_failed", headers=headers)
 
 
 def bug() -> ApiError:

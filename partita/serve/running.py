@@ -90,6 +90,8 @@ class Connection(H11Protocol):
     """A connection of a client; it is dropped when the head of a request takes too long."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _unread = 0
+    """Bytes of an answer that the client had not read when that was looked at last."""
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected."""
@@ -106,12 +108,25 @@ class Connection(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        """All of an answer was handed over; the client may not have read it yet."""
+        super().on_response_complete()
+        self._unread = self.transport.get_write_buffer_size()
+
     def timeout_keep_alive_handler(self) -> None:
-        """Nothing was asked for a while; what the client has not read by then it does not read."""
-        if self.transport.get_write_buffer_size():
+        """Nothing was asked for a while; a client that has read nothing of what is left for it meanwhile reads no more,
+        and one that reads slowly has as long again.
+        """
+        left = self.transport.get_write_buffer_size()
+        if not left:
+            super().timeout_keep_alive_handler()
+        elif left >= self._unread:
             self.transport.abort()
         else:
-            super().timeout_keep_alive_handler()
+            self._unread = left
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def send_400_response(self, msg: str) -> None:
         """Tell that what came is no HTTP, in the format of all errors."""

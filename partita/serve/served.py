@@ -221,7 +221,7 @@ class Served:
                 if not self._scheduler.step():
                     self._engine.try_again()
                     self._scheduler.wait(IDLE_SECONDS)
-            except Exception as error:  # noqa: BLE001 - whatever it was, the next request finds a thread at work
+            except BaseException as error:  # noqa: BLE001 - whatever it was, the next request finds a thread at work
                 with suppress(Exception):  # nor is it to end because nobody can be told
                     self._told(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
 

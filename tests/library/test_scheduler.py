@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tests.runtime.handmade as hand
-from partita.errors import GenerationError, ProviderError, ReportError, UsageError
+from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine import Begun, Engine, ReportRequest, RowRequest
 from partita.library.local import LocalEngine
@@ -607,6 +607,18 @@ def test_a_request_that_finds_the_batch_lost_waits_for_the_next_one(tmp_path, op
         assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 3, KEYS)
 
 
+def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened, monkeypatch):
+    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    scheduler = Scheduler(engine, None)
+    beside = scheduler.submit(work(PROMPTS[1], 8))
+    scheduler.step()
+    monkeypatch.setattr(engine, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
+    damaged = scheduler.submit(work(PROMPTS[0], 3))
+    run(scheduler)
+    assert damaged.answer.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
+    assert list(beside.answer.tokens) == known_tokens(PROMPTS[1], 8, KEYS) and scheduler.lost_by is None
+
+
 def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
     engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     scheduler = Scheduler(engine, None)
@@ -615,3 +627,4 @@ def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch
     with pytest.raises(MemoryError):
         scheduler.step()
     assert ticket.state == "over" and "MemoryError: no room" in str(ticket.error)
+    assert scheduler.lost_by is ticket.error, "nobody takes it for the request's own"

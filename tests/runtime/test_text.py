@@ -174,6 +174,20 @@ def test_a_token_that_ends_the_text_is_not_shown_whether_or_not_the_tokenizer_ca
     assert not stream.stopped, "that is the loop's to say"
 
 
+def test_a_run_of_special_tokens_is_not_decoded_again_with_each(text, monkeypatch):
+    stream, decoded = text.stream(text.encode("and")), 0
+    decode = type(text).decode_at_once
+
+    def noted(self, ids):
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(self, ids)
+
+    monkeypatch.setattr(type(text), "decode_at_once", noted)
+    assert not any(stream.push(2) for _ in range(2000)) and decoded < 100
+    assert "".join(stream.push(token) for token in text.encode(" more")[1:]) + stream.finish() == " more"
+
+
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
 def test_a_stop_string_that_is_a_special_token_ends_the_text(tiny_package, kind):
     """Decoded text has none, so it would never be found there."""

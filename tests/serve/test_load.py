@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -19,6 +20,7 @@ import pytest
 from partita.runtime.engine import recorder
 from partita.serve.limits import ServerLimits
 from partita.serve.responses import ABORT, EventStream
+from partita.serve.running import Connection
 from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import SECONDS, Running, raw, request_bytes, running, until
 
@@ -136,6 +138,21 @@ def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_up():
     assert told == ["aborted", "ended"] and exchange.closed
 
 
+def test_who_reads_slowly_is_waited_for_and_who_reads_nothing_is_cut_off():
+    """After the last request of a connection, while an answer of megabytes is on its way."""
+    left, told = [700, 700], list[str]()
+    connection = Connection.__new__(Connection)
+    connection.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("aborted")
+    )
+    connection.loop = SimpleNamespace(call_later=lambda seconds, handler: told.append("waits"))  # type: ignore[assignment]
+    connection.timeout_keep_alive, connection._unread = 75, 1000
+    connection.timeout_keep_alive_handler()
+    assert told == ["waits"]
+    connection.timeout_keep_alive_handler()
+    assert told == ["waits", "aborted"]
+
+
 def test_the_queue_has_an_end(package):
     with running({"tiny": package}, ServerLimits(queue=2)) as small, ThreadPoolExecutor(12) as pool:
         with small.slowly():
@@ -163,6 +180,7 @@ def test_time_is_limited(package):
     with running({"tiny": package}, ServerLimits(seconds=0.3)) as hasty, hasty.slowly():
         answer = hasty.post(COMPLETION, LONG)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "request_timeout"
+        assert answer.headers["x-should-retry"] == "false", "OpenAI's client would ask twice more"
         until(lambda: is_idle(hasty))
         streamed = hasty.post(COMPLETION, {**LONG, "stream": True})
         assert streamed.status_code == 200, "it had begun"

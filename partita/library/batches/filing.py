@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.errors import UsageError
+from partita.errors import GenerationError, UsageError
 from partita.files import refuse_same
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.reading import InputFile, format_of, look_at, read_rows
 from partita.library.batches.rows import RowDefaults, check_defaults, told_unread
 from partita.library.batches.running import BatchRun
-from partita.library.batches.writing import check_library, refuse_there, write_answers
+from partita.library.batches.writing import check_library, is_there, refuse_there, write_answers
 from partita.library.contents import contents_hash
 from partita.library.scheduler import Scheduler
 from partita.package import Manifest
@@ -71,8 +71,32 @@ def check_files(source: Path, output: Path) -> None:
             what = "no file that can be read twice" if source.exists() else "no such file"
             raise UsageError(f"{spelled('input', str(source))}: {what}")
         refuse_same(journal, source, spelled("output"))
-    refuse_there(output, journal)
+    if not journal.exists():
+        refuse_there(output, journal)
     check_library(output)
+
+
+def is_finished(output: Path, place: Path, journal: Journal) -> bool:
+    """Whether this run has written its answers before, and was killed when only its journal was left to be removed.
+    Raises UsageError where the output is of another run. `place`: its absolute path.
+    """
+    if not output.exists():
+        return False
+    if len(journal) and is_there(place, journal.answers()):
+        return True
+    refuse_there(output, journal.path)
+    return False
+
+
+def check_unchanged(looked: InputFile, journal: Path) -> None:
+    """Raise GenerationError where the rows that were answered may not be those of the file that the run is of: one that
+    was still being written, say. A file that is gone was read to its end.
+    """
+    if looked.path.is_file() and look_at(looked.path).sha256 != looked.sha256:
+        raise GenerationError(
+            f"{looked.path}: has changed while its rows were answered; the answers are kept in {journal}. Put the file "
+            "back as it was and run the same command again, or remove them and begin anew"
+        )
 
 
 def identity(source: InputFile, package: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -105,16 +129,18 @@ def answer_file(
     every step. Raises UsageError, GenerationError, InstallationError; ResourceError when the disk is full,
     ProviderError when the model cannot go on: the answers so far stay, and the same call goes on.
     """
-    check_defaults(defaults, text)
     looked, place = look_at(source), output.absolute()  # whoever hears of steps may go to another folder
+    check_defaults(defaults, text, looked.format)
     run_of = identity(looked, contents_hash(folder, manifest), options)
     with Journal(journal_path(output), run_of, defaults.base_seed) as journal:
-        refuse_there(output, journal.path)  # a run that had the journal may have ended since it was looked for
+        finished = is_finished(output, place, journal)  # the run that had the journal may have ended just now
         began = time.perf_counter()
         run = BatchRun(begin(), text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked))
         run.go(read_rows(source))
         journal.sync()
-        write_answers(place, journal.answers())
+        check_unchanged(looked, journal.path)
+        if not finished:
+            write_answers(place, journal.answers())
         journal.remove()
         return FileAnswers(
             output,

@@ -94,8 +94,8 @@ class Journal:
         self._synced = time.monotonic()
 
     def answers(self) -> Iterator[bytes]:
-        """The lines of all rows, in the order of the rows. Raises UsageError where one is missing, OSError for one of
-        which not all is there.
+        """The lines of all rows, in the order of the rows. Raises UsageError where one is missing, OSError where
+        something else lies in its place: not all file systems keep a second run out.
         """
         with self._place.open("rb") as file:
             for index, place in enumerate(self._places):
@@ -103,7 +103,7 @@ class Journal:
                     raise UsageError(f"{self.path}: row {index} has no answer, so the run is not done")
                 file.seek(place)
                 line = file.readline()
-                if not line.endswith(b"\n"):
+                if not _is_of(line, index):
                     raise OSError(errno.EIO, f"{self.path} has lost the answer to row {index}")
                 yield line
 
@@ -285,6 +285,14 @@ def _lock(file: IO[bytes], path: Path) -> None:
         raise UsageError(f"{path}: another process is at work on this output; wait for it, or name another") from error
     except OSError:  # a file system without locks
         return
+
+
+def _is_of(line: bytes, index: int) -> bool:
+    """Whether a line is the whole answer to a row."""
+    try:
+        return line.endswith(b"\n") and json.loads(line)["index"] == index
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def _cannot(path: Path, error: OSError) -> ResourceError:

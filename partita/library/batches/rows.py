@@ -122,10 +122,15 @@ def told_unread(seen: set[str]) -> tuple[str, ...]:
     return tuple(sorted(seen, key=lambda name: (name == AND_OTHERS, name)))
 
 
-def check_defaults(defaults: RowDefaults, text: Text | None) -> None:
-    """Raise what every row would fail with that has no settings of its own: UsageError without a chat template, or for
-    a prefix without a message of the system, GenerationError for one that the template refuses.
+def check_defaults(defaults: RowDefaults, text: Text | None, form: str) -> None:
+    """Raise what every row would fail with that has no settings of its own: UsageError without a chat template, without
+    a tokenizer for a file of texts (`form`: txt), or for a prefix of another kind, GenerationError for a message of the
+    system that the template refuses.
     """
+    if form == "txt":
+        _tokens({"prompt": "1"}, "prompt", defaults, text)
+    elif text is None:
+        ids_after(defaults.prefix, ())
     if text is None or not (defaults.chat or defaults.system is not None):
         return
     system = defaults.system if defaults.prefix is None else system_of(defaults.prefix)
@@ -187,9 +192,12 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     """The prompt as token ids."""
     value = data[given]
     if given != "messages" and is_list(value):
-        if not all(map(_is_whole, value)):
+        ids = [_as_whole(token) for token in value]
+        if not all(map(_is_whole, ids)):
             raise UsageError(f"{given} is a list, and not of token ids alone")
-        return ids_after(defaults.prefix, [int(token) for token in value])
+        if data.get("system") is not None:
+            raise UsageError(f"system is a text, which goes before no token ids; give {given} as text, or leave it out")
+        return ids_after(defaults.prefix, ids)
     if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
         raise UsageError(  # JSON in a column of texts, more often than what a user says
             f"messages is {str(value)[:40]!r}, a text where objects with role and content belong; have JSON read into "
@@ -274,9 +282,10 @@ def _stop_ids(data: Mapping[str, Any], defaults: RowDefaults, vocab_size: int) -
     value = data.get("stop_token_ids")
     if value is None:  # a checkpoint may name one that its vocabulary lacks, which never comes
         return defaults.stop_ids
-    if not is_list(value) or not all(map(_is_whole, value)):
+    ids = [_as_whole(token) for token in value] if is_list(value) else []
+    if not is_list(value) or not all(map(_is_whole, ids)):
         raise UsageError(f"stop_token_ids is {str(value)[:40]!r}; it must be a list of token ids")
-    return tuple(stops_in(value, vocab_size))
+    return tuple(stops_in(ids, vocab_size))
 
 
 def _as_whole(value: Any) -> Any:

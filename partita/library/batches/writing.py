@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -53,6 +54,21 @@ def write_answers(path: Path, lines: Iterable[bytes]) -> None:
         ) from error
 
 
+def is_there(path: Path, lines: Iterable[bytes]) -> bool:
+    """Whether a file has just these answers: a run that was killed when it had written them left its journal."""
+    write = _write_parquet if SUFFIXES[path.suffix.lower()] == "parquet" else _write_lines
+    try:
+        with tempfile.TemporaryFile() as made, path.open("rb") as there:
+            write(made, lines)
+            made.seek(0)
+            while (block := there.read(PARQUET_BYTES)) == made.read(PARQUET_BYTES):
+                if not block:
+                    return True
+    except (OSError, UsageError):  # not all rows have their answer yet
+        return False
+    return False
+
+
 def check_library(path: Path) -> None:
     """Raise InstallationError now for a format whose library is missing, and not after the last row."""
     if SUFFIXES[path.suffix.lower()] == "parquet":
@@ -61,10 +77,11 @@ def check_library(path: Path) -> None:
 
 def _in_one_piece(path: Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write beside the file, then rename."""
-    path = path.resolve()
-    # Of one name, so that what a killed run has left is written over: the journal is locked by one run at a time. A
-    # short one: the name of the file may be as long as the file system allows.
-    temporary = path.with_name(f".partita-{hashlib.sha256(path.name.encode()).hexdigest()[:16]}.tmp")
+    named, path = str(path), path.resolve()
+    # Of one name, so that what a killed run has left is written over: the journal is locked by one run at a time,
+    # and lies where the name was given: a link and what it leads to are two. A short one: the name of the file may be
+    # as long as the file system allows.
+    temporary = path.with_name(f".partita-{hashlib.sha256(os.fsencode(named)).hexdigest()[:16]}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # a run that was killed at its very end has left it a name of the answers
         with temporary.open("wb") as file:

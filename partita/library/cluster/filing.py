@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.library.batches.filing import FileAnswers, identity
+from partita.library.batches.filing import FileAnswers, check_unchanged, identity, is_finished
 from partita.library.batches.journal import Journal, journal_path
 from partita.library.batches.reading import InputFile, look_at, read_rows
 from partita.library.batches.rows import told_unread
-from partita.library.batches.writing import refuse_there, write_answers
+from partita.library.batches.writing import write_answers
 from partita.library.cluster.options import ClusterOptions
 from partita.library.cluster.records import ClusterReport
 from partita.library.cluster.running import ClusterRun
@@ -48,11 +48,11 @@ def answer_file(
     looked = look_at(source)
     seed, place = setup.defaults.base_seed, output.absolute()
     with Journal(journal_path(output), identity(looked, setup.contents, told), seed) as journal:
-        refuse_there(output, journal.path)
+        finished = is_finished(output, place, journal)
         began = time.perf_counter()
         run = ClusterRun(
             options,
-            replace(setup, defaults=replace(setup.defaults, base_seed=journal.seed)),
+            replace(setup, defaults=replace(setup.defaults, base_seed=journal.seed), form=looked.format),
             manifest.graph.batch_size,
             journal,
             looked.rows,
@@ -61,7 +61,9 @@ def answer_file(
         )
         report = run.go(read_rows(source))
         journal.sync()
-        write_answers(place, journal.answers())
+        check_unchanged(looked, journal.path)
+        if not finished:
+            write_answers(place, journal.answers())
         journal.remove()
         filed = FileAnswers(
             output,

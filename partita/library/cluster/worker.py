@@ -62,6 +62,8 @@ class Setup:
     adapter: str | None = None
     speculation: Speculation = NO_SPECULATION
     """A draft is at the same path everywhere."""
+    form: str = "jsonl"
+    """Format of the file of prompts."""
 
 
 SETUPS = TypeAdapter(Setup)
@@ -224,7 +226,7 @@ class Worker:
             raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
         self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer)
         self._defaults = setup.defaults
-        check_defaults(self._defaults, self._text)
+        check_defaults(self._defaults, self._text, setup.form)
         target = read_chain_options(where)
         engine = LocalEngine(folder, manifest, target, threads=where.threads, choice=choice)
         placement = placement_of(engine)

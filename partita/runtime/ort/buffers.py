@@ -141,11 +141,14 @@ class Buffer:
         return held
 
     def read(self, held: Buffer) -> None:
-        """Copy it into a host buffer of the same shape and dtype; only where `readable`."""
-        if self.memory in (HOST_MEMORY, CUDA_MEMORY):
-            held.host[...] = self.value.numpy()
-        else:
-            ort.copy_tensors([self.value], [held.value])
+        """Copy it into a host buffer of the same shape and dtype; only where `readable`. Raises as a run does."""
+        try:
+            if self.memory in (HOST_MEMORY, CUDA_MEMORY):
+                held.host[...] = self.value.numpy()
+            else:
+                ort.copy_tensors([self.value], [held.value])
+        except NATIVE_ERRORS as error:
+            raise run_error(f"a copy out of {self.memory} memory", error) from error
 
     def copy(self, held: Buffer) -> npt.NDArray[Any]:
         """What is in it, on the host; only where `readable`. In `held`, a host buffer of the same shape and dtype, or
@@ -161,11 +164,14 @@ class Buffer:
         return held.host
 
     def write(self, held: Buffer) -> None:
-        """Fill device memory from a host buffer of the same shape and dtype. The address stays."""
-        if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
-            self.value.update_inplace(held.value)
-        else:
-            ort.copy_tensors([held.value], [self.value])
+        """Fill device memory from a host buffer of the same shape and dtype, in place. Raises as a run does."""
+        try:
+            if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
+                self.value.update_inplace(held.value)
+            else:
+                ort.copy_tensors([held.value], [self.value])
+        except NATIVE_ERRORS as error:
+            raise run_error(f"a copy into {self.memory} memory", error) from error
 
 
 def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from partita.errors import UsageError
+from partita.errors import GenerationError, UsageError
 from partita.library.batches import filing
 from partita.library.batches.filing import identity
 from partita.library.batches.journal import Journal, journal_path
@@ -85,10 +85,13 @@ def test_seconds_are_those_of_the_rows_and_not_of_looking_at_files(source: Path,
     monkeypatch.setattr(filing, "BatchRun", lambda scheduler, text, defaults, journal, heard: Run(journal))
     given: Any = None
     out = tmp_path / "out.jsonl"
+    source = source.rename(source.with_suffix(".jsonl"))  # texts need a tokenizer
     done = filing.answer_file(
         source, out, lambda: given, tmp_path, given, None, DEFAULTS, options={}, heard=lambda run, looked: None
     )
-    assert (done.rows, done.seconds) == (2, READING + WRITING)
+    assert (done.rows, done.seconds) == (2, READING + LOOKING + WRITING), (
+        "a look whether the file is the same as before"
+    )
     assert [json.loads(line)["index"] for line in out.read_text(encoding="utf-8").splitlines()] == [0, 1]
 
 
@@ -102,7 +105,67 @@ def test_seconds_of_a_cluster_are_those_of_the_rows_too(source: Path, tmp_path: 
     done = cluster_filing.answer_file(
         source, tmp_path / "out.jsonl", given, setup, manifest, told={}, heard=lambda run, looked: None
     )
-    assert (done.filed.rows, done.filed.seconds) == (2, READING + WRITING)
+    assert (done.filed.rows, done.filed.seconds) == (2, READING + LOOKING + WRITING)
+
+
+def answered(source: Path, out: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Rows of a file of token ids, by a run in place of one."""
+    monkeypatch.setattr(filing, "BatchRun", lambda scheduler, text, defaults, journal, heard: run(journal))
+    monkeypatch.setattr(filing, "contents_hash", lambda *_: "hash")
+    given: Any = None
+    return filing.answer_file(
+        source, out, lambda: given, out.parent, given, None, DEFAULTS, options={}, heard=lambda run, looked: None
+    )
+
+
+def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_path: Path, monkeypatch) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"tokens": [1]}\n', encoding="utf-8")
+    before = source.read_bytes()
+
+    class Grows(Run):
+        def go(self, rows: Iterable[InputRow]) -> None:
+            with source.open("a", encoding="utf-8") as file:
+                file.write('{"tok')
+            super().go(rows)
+
+    with pytest.raises(
+        GenerationError, match=r"in\.jsonl: has changed while its rows were answered.*out\.jsonl\.partial"
+    ):
+        answered(source, out, Grows, monkeypatch)
+    assert not out.exists() and journal_path(out).is_file()
+    source.write_bytes(before)
+    assert answered(source, out, Run, monkeypatch).rows == 2, "its answers were kept, the one to half a row too"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_run_that_was_killed_when_its_answers_were_written_is_finished_by_the_same_command(
+    source: Path, tmp_path: Path, monkeypatch, name: str
+) -> None:
+    source, out = source.rename(source.with_suffix(".jsonl")), tmp_path / name
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "remove", lambda self: None)
+        filing.check_files(source, out)
+        answered(source, out, Run, patched)
+    assert out.is_file() and journal_path(out).is_file()
+    made = out.read_bytes()
+    filing.check_files(source, out)
+    done = answered(source, out, Run, monkeypatch)
+    assert (done.rows, done.resumed) == (2, 2) and out.read_bytes() == made and not journal_path(out).exists()
+
+
+def test_answers_of_another_run_are_not_taken_for_those_that_a_journal_has(
+    source: Path, tmp_path: Path, monkeypatch
+) -> None:
+    source, out = source.rename(source.with_suffix(".jsonl")), tmp_path / "out.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "remove", lambda self: None)
+        answered(source, out, Run, patched)
+    theirs = out.read_bytes().replace(b'"stop"', b'"length"')
+    out.write_bytes(theirs)
+    with pytest.raises(UsageError, match="exists already"):
+        answered(source, out, Run, monkeypatch)
+    assert out.read_bytes() == theirs and journal_path(out).is_file()
 
 
 def begun(looked: InputFile, journal: Path) -> None:

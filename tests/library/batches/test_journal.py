@@ -264,6 +264,35 @@ def test_an_answer_that_was_lost_on_disk_is_not_passed_on(tmp_path: Path):
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_what_another_run_has_written_over_an_answer_is_not_passed_on(tmp_path: Path):
+    """Not all file systems have locks: two runs of one output may be at work."""
+    path = tmp_path / "journal"
+    for other in (b'{"index": 1, "id": null', b'{"index": 7, "id": null', b'x"index": 0, "id": null'):
+        path.unlink(missing_ok=True)
+        with Journal(path, RUN, 1) as journal:
+            journal.append(answer(0))
+            journal.append(answer(1))
+            whole = path.read_bytes()
+            path.write_bytes(whole.replace(b'{"index": 0, "id": null', other))
+            with pytest.raises(ResourceError, match="lost the answer to row 0"):
+                write_answers(tmp_path / "out.jsonl", journal.answers())
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_link_and_what_it_leads_to_are_written_apart(tmp_path: Path):
+    """Two runs, two journals: neither has the half-written file of the other."""
+    link, out = tmp_path / "link.jsonl", tmp_path / "out.jsonl"
+    link.symlink_to(out)
+
+    def meanwhile():
+        yield b"first\n"
+        write_answers(out, iter([b"second\n"]))
+
+    with pytest.raises(UsageError, match="was written while"):
+        write_answers(link, meanwhile())
+    assert out.read_bytes() == b"second\n" and len([*tmp_path.iterdir()]) == 2
+
+
 def test_a_journal_that_is_a_link_to_nowhere_is_an_error_in_a_line(tmp_path: Path):
     (tmp_path / "journal").symlink_to(tmp_path / "gone" / "journal")
     with pytest.raises(ResourceError, match="cannot be written"):

@@ -19,6 +19,7 @@ from partita.library.batches.rows import (
     InputRow,
     RowAnswer,
     RowDefaults,
+    check_defaults,
     note_unread,
     row_seed,
     told_unread,
@@ -56,6 +57,24 @@ def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
     assert (work.stop, work.stop_ids, work.logprobs) == (("x",), (5,), 2)
     assert asked({"tokens": [4, 5]}, None, RowDefaults(GREEDY)).prompt == (4, 5)
     assert asked({"prompt": [4, 5]}, text).prompt == (4, 5), "token ids, as other programs have them"
+    floats = asked({"tokens": [4.0, 5.0], "stop_token_ids": [2.0]}, text)
+    assert (floats.prompt, floats.stop_ids) == ((4, 5), (2,)), "as tables with missing values have them"
+    with pytest.raises(UsageError, match="a list, and not of token ids alone"):
+        asked({"tokens": [4.5]}, text)
+    with pytest.raises(UsageError, match="system is a text, which goes before no token ids"):
+        asked({"tokens": [4, 5], "system": "Be terse"}, text)
+
+
+def test_what_every_row_would_fail_with_is_said_before_the_first(text):
+    ids, words = Said((4, 5), None, None), Said((4, 5), "return", None)
+    check_defaults(replace(DEFAULTS, prefix=words), text, "txt")
+    check_defaults(replace(DEFAULTS, prefix=ids), None, "jsonl")
+    with pytest.raises(UsageError, match="prefix is one of token ids"):
+        check_defaults(replace(DEFAULTS, prefix=ids), text, "txt")
+    with pytest.raises(UsageError, match="prefix is one of text"):
+        check_defaults(replace(DEFAULTS, prefix=words), None, "jsonl")
+    with pytest.raises(UsageError, match="no tokenizer is used"):
+        check_defaults(DEFAULTS, None, "txt")
 
 
 def test_messages_go_through_the_chat_template(text):

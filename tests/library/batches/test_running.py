@@ -153,6 +153,27 @@ def test_ctrl_c_keeps_what_is_done_and_answers_nothing_by_half(tmp_path):
     assert [row["tokens"] for row in found] == [known_tokens([n + 1], 3 + n, ALL) for n in range(6)]
 
 
+def test_a_row_that_could_not_begin_for_want_of_memory_has_no_answer_and_the_next_run_has(tmp_path, monkeypatch):
+    rows = [InputRow(index, {"tokens": [index + 1]}) for index in range(3)]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        join, joined = engine.join, list[object]()
+
+        def joins(number: int, request: Any) -> int:
+            joined.append(request)
+            if len(joined) == 3:
+                raise MemoryError("no room")
+            return join(number, request)
+
+        monkeypatch.setattr(engine, "join", joins)
+        with Journal(tmp_path / "out", {}, 11) as journal, pytest.raises(MemoryError):
+            BatchRun(Scheduler(engine, None), None, DEFAULTS, journal).go(rows)
+        with Journal(tmp_path / "out", {}, 11) as journal:
+            assert 2 not in journal
+            BatchRun(Scheduler(engine, None), None, DEFAULTS, journal).go(rows)
+            found = [json.loads(line) for line in journal.answers()]
+    assert [row["error"] for row in found] == [None] * 3
+
+
 class Odd:
     """A tokenizer that does not load, once it is to encode; and that has no piece for token 47."""
 

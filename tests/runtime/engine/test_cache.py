@@ -113,7 +113,7 @@ class Growing:
     def wipe(self, rows) -> None:
         self.clear()
 
-    def rewinds(self, tokens, filled) -> bool:
+    def rewinds(self, tokens, filled, rows) -> bool:
         return True
 
     def rewind(self, row, tokens) -> None:

@@ -69,8 +69,8 @@ class Store(Protocol):
     def wipe(self, rows: Sequence[int]) -> None:
         """Zero what these rows have, as `wipes` has allowed."""
 
-    def rewinds(self, tokens: int, filled: int) -> bool:
-        """Whether a row that has `filled` tokens can be taken back by so many."""
+    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
+        """Whether a row, one of so many, that has `filled` tokens can be taken back by so many tokens."""
 
     def rewind(self, row: int, tokens: int) -> None:
         """Take a row back by so many tokens, which `rewinds` has allowed."""

@@ -145,12 +145,13 @@ class Cache:
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether a row can be taken back by so many tokens that it has, however many these are."""
-        return all(store.rewinds(tokens, MANY) for store in self.stores)
+        return all(store.rewinds(tokens, MANY, len(self.filled)) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
         filled = self.filled[row]
-        if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
+        rows = len(self.filled)
+        if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled, rows) for store in self.stores):
             return False
         for store in self.stores:
             store.rewind(row, tokens)

@@ -22,7 +22,7 @@ class FixedStates(InPlace):
     def begin(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int, filled: int) -> bool:
+    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
         """Any number: the cursor says what is valid, and no buffer rolls over what it would go back to."""
         return 0 <= tokens <= filled
 

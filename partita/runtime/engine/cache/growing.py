@@ -107,15 +107,16 @@ class GrowingStates:
     def wipe(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int, filled: int) -> bool:
+    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
         """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has and
         in memory that can be read back.
         """
         if tokens == 0:
             return True
-        known = all(buffer.memory in (HOST_MEMORY, CUDA_MEMORY) for buffer in self._now)
+        places = [self._session.fresh_memory(state.past).memory for state in self.states]  # of what a step makes
+        known = all(memory in (HOST_MEMORY, CUDA_MEMORY) for memory in places)
         plain = all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
-        return self._rows == 1 and known and plain
+        return rows == 1 and known and plain
 
     def rewind(self, row: int, tokens: int) -> None:
         """Keep all but the last tokens of every state; by way of the host."""

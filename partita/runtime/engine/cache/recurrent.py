@@ -23,7 +23,7 @@ class RecurrentStates(InPlace):
         """Zero the rows' part."""
         self.wipe(rows)
 
-    def rewinds(self, tokens: int, filled: int) -> bool:
+    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
         """Not by a single token: what it took in cannot be taken out."""
         return tokens == 0 or not self.states
 

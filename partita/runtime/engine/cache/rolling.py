@@ -35,7 +35,7 @@ class RollingStates(InPlace):
     def begin(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int, filled: int) -> bool:
+    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
         """Any number, as long as nothing was dropped."""
         return tokens == 0 or not self.states or filled <= self.room
 
