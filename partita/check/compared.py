@@ -14,7 +14,7 @@ from partita.errors import ReportError
 from partita.observations.text_format import decimals, human_bytes, listing, name_some, named_provider, plural
 from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.outcome import wanted_of
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import Phase, PhaseCost, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,17 @@ def _say_copy(change: CopyChange) -> str:
 def _count_more_copy_bytes(both: Beside) -> Found:
     """How many bytes more in one run, in the phase where they are most.
 
-    Per run, not per token: runs with another number of tokens have no figure here, for they cannot be compared.
+    Per run; where a run has another number of tokens it is told whether as many tokens take no more.
     """
     larger, grown, known = [], 0.0, True
     phases = _common_phases(both)
+    compared = {figure.phase for figure in both.diff.figures if figure.name == "copy_bytes_per_run"}
+    for first, second in phases:
+        if second.name not in compared and not _moves_no_more(first.cost, second.cost):
+            known = False
+            larger.append(
+                f"cannot be confirmed in {second.name}: a run has another number of tokens than in the baseline"
+            )
     more = [now.name for was, now in phases if _count_inside(now) > _count_inside(was) or _is_unsure(was, now)]
     for figure in both.diff.figures:
         was, now = figure.before, figure.after
@@ -205,6 +212,14 @@ def _count_more_copy_bytes(both: Beside) -> Found:
             sizes = f"{human_bytes(round(now))}, {human_bytes(round(was))} in the baseline"
             larger.append(f"{sizes}, per run of {figure.phase}")
     return Found(grown if known else None, "; ".join(larger) or "no more where known")
+
+
+def _moves_no_more(was: PhaseCost | None, now: PhaseCost | None) -> bool:
+    """Whether runs of different numbers of tokens are known to copy no more: nothing, or no more for each token."""
+    if now is not None and now.copies == 0:
+        return True
+    before, after = (None if cost is None else cost.copy_bytes_per_token for cost in (was, now))
+    return before is not None and after is not None and after <= before
 
 
 def _known_growth(both: Beside, phase: str) -> tuple[str, int]:
@@ -236,6 +251,10 @@ def _measure_slowdown(both: Beside) -> Found:
         return Found(None, "", "cannot be confirmed: the runs were on different processors")
     if first.name != second.name:
         return Found(None, "", f"cannot be confirmed: {second.name} here, {first.name} in the baseline")
+    if None not in (first.profiled, second.profiled) and first.profiled is not second.profiled:
+        which = "here" if second.profiled else "in the baseline"
+        said = f"every step of {second.name} was profiled {which}, which makes them slower; generate more tokens there"
+        return Found(None, "", f"cannot be confirmed: {said}")
     was, now = first.tokens_per_second, second.tokens_per_second
     if not was or not now:
         return Found(None, "", "cannot be confirmed: one of the reports has no speed")

@@ -97,6 +97,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     asked that only a baseline tells, and there is none.
     """
     outcomes = [*_sound(report)]
+    outcomes += [] if baseline is None else _adds_up(baseline[1], "the baseline")
     if any(is_known(phase) for phase in report.phases):
         beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
@@ -114,9 +115,14 @@ def _sound(report: Report) -> Iterator[Outcome]:
     """A report that does not add up proves nothing, nor does one without a node."""
     if not any(is_known(phase) for phase in report.phases):
         yield Outcome(check="report", holds=False, detail="no phase has a node, so nothing can be confirmed")
+    yield from _adds_up(report, "it")
+
+
+def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
+    """That a report does not add up, if so: what was not on a provider in it cannot have left one."""
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:
-        yield Outcome(check="report", holds=False, detail=f"it does not add up: {'; '.join(failed)}")
+        yield Outcome(check="report", holds=False, detail=f"{what} does not add up: {'; '.join(failed)}")
 
 
 def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:

@@ -227,15 +227,25 @@ def _copies(changes: Sequence[CopyChange]) -> Section | None:
     return Section("copies", "Copies", blocks, plural(len(changes), "change"))
 
 
+def _whole(sizes: Iterable[int | None]) -> int | None:
+    """Of all copies of a tensor in a phase; None where one is not known."""
+    known = [*sizes]
+    return None if None in known else sum(size or 0 for size in known)
+
+
 def _copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
     """One copy in every phase that it changed in."""
     change = same[0]
+    phases = list(dict.fromkeys(entry.phase for entry in same))
     was, now = (
-        " / ".join(human_bytes(size) for size in sizes)
-        for sizes in ([entry.bytes_before for entry in same], [entry.bytes_after for entry in same])
+        " / ".join(human_bytes(_whole(size for phase, size in sizes if phase == name)) for name in phases)
+        for sizes in (
+            [(entry.phase, entry.bytes_before) for entry in same],
+            [(entry.phase, entry.bytes_after) for entry in same],
+        )
     )
     cells = {"new": ("", now), "gone": (was, ""), "changed": (was, now)}[change.change]
-    only = "" if len(same) > 1 else f", in {change.phase}"
+    only = "" if len(phases) > 1 else f", in {change.phase}"
     first, *others = change.caused_by or ("",)
     cause = f", for {first}{f' and {len(others)} more' if others else ''}" if first else ""
     border = "" if change.kind == "memcpy_node" else f"{change.kind.replace('_', ' ')}, "

@@ -223,6 +223,10 @@ class Phase(Record):
     step_p99_ms: float | None
     overhead_p50_ms: float | None
     """Median time per step outside the session run."""
+    profiled: bool | None = None
+    """Whether the timed steps were profiled, which makes them slower; null where none was timed, and in reports of
+    earlier versions.
+    """
     bodies: Bodies | None = None
     """Null when the file has no control flow."""
     folded: int | None = None

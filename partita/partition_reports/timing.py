@@ -47,6 +47,8 @@ class StepTimes:
     step_p95_ms: float | None
     step_p99_ms: float | None
     overhead_p50_ms: float | None
+    profiled: bool | None
+    """They were profiled, which makes them slower: there were no others; None without a step."""
     note: str
 
 
@@ -103,6 +105,7 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
         step_p95_ms=percentile(milliseconds, 95),
         step_p99_ms=percentile(milliseconds, 99),
         overhead_p50_ms=percentile([1000 * step.overhead_seconds for step in timed], 50),
+        profiled=not free if of_phase else None,
         note=_speed_note(len(of_phase), len(free)),
     )
 

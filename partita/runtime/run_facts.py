@@ -131,7 +131,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         inner=entry.model.inner,
         file=entry.graph.file,
         phases=entry.phases,
-        ports=_port_facts(entry, runner.executor.last_bound(entry.phases[-1]), session.wanted_memory),
+        ports=_port_facts(entry, runner.executor.seen_bound(entry.phases[-1]), session.wanted_memory),
         events=events,
         runs=runs,
     )

@@ -533,6 +533,29 @@ def test_a_cache_that_no_longer_stays_is_behind():
     assert failures(Gate(), now, now) == {}, "it was no better before"
 
 
+def test_bytes_of_runs_with_other_tokens_hold_only_where_a_token_takes_no_more():
+    """Their sizes are no figure of a diff, and what is not compared is not confirmed."""
+
+    def run(tokens, each):
+        size = None if each is None else tokens * each
+        cost = {"tokens_per_run": tokens, "copy_bytes_per_run": size, "copy_bytes_per_token": each}
+        return each_phase(mixed(), lambda phase: {"cost": with_cost(phase, **cost)})
+
+    assert failures(Gate(), run(8, 100), run(2, 100)) == failures(Gate(), run(2, 100), run(8, 100)) == {}
+    for larger in (run(8, 101), run(2, 101), run(2, None)):
+        said = failures(Gate(), larger, run(4, 100))["--baseline: bytes copied"]
+        assert "cannot be confirmed in prefill: a run has another number of tokens" in said
+    none = each_phase(run(2, None), lambda phase: {"copies": (), "cost": with_cost(phase, copies=0)})
+    assert "--baseline: bytes copied" not in failures(Gate(), none, run(4, 100)), "nothing is copied"
+
+
+def test_a_baseline_that_does_not_add_up_is_none():
+    report = mixed()
+    first, *rest = report.checks
+    broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
+    assert f"the baseline does not add up: {first.name}" in failures(Gate(), report, broken)["report"]
+
+
 def test_a_phase_that_is_not_run_any_more_is_behind():
     found = failures(Gate(), mixed().model_copy(update={"phases": mixed().phases[:1]}), mixed())
     assert found == {"--baseline: phases": "decode missing here"}
@@ -556,6 +579,17 @@ def test_time_on_another_processor_or_of_another_phase_cannot_be_compared():
     short = was.model_copy(update={"phases": was.phases[:1]})
     said = failures(gate, mixed(), short)["--max-slowdown 0.5"]
     assert said == "cannot be confirmed: decode here, prefill in the baseline"
+
+
+def test_the_speed_of_profiled_steps_is_not_compared_with_that_of_others():
+    free, slow = (each_phase(mixed(), lambda phase, p=p: {"profiled": p}) for p in (False, True))
+    gate = Gate(max_slowdown=0.5)
+    for now, was, where in ((free, slow, "in the baseline"), (slow, free, "here")):
+        said = failures(gate, now, was)["--max-slowdown 0.5"]
+        assert f"cannot be confirmed: every step of decode was profiled {where}" in said
+    older = each_phase(mixed(), lambda phase: {"profiled": None})
+    for one in (free, slow, older):
+        assert failures(gate, one, one) == failures(gate, one, older) == {}
 
 
 def test_a_baseline_that_wanted_another_provider_is_none():

@@ -219,6 +219,27 @@ def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
     assert "a run has 1 new tokens in one report and 2 in the other" in " ".join(found.notes)
 
 
+def test_two_copies_of_a_tensor_in_one_phase_are_not_two_phases():
+    before = mixed()
+
+    def larger(phase):
+        if phase.name != "decode":
+            return {}
+        first, *rest = phase.copies
+        other = first.model_copy(update={"name": "other", "bytes_per_run": 1024})
+        return {"copies": (*(each.model_copy(update={"bytes_per_run": 4096}) for each in (first,)), other, *rest)}
+
+    def also(phase):
+        if phase.name != "decode":
+            return {}
+        first, *rest = phase.copies
+        return {"copies": (first, first.model_copy(update={"name": "other"}), *rest)}
+
+    said = rendered(compare(each_phase(before, also), each_phase(before, larger)), 160)
+    (row,) = [line for line in said.splitlines() if line.lstrip("│ ").startswith("changed")]
+    assert "  1 KiB" in row and "5 KiB" in row and ", in decode" in row and " / " not in row
+
+
 def test_copies_in_bodies_are_a_difference():
     def inside(copies, *phases):
         bodies = Bodies(nodes=5, cpu_nodes=(), copies=copies)

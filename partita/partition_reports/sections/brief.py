@@ -11,7 +11,7 @@ from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_title, say_cost
 from partita.partition_reports.sections.glance import Glance, find_flags, glance
 from partita.partition_reports.sections.model import Command, text_of
-from partita.partition_reports.sections.shared import count_and_bytes, placements
+from partita.partition_reports.sections.shared import count_and_bytes, placements, said_inside
 from partita.partition_reports.verdict import phase_names, say_cache
 
 MOST_LINES = 10
@@ -81,10 +81,11 @@ def _copies(phase: Phase) -> str:
     """Copies and partitions of one run."""
     cost, parts = phase.cost, plural(len(phase.partitions), "partition")
     where = "" if phase.name == "run" else f" of {phase.name}"
+    inside = said_inside(phase)
     if cost is None:
-        return f"{len(phase.copies):,}; {parts}"
+        return f"{len(phase.copies):,}{inside}; {parts}"
     counted = count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    return f"{counted} in a run{where}; {parts}"
+    return f"{counted} in a run{where}{inside}; {parts}"
 
 
 def _speed(report: Report) -> Iterator[str]:

@@ -30,7 +30,7 @@ from partita.partition_reports.sections.model import (
     table,
     words,
 )
-from partita.partition_reports.sections.shared import best_observed, copied_bytes, placements
+from partita.partition_reports.sections.shared import best_observed, copied_bytes, placements, said_inside
 from partita.partition_reports.verdict import merge_phases
 
 TIMED = (
@@ -47,7 +47,8 @@ def section(report: Report) -> Section | None:
         return None
     copying = tuple(phase for phases in placed for phase in phases if phase.copies)
     if not copying:
-        return Section("copies", "Copies", (Line(_say_none(report)),))
+        inside = "".join(dict.fromkeys(said_inside(phase) for phases in placed for phase in phases))
+        return Section("copies", "Copies", (Line(_say_none(report, inside)),))
     blocks: list[Block] = []
     for phases in merge_phases(copying):
         blocks += [_family_table(report, phases), Fold(f"All copies{_where(phases)}", (_copy_table(report, phases),))]
@@ -55,11 +56,12 @@ def section(report: Report) -> Section | None:
     return Section("copies", "Copies", tuple(blocks))
 
 
-def _say_none(report: Report) -> str:
-    """That there is no copy, as far as anybody can know."""
+def _say_none(report: Report, inside: str) -> str:
+    """That there is no copy, as far as anybody can know. `inside`: what there is in control flow."""
     known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
     bound = "every session input and output is bound where ONNX Runtime wants it"
-    return f"None: no Memcpy node, and {bound if known else 'nothing is known of session inputs and outputs'}."
+    where = f" outside control flow{inside}" if inside else ""
+    return f"None: no Memcpy node{where}, and {bound if known else 'nothing is known of session inputs and outputs'}."
 
 
 def _where(phases: Sequence[Phase]) -> str:

@@ -33,7 +33,7 @@ from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
 from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
-from partita.partition_reports.sections.shared import COPY_OPERATORS, in_bytes, placements, runtime_name
+from partita.partition_reports.sections.shared import COPY_OPERATORS, in_bytes, placements, runtime_name, said_inside
 from partita.partition_reports.time_split import split_time, whole_percent
 from partita.partition_reports.verdict import give_verdict
 from partita.remedies import shell
@@ -342,10 +342,11 @@ def _say_moves(phase: Phase) -> str:
     """Copies and partitions."""
     cost, run = phase.cost, "run" if phase.name == "run" else f"{phase.name} run"
     parts = plural(len(phase.partitions), "partition")
-    if cost is None or not cost.copies:
-        return f"No copy between devices; {parts}"
-    size = in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
-    return f"{plural(cost.copies, 'copy')} per {run}{size}; {parts}"
+    count, inside = len(phase.copies) if cost is None else cost.copies, said_inside(phase)
+    if not count:
+        return f"{f'No copy outside control flow{inside}' if inside else 'No copy between devices'}; {parts}"
+    size = "" if cost is None else in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+    return f"{plural(count, 'copy')} per {run}{size}{inside}; {parts}"
 
 
 def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:

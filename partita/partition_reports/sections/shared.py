@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from partita.observations.records import Environment
 from partita.observations.text_format import human_bytes, plural, short_provider
+from partita.partition_reports.copies import copies_inside
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
@@ -45,6 +46,15 @@ def in_bytes(size: int | None, at_least: int = 0) -> str:
     if size is not None:
         return f" ({human_bytes(size)})"
     return f" ({human_bytes(at_least)} or more)" if at_least else " (size not known)"
+
+
+def said_inside(phase: Phase) -> str:
+    """What is known of copies in the bodies of control flow, to stand behind the number of the others."""
+    if phase.bodies is None:
+        return ""
+    if copies_inside(phase) is None:
+        return " (in control-flow subgraphs not all are seen)"
+    return f" and {phase.bodies.copies:,} in control-flow subgraphs" if phase.bodies.copies else ""
 
 
 def copied_bytes(copies: Sequence[Copy]) -> str:

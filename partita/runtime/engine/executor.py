@@ -55,6 +55,8 @@ class Executor:
         self.takes_rope_length = roped or contract.rereads_at is not None
         self.choosing = self._choosing()
         self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
+        self._observed: dict[GraphName, BoundGraph] = {}
+        """Of the last run that was profiled: what the report says of a step is of that one."""
         """By the graph, and S of those that confirm guesses, which change from step to step; 1 where the graph of
         single tokens reads several all the same, else 0.
         """
@@ -73,7 +75,7 @@ class Executor:
         changed = [new is not old for new, old in zip(adapters, self._adapters, strict=True)]
         for place, graph in [*self._bound.items()]:
             if any(changed[slice(*graph.span or (None,))]):  # what is bound once stays bound
-                graph.release()
+                self._let_go(graph)
                 del self._bound[place]
         self._adapters = adapters
         self._stacked = {
@@ -141,7 +143,7 @@ class Executor:
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             old = self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
             if old is not None and old.recorded:
-                old.release()  # else the device keeps what was captured for as long as the session lives
+                self._let_go(old)  # else the device keeps what was captured for as long as the session lives
             kept = self._bound[place] = BoundGraph(
                 entry,
                 self.cache,
@@ -155,9 +157,15 @@ class Executor:
             )
         return kept
 
-    def last_bound(self, name: GraphName) -> BoundGraph:
-        """The buffers that a graph last ran with, or would run with."""
-        kept = self._bound.get((name, 0))
+    def _let_go(self, graph: BoundGraph) -> None:
+        graph.release()
+        self._observed = {name: kept for name, kept in self._observed.items() if kept is not graph}
+
+    def seen_bound(self, name: GraphName) -> BoundGraph:
+        """The buffers of a graph's last run that was profiled, which may have been of more rows than those after it; of
+        its last run where none was, or those that it would run with.
+        """
+        kept = self._observed.get(name) or self._bound.get((name, 0))
         return kept if kept is not None else self.bound(name, self.graphs.chunk or 1 if name == "prefill" else 1, 1)
 
     def prepare(self, plan: StepPlan) -> BoundGraph:
@@ -193,6 +201,8 @@ class Executor:
                 self.cache.begin(plan.begins)
             graph.place(np.array(plan.starts, np.int64), rope_length)
             outcome = graph.run()
+            if outcome.observed and plan.graph == self.graph(plan.graph).phases[-1]:
+                self._observed[plan.graph] = graph
             self.cache.advance(graph.binding, plan.starts, plan.take, plan.span)
         except BaseException:
             self.cache.dirty = True
@@ -201,7 +211,7 @@ class Executor:
 
     def release(self) -> None:
         """Free the buffers, before the sessions that they are of."""
-        for graph in self._bound.values():
+        for graph in {*self._bound.values(), *self._observed.values()}:
             graph.release()
         self.cache.release()
 
