@@ -64,8 +64,11 @@ class Mixes:
             with stage(work.progress, "choose widths", work.seconds, size) as current:
                 self.ladder = self._search(graphs, current)
         assert self.draft.plan is not None
-        count = self.counts[0]
-        return repacked(graphs, _mixed(self.draft.plan, self.ladder, count)), self._record(count)
+        count, most = self.counts[0], work.options.max_weight_size
+        made = repacked(graphs, _mixed(self.draft.plan, self.ladder, count))
+        if most is not None and _size(made) > most:  # another way of writing it than the one that was searched on
+            raise _too_large(most, _size(made), "in the way of writing that the target runs")
+        return made, self._record(count)
 
     def widen(self, ratio: float) -> bool:
         """Note that what was written has so large a ratio; False when nothing wider is left to try."""
@@ -78,10 +81,7 @@ class Mixes:
         draft, options, plan, base = self.draft, self.draft.work.options, self.draft.plan, _size(graphs)
         assert plan is not None
         if options.max_weight_size is not None and base > options.max_weight_size:
-            raise ResourceError(
-                f"{spelled('max_weight_size', human_bytes(options.max_weight_size))}: the weights take "
-                f"{human_bytes(base)} with none wider than {options.precision}; nothing was written"
-            )
+            raise _too_large(options.max_weight_size, base, f"with none wider than {options.precision}")
         self.text, self.unseen = _search_text(draft)
         held = spilled.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
         beside = 4 * self.text.tokens * draft.fake.vocab_size
@@ -154,6 +154,11 @@ def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
     while count > 0 and _size(repacked(graphs, _mixed(plan, ladder, count))) > limit:
         count -= 1
     return count
+
+
+def _too_large(most: int, size: int, how: str) -> ResourceError:
+    takes = f"the weights take {human_bytes(size)} {how}"
+    return ResourceError(f"{spelled('max_weight_size', human_bytes(most))}: {takes}; nothing was written")
 
 
 def _size(graphs: Graphs) -> int:

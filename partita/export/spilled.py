@@ -44,8 +44,9 @@ CAN = hasattr(mmap.mmap, "madvise") and hasattr(mmap, "MADV_DONTNEED") and hasat
 """Linux and macOS, and a transformers that loads as the installed one does."""
 
 
-def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None) -> int:
-    """How many parameters of a model of these tensors are in memory at a time, when it is loaded with `scratch`.
+def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None, written: int = 0) -> int:
+    """How many parameters of a model of these tensors are in memory at a time, when it is loaded with `scratch` after
+    so many bytes were `written` there.
 
     That is all of them where it stays in memory. Else it is twice the largest layer, or tensor beside the layers: one
     that is loaded, and the tensors that it is made of.
@@ -56,15 +57,17 @@ def resident_parameters(tensors: Mapping[str, TensorInfo], scratch: Path | None)
         part = name if layer is None else layer[0]
         sizes[part] = sizes.get(part, 0) + math.prod(info.shape)
     every = sum(sizes.values())
-    return min(every, 2 * max(sizes.values(), default=0)) if _spills(every, scratch) else every
+    return min(every, 2 * max(sizes.values(), default=0)) if _spills(every, scratch, written) else every
 
 
-def _spills(parameters: int, scratch: Path | None) -> bool:
-    """Whether a model of so many parameters is put into a file in the folder `scratch`."""
+def _spills(parameters: int, scratch: Path | None, written: int = 0) -> bool:
+    """Whether a model of so many parameters is put into a file in the folder `scratch`, where something is written
+    before.
+    """
     if scratch is None or not CAN or parameters < LEAST_PARAMETERS:
         return False
     try:
-        return shutil.disk_usage(scratch).free >= parameters * 4 * SPACE_MARGIN
+        return shutil.disk_usage(scratch).free - written >= parameters * 4 * SPACE_MARGIN
     except OSError:
         return False
 

@@ -89,13 +89,13 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     """
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
     text = _quality_text(exported, work, runtime)
+    rounded = _rounded_parameters(exported)  # a byte for each, until they are written
     if options.verify:
-        twin = options.computing.twin  # which keeps all of its cache in its own type
-        held = spilled.resident_parameters(checkpoint.tensors, work.scratch)
-        known_answer.check_memory(held, _cache_bytes(contract, twin), needed=options.rounds)
+        held = spilled.resident_parameters(checkpoint.tensors, work.scratch, contract.weight_bytes)
+        _check_memory_of_answer(exported, options, held)
         if text is not None:
             _check_memory_of_quality(exported, held, text, needed=options.rounds)
-    _check_space(options.out.parent, contract.weight_bytes)
+    _check_space(options.out.parent, contract.weight_bytes + rounded)
     with (
         _calibrated(exported, work) as exported,
         stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
@@ -118,6 +118,8 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
     _tell_same_text(exported, work, text)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
+    if options.verify:  # others have written to the disk meanwhile, perhaps
+        _check_memory_of_answer(exported, options, spilled.resident_parameters(checkpoint.tensors, work.scratch))
     manifest = _verify(exported, work, manifest, runtime.replay)
     manifest = _rounded_cache(exported, work, manifest, runtime)
     manifest, (result, smoke) = _run(work, manifest, lambda m: run_all(work, m, runtime.smoke, attempts.target))
@@ -134,6 +136,19 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
+
+
+def _check_memory_of_answer(exported: Exported, options: ExportOptions, held: int) -> None:
+    """Raise ResourceError where the original does not fit. `held`: parameters of it that are in memory."""
+    twin = options.computing.twin  # which keeps all of its cache in its own type
+    known_answer.check_memory(held, _cache_bytes(exported.contract, twin), needed=options.rounds)
+
+
+def _rounded_parameters(exported: Exported) -> int:
+    """Weights that are rounded on a text; 0 without one."""
+    if exported.calibrate is None or exported.packed is None:
+        return 0
+    return sum(kind.parameters for kind in exported.packed.kinds)
 
 
 def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
@@ -153,7 +168,7 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
     if exported.calibrate is None or exported.packed is None:
         yield exported
         return
-    size = sum(kind.parameters for kind in exported.packed.kinds)
+    size = _rounded_parameters(exported)
     with tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=f"{work.folder.name}-rounded-") as name:
         with stage(work.progress, "calibrate", work.seconds, size) as current:
             found = exported.calibrate(Path(name), current)

@@ -94,6 +94,8 @@ def test_a_model_larger_than_the_memory_needs_a_layer_at_a_time(
     tensors = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=8))).tensors
     every, some = spilled.resident_parameters(tensors, None), spilled.resident_parameters(tensors, tmp_path)
     assert some < every / 2
+    free = shutil.disk_usage(tmp_path).free
+    assert spilled.resident_parameters(tensors, tmp_path, free) == every, "what is written before takes the room"
     monkeypatch.setattr(known_answer, "free_bytes", lambda: every * 4.0)
     with pytest.raises(ResourceError, match="needs about.* on the disk of OUT"):
         known_answer.check_memory(every, 0)

@@ -243,7 +243,10 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dic
         if not any(name.endswith(".weight") for name in known):
             others.update(each.modules[:1])
             continue
-        if quantiser(packing.quantiser).calibrate is None or not _keeps_columns(each.packed.origin):
+        if quantiser(packing.quantiser).calibrate is None:
+            continue
+        if not _keeps_columns(each.packed.origin):
+            others.update(each.modules[:1])
             continue
         for tensor in sorted(each.packed.tensors):
             modules = [
@@ -252,6 +255,7 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dic
             modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
             own = [name for name in modules if name in each.modules]
             if not own and any(_looks_up(model, name) for name in each.modules):  # its head has other weights here
+                others.update(each.modules[:1])
                 continue
             for module in own or modules:
                 found.setdefault(module, _Wanted(tensor, packing))

@@ -6,6 +6,7 @@ They lie in 16 bits in the file and are cast as the graph is opened, as in a pac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from partita.export.passes.rewriting import drop_unused_initializers
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import parameter_names
 from partita.export.quantisation.rewrite import Narrowed, Outcome, modules_of
+from partita.export.spilled import let_go
 from partita.export.target import TakesEach
 from partita.export.weight_sources import Plain, stored
 
@@ -60,12 +62,17 @@ def keep_narrow(
 def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:
     """Give `model`, of transformers, those weights as 16 bits have them, in place."""
     names = parameter_names(model, sources)
+    readers = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     for each in narrowed.values():
         found = [name for tensor in each.tensors for name in names.single.get(tensor, ())]
         found += [name for name, _ in names.stacked_of(each.tensors)]
         own = [name for name in found if name.rpartition(".")[0] in each.modules]
-        for name in own or found:
+        given = [model.get_parameter(name) for name in own or found]
+        for name, wide in zip(own or found, given, strict=True):
+            rounded = wide.detach().to(to_torch(each.dtype)).to(wide.dtype)
+            if sum(other is wide for other in given) == readers[id(wide)]:  # where it lies: it may be in a file
+                wide.data.copy_(rounded)
+                continue
             module, _, last = name.rpartition(".")
-            wide = getattr(model.get_submodule(module), last).detach()
-            rounded = torch.nn.Parameter(wide.to(to_torch(each.dtype)).to(wide.dtype), requires_grad=False)
-            setattr(model.get_submodule(module), last, rounded)
+            setattr(model.get_submodule(module), last, torch.nn.Parameter(rounded, requires_grad=False))
+    let_go(model)
