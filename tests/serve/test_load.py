@@ -142,10 +142,9 @@ def test_who_reads_slowly_is_waited_for_and_who_reads_nothing_is_cut_off():
     """After the last request of a connection, while an answer of megabytes is on its way."""
     left, told = [700, 700], list[str]()
     connection = Connection.__new__(Connection)
-    connection.transport = SimpleNamespace(
-        get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("aborted")
-    )
-    connection.loop = SimpleNamespace(call_later=lambda seconds, handler: told.append("waits"))  # type: ignore[assignment]
+    transport: Any = SimpleNamespace(get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("aborted"))
+    loop: Any = SimpleNamespace(call_later=lambda seconds, handler: told.append("waits"))
+    connection.transport, connection.loop = transport, loop
     connection.timeout_keep_alive, connection._unread = 75, 1000
     connection.timeout_keep_alive_handler()
     assert told == ["waits"]
