@@ -185,7 +185,7 @@ def test_a_run_of_special_tokens_is_not_decoded_again_with_each(text, monkeypatc
 
     monkeypatch.setattr(type(text), "decode_at_once", noted)
     assert not any(stream.push(2) for _ in range(2000)) and decoded < 100
-    assert "".join(stream.push(token) for token in text.encode(" more")[1:]) + stream.finish() == " more"
+    assert "".join(stream.push(token) for token in text.encode("more")) + stream.finish() == "more"
 
 
 @pytest.mark.parametrize("kind", ["tokenizers", "transformers"])

@@ -130,7 +130,8 @@ def answer_file(
     ProviderError when the model cannot go on: the answers so far stay, and the same call goes on.
     """
     looked, place = look_at(source), output.absolute()  # whoever hears of steps may go to another folder
-    check_defaults(defaults, text, looked.format)
+    if looked.rows:
+        check_defaults(defaults, text, looked.format)
     run_of = identity(looked, contents_hash(folder, manifest), options)
     with Journal(journal_path(output), run_of, defaults.base_seed) as journal:
         finished = is_finished(output, place, journal)  # the run that had the journal may have ended just now

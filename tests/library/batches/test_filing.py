@@ -59,7 +59,8 @@ class Run:
 
     def go(self, rows: Iterable[InputRow]) -> None:
         for row in rows:
-            self.journal.append(answer(row.index))
+            if row.index not in self.journal:
+                self.journal.append(answer(row.index))
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_seconds_of_a_cluster_are_those_of_the_rows_too(source: Path, tmp_path: 
     done = cluster_filing.answer_file(
         source, tmp_path / "out.jsonl", given, setup, manifest, told={}, heard=lambda run, looked: None
     )
-    assert (done.filed.rows, done.filed.seconds) == (2, READING + LOOKING + WRITING)
+    assert (done.filed.rows, done.filed.seconds) == (2, READING + WRITING)
 
 
 def answered(source: Path, out: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> Any:

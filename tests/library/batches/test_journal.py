@@ -267,13 +267,13 @@ def test_an_answer_that_was_lost_on_disk_is_not_passed_on(tmp_path: Path):
 def test_what_another_run_has_written_over_an_answer_is_not_passed_on(tmp_path: Path):
     """Not all file systems have locks: two runs of one output may be at work."""
     path = tmp_path / "journal"
-    for other in (b'{"index": 1, "id": null', b'{"index": 7, "id": null', b'x"index": 0, "id": null'):
+    for other in (b'{"index": 1,', b'{"index": 7,', b'x"index": 0,'):
         path.unlink(missing_ok=True)
         with Journal(path, RUN, 1) as journal:
             journal.append(answer(0))
             journal.append(answer(1))
             whole = path.read_bytes()
-            path.write_bytes(whole.replace(b'{"index": 0, "id": null', other))
+            path.write_bytes(whole.replace(b'{"index": 0,', other))
             with pytest.raises(ResourceError, match="lost the answer to row 0"):
                 write_answers(tmp_path / "out.jsonl", journal.answers())
     assert not (tmp_path / "out.jsonl").exists()
