@@ -15,13 +15,16 @@ from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Skipped
 from partita.observations.records import ChainEntry
 from partita.partition_reports import storage
+from partita.partition_reports.records import Bodies
 from partita.partition_reports.render.html import read_part
 from partita.partition_reports.render.view import load_view
 from partita.partition_reports.sections import glance
+from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html
 from partita.partition_reports.views._page import marks, timeline
 from tests.partition_reports import pages
+from tests.partition_reports.changed import each_phase, with_cost
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, NO_GPU_CHAIN, mixed_facts, recorded_facts, report_of
@@ -502,3 +505,18 @@ def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
     assert "of another provider" in page.text
     remedies = [element.text for element in page.all("span") if element["class"] == "remedy"]
     assert remedies and all("of another provider" not in text for text in remedies)
+
+
+@pytest.mark.parametrize(
+    ("copies", "unseen", "said"), [(2, False, "2 in control-flow subgraphs"), (0, True, "not all")]
+)
+def test_nobody_says_that_there_is_no_copy_where_control_flow_has_some_or_may_have(
+    copies: int, unseen: bool, said: str
+):
+    bodies = Bodies(nodes=3, cpu_nodes=(), copies=copies, unseen=unseen)
+    report = each_phase(
+        pages.mixed_report(), lambda phase: {"copies": (), "bodies": bodies, "cost": with_cost(phase, copies=0)}
+    )
+    shown = [read(html.to_text(report)).text, "\n".join(told for _, told in brief(report))]
+    for view in shown:
+        assert said in view and "No copy between devices" not in view and "no Memcpy node, and" not in view

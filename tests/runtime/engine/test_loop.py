@@ -501,3 +501,21 @@ def test_a_row_at_rest_reads_anew_what_the_padding_of_others_has_written_over(op
         pass
     row = engine.row(0)
     assert row.history[row.given : row.known].tolist() == known_tokens((*said, 1, 2, 3), 4, states)
+
+
+def test_what_a_report_says_of_a_step_is_of_one_that_was_profiled(tmp_path):
+    """Rows end one after the other, and the last steps are of fewer: their buffers are smaller than those observed."""
+    package = handmade(tmp_path / "package", batch=4, states=KEYS, appends=False, fewer=True)
+    runner = load_runner(package, parse_chain("cpu"), threads=1, observe=True)
+    try:
+        engine = Engine(runner.executor)
+        for count in (8, 8, 8, 12):
+            engine.join(Request(PROMPTS[2], greedy, max_new_tokens=count))
+        finish(engine)
+        sizes = [
+            graph.binding.buffers["logits"].size_bytes
+            for graph in (runner.executor.seen_bound("decode"), runner.executor._bound["decode", 0])
+        ]
+        assert sizes == [4 * VOCAB * 4, VOCAB * 4]
+    finally:
+        runner.close()
