@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from partita.diagnosis.records import Skipped
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
 from partita.partition_reports.node_keys import keyed
@@ -39,6 +40,20 @@ def moved(*names: str, chain: tuple[ChainEntry, ...] = GPU_CHAIN) -> Report:
     )
     newer = report.environment.model_copy(update={"onnxruntime_version": "1.40.0"})
     return report.model_copy(update={"environment": newer})
+
+
+def left_by_cuda_too(report: Report, remedy: str = "none") -> Report:
+    """The report of a chain with CUDA in its middle, which has no kernel for the nodes that are on the CPU."""
+    also = Skipped(
+        provider="CUDAExecutionProvider",
+        reason="no_kernel_op",
+        evidence_kind="logged",
+        evidence="CUDA kernel not found",
+        remedy=remedy,
+    )
+    told = tuple(entry.model_copy(update={"skipped": (also,)}) for entry in report.fallbacks)
+    chain = (*report.chain[:1], ChainEntry(provider=also.provider, status="active"), *report.chain[1:])
+    return report.model_copy(update={"fallbacks": told, "chain": chain})
 
 
 def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Report:

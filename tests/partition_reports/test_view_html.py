@@ -12,8 +12,6 @@ import pytest
 
 from partita.cli import run
 from partita.diagnosis.reasons.base import load_reasons
-from partita.diagnosis.records import Skipped
-from partita.observations.records import ChainEntry
 from partita.partition_reports import storage
 from partita.partition_reports.records import Bodies
 from partita.partition_reports.render.html import read_part
@@ -24,7 +22,7 @@ from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html
 from partita.partition_reports.views._page import marks, timeline
 from tests.partition_reports import pages
-from tests.partition_reports.changed import each_phase, with_cost
+from tests.partition_reports.changed import each_phase, left_by_cuda_too, with_cost
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, NO_GPU_CHAIN, mixed_facts, recorded_facts, report_of
@@ -490,18 +488,7 @@ def test_a_node_of_which_each_phase_knows_another_reason_leads_to_the_row_of_tha
 
 
 def test_what_to_do_about_another_provider_is_not_the_remedy_of_a_finding():
-    report = pages.mixed_report()
-    also = Skipped(
-        provider="CUDAExecutionProvider",
-        reason="no_kernel_op",
-        evidence_kind="logged",
-        evidence="CUDA kernel not found",
-        remedy="of another provider",
-    )
-    told = tuple(entry.model_copy(update={"skipped": (also,)}) for entry in report.fallbacks)
-    cuda = ChainEntry(provider=also.provider, status="active")
-    chain = (*report.chain[:1], cuda, *report.chain[1:])
-    page = read(html.to_text(report.model_copy(update={"fallbacks": told, "chain": chain})))
+    page = read(html.to_text(left_by_cuda_too(pages.mixed_report(), "of another provider")))
     assert "of another provider" in page.text
     remedies = [element.text for element in page.all("span") if element["class"] == "remedy"]
     assert remedies and all("of another provider" not in text for text in remedies)

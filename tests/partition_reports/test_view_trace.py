@@ -7,13 +7,11 @@ from collections import defaultdict
 
 import pytest
 
-from partita.diagnosis.records import Skipped
 from partita.errors import ReportError
-from partita.observations.records import ChainEntry
 from partita.partition_reports.records import TimelineRun
 from partita.partition_reports.views import html
 from partita.partition_reports.views import trace as view
-from tests.partition_reports.changed import HARMFUL, HOSTILE, mixed, renamed
+from tests.partition_reports.changed import HARMFUL, HOSTILE, left_by_cuda_too, mixed, renamed
 from tests.partition_reports.samples import recorded_facts, report_of
 
 PHASES_OF_EVENTS = {
@@ -162,23 +160,14 @@ def test_without_a_timeline_there_is_no_trace():
 
 
 def test_a_node_that_two_providers_left_has_both_reasons_in_the_trace_and_in_the_list_of_nodes():
-    report = mixed()
-    also = Skipped(
-        provider="CUDAExecutionProvider",
-        reason="no_kernel_op",
-        evidence_kind="logged",
-        evidence="CUDA kernel not found",
-        remedy="none",
-    )
-    told = tuple(entry.model_copy(update={"skipped": (also,)}) for entry in report.fallbacks)
-    cuda = ChainEntry(provider=also.provider, status="active")
-    report = report.model_copy(update={"fallbacks": told, "chain": (*report.chain[:1], cuda, *report.chain[1:])})
+    report = left_by_cuda_too(mixed())
     left = [event["args"] for event in slices(trace_of(report)) if "reason" in event["args"]]
     assert left and all(
-        args["not_on_either"] == {also.provider: {"reason": "no_kernel_op", "evidence": "CUDA kernel not found"}}
+        args["not_on_either"]
+        == {"CUDAExecutionProvider": {"reason": "no_kernel_op", "evidence": "CUDA kernel not found"}}
         for args in left
     )
-    (first, *_) = told
+    (first, *_) = report.fallbacks
     text = html.to_text(report)
     assert f"WebGpu: {first.reason}; CUDA: no_kernel_op</a>" in text
     assert all("not_on_either" not in event["args"] for event in slices(trace_of(mixed())))

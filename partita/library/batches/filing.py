@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 from partita.errors import GenerationError, UsageError
 from partita.files import refuse_same
 from partita.library.batches.journal import Journal, journal_path
-from partita.library.batches.reading import InputFile, format_of, look_at, read_rows
-from partita.library.batches.rows import RowDefaults, check_defaults, told_unread
+from partita.library.batches.reading import InputFile, format_of, look_at, read_rows, stamp_of
+from partita.library.batches.rows import InputRow, RowDefaults, check_defaults, told_unread
 from partita.library.batches.running import BatchRun
 from partita.library.batches.writing import check_library, is_there, refuse_there, write_answers
 from partita.library.contents import contents_hash
@@ -88,14 +88,28 @@ def is_finished(output: Path, place: Path, journal: Journal) -> bool:
     return False
 
 
+def rows_of(looked: InputFile, journal: Path) -> Iterator[InputRow]:
+    """The rows of a file for as long as it is the one that the run is of, so that no answer is to a row of another.
+
+    Raises GenerationError when it has changed, and as `read_rows` does.
+    """
+    stamp = looked.stamp
+    for row in read_rows(looked.path):
+        now = stamp_of(looked.path)
+        if now != stamp:
+            check_unchanged(looked, journal)  # it may be gone, or only touched
+            stamp = now
+        yield row
+
+
 def check_unchanged(looked: InputFile, journal: Path) -> None:
-    """Raise GenerationError where the rows that were answered may not be those of the file that the run is of: one that
-    was still being written, say. A file that is gone was read to its end.
+    """Raise GenerationError for a file that is another by now: one that was still being written, say. A file that is
+    gone was read to its end.
     """
     if looked.path.is_file() and look_at(looked.path).sha256 != looked.sha256:
         raise GenerationError(
-            f"{looked.path}: has changed while its rows were answered; the answers are kept in {journal}. Put the file "
-            "back as it was and run the same command again, or remove them and begin anew"
+            f"{looked.path}: has changed while its rows were answered; the answers so far, to rows of before, are in "
+            f"{journal}: put the file back as it was and run the same command again, or remove them"
         )
 
 
@@ -137,7 +151,7 @@ def answer_file(
         finished = is_finished(output, place, journal)  # the run that had the journal may have ended just now
         began = time.perf_counter()
         run = BatchRun(begin(), text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked))
-        run.go(read_rows(source))
+        run.go(rows_of(looked, journal.path))
         journal.sync()
         check_unchanged(looked, journal.path)
         if not finished:

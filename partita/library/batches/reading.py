@@ -28,6 +28,9 @@ objects of Python.
 """
 
 
+Stamp = tuple[int, int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class InputFile:
     """A file of prompts, and what it was when it was looked at."""
@@ -38,6 +41,8 @@ class InputFile:
     size_bytes: int
     rows: int
     """How many, at most: lines with nothing on them count, too."""
+    stamp: Stamp | None
+    """By which a change shows without reading it again."""
 
 
 def format_of(path: Path, argument: str, formats: tuple[Format, ...]) -> Format:
@@ -49,8 +54,18 @@ def format_of(path: Path, argument: str, formats: tuple[Format, ...]) -> Format:
     return found
 
 
+def stamp_of(path: Path) -> Stamp | None:
+    """What tells a file from what it was: its number, size, and time of the last change; None for one that is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def look_at(path: Path) -> InputFile:
     """Read a file once for its hash, and how many rows it has. Raises UsageError, GenerationError."""
+    stamp = stamp_of(path)  # before: what changes meanwhile is another file
     kind = format_of(path, "input", ("jsonl", "txt", "parquet"))
     digest, size, lines, last = hashlib.sha256(), 0, 0, b"\n"
     try:
@@ -63,7 +78,7 @@ def look_at(path: Path) -> InputFile:
     except OSError as error:
         raise UsageError(f"{spelled('input', str(path))}: cannot be read: {error.strerror or error}") from error
     rows = int(_parquet(path).metadata.num_rows) if kind == "parquet" else lines + (last != b"\n")
-    return InputFile(path, kind, digest.hexdigest(), size, rows)
+    return InputFile(path, kind, digest.hexdigest(), size, rows, stamp)
 
 
 def read_rows(path: Path) -> Iterator[InputRow]:

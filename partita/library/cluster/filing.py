@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.library.batches.filing import FileAnswers, check_unchanged, identity, is_finished
+from partita.library.batches.filing import FileAnswers, check_unchanged, identity, is_finished, rows_of
 from partita.library.batches.journal import Journal, journal_path
-from partita.library.batches.reading import InputFile, look_at, read_rows
+from partita.library.batches.reading import InputFile, look_at
 from partita.library.batches.rows import told_unread
 from partita.library.batches.writing import write_answers
 from partita.library.cluster.options import ClusterOptions
@@ -59,7 +59,7 @@ def answer_file(
             lambda at: heard(at, looked),
             noted,
         )
-        report = run.go(read_rows(source))
+        report = run.go(rows_of(looked, journal.path))
         journal.sync()
         check_unchanged(looked, journal.path)
         if not finished:

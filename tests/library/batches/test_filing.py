@@ -74,7 +74,8 @@ def timed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the looking, the reading and the writing of a module take their time."""
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    for name, seconds in (("look_at", LOOKING), ("read_rows", READING), ("write_answers", WRITING)):
+    reads = "read_rows" if module is filing else "rows_of"
+    for name, seconds in (("look_at", LOOKING), (reads, READING), ("write_answers", WRITING)):
         monkeypatch.setattr(module, name, clock.after(seconds, getattr(module, name)))
     if module is filing:
         monkeypatch.setattr(module, "contents_hash", clock.after(LOOKING, lambda *_: "hash"))
@@ -134,9 +135,30 @@ def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_pat
         GenerationError, match=r"in\.jsonl: has changed while its rows were answered.*out\.jsonl\.partial"
     ):
         answered(source, out, Grows, monkeypatch)
-    assert not out.exists() and journal_path(out).is_file()
+    assert not out.exists()
     source.write_bytes(before)
-    assert answered(source, out, Run, monkeypatch).rows == 2, "its answers were kept, the one to half a row too"
+    assert answered(source, out, Run, monkeypatch).rows == 1, "no answer to half a row was kept"
+
+
+def test_rows_of_another_file_in_its_place_are_not_answered(tmp_path: Path, monkeypatch) -> None:
+    """Else they would be taken for answers to the rows of before, once these are back."""
+    source, out, seen = tmp_path / "in.jsonl", tmp_path / "out.jsonl", list[Any]()
+    text = "".join(json.dumps({"tokens": [number] * 2000}) + "\n" for number in range(40))
+    source.write_text(text, encoding="utf-8")
+
+    class Changes(Run):
+        def go(self, rows: Iterable[InputRow]) -> None:
+            for row in rows:
+                seen.append(row.data["tokens"][0])
+                self.journal.append(answer(row.index))
+                if row.index == 3:
+                    source.touch()  # of itself no change
+                if row.index == 5:
+                    source.write_text(text.replace("3", "7"), encoding="utf-8")
+
+    with pytest.raises(GenerationError, match="has changed"):
+        answered(source, out, Changes, monkeypatch)
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
