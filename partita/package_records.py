@@ -83,8 +83,8 @@ class Calibration(Record):
     window_tokens: int
     """Tokens that were read at a time, each window from the beginning of an empty cache."""
     not_calibrated: tuple[str, ...] = ()
-    """Weights that are packed and were rounded without the text, because no module multiplies by them as they are;
-    embeddings of their own are not among them.
+    """Weights that are packed and were rounded without the text, because no module multiplies by them as they are, by
+    module.
     """
 
 

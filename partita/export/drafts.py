@@ -33,6 +33,7 @@ from partita.export.quantisation.prefill import Beside
 from partita.export.quantisation.reference import movable, round_weights
 from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise, without_weights
 from partita.export.quantisation.summary import notes as packing_notes
+from partita.export.quantisation.summary import summary
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
@@ -42,7 +43,7 @@ from partita.export.tracing import FixedLengthError, Traced, trace, without_unre
 from partita.export.ways import Way
 from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
-from partita.package_records import Calibration, PrefillChoice
+from partita.package_records import Calibration, PackedKind, PrefillChoice
 from partita.spelling import spelled
 
 
@@ -150,11 +151,13 @@ class Draft:
             )
         return self.answers[key]
 
-    def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> Calibration:
-        """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written."""
+    def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Calibration, tuple[PackedKind, ...]]:
+        """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written.
+        Returns what was done, and how weights are packed now.
+        """
         _, left = self.calibrated(graphs, folder, stage)
         assert self.plan is not None and self.text is not None
-        return Calibration(
+        found = Calibration(
             quantiser=self.plan.quantiser,
             text=self.text.name,
             text_sha256=self.text.sha256,
@@ -162,6 +165,7 @@ class Draft:
             window_tokens=self.text.windows.shape[1],
             not_calibrated=tuple(left),
         )
+        return found, summary(self.plan, graphs.packing).kinds
 
     def calibrated(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Any, list[str]]:
         """The original with the weights of `graphs` rounded on the text, into `folder`, and those that could not be."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import onnx_ir as ir
@@ -90,6 +90,8 @@ class Plain:
     origin: Origin
     dtype: ir.DataType
     name: str
+    parameters: tuple[str, ...] = field(default=(), compare=False)
+    """Names in the model, which a checkpoint may have other ones for; several where weights were joined."""
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -113,25 +115,26 @@ class Plain:
 
     def permuted(self, order: tuple[int, ...]) -> Plain:
         """The same weight with axis `order[i]` as axis i."""
-        return Plain(self.checkpoint, self.origin.permuted(order), self.dtype, self.name)
+        return replace(self, origin=self.origin.permuted(order))
 
     def interleaved(self, axis: int) -> Plain:
         """The same weight with its halves along `axis` interleaved."""
-        return Plain(self.checkpoint, Interleaved(self.origin, axis), self.dtype, self.name)
+        return replace(self, origin=Interleaved(self.origin, axis))
 
     def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> Plain:
         """Every number times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
         origin = self.origin if (factor, offset) == (1.0, 0.0) else Rescaled(self.origin, factor, offset)
-        return Plain(self.checkpoint, origin, dtype, self.name)
+        return replace(self, origin=origin, dtype=dtype)
 
     def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> Plain | None:
         """This weight and then the others along `axis`; None where one is of another kind or type."""
-        parts = [self.origin]
+        parts, parameters = [self.origin], [*self.parameters]
         for other in others:
             if not isinstance(other, Plain) or (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
                 return None
             parts.append(other.origin)
-        return Plain(self.checkpoint, Joined.of(tuple(parts), axis), self.dtype, name)
+            parameters += other.parameters
+        return replace(self, origin=Joined.of(tuple(parts), axis), name=name, parameters=tuple(parameters))
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The values in consecutive pieces. Raises CheckpointError when one does not fit the dtype."""
@@ -256,9 +259,16 @@ def initializers(source: WeightSource, name: str) -> tuple[ir.Value, ...]:
 
 
 def checkpoint_weight(
-    checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType, *, name: str | None = None
+    checkpoint: Checkpoint,
+    source: str | Origin,
+    dtype: ir.DataType,
+    *,
+    name: str | None = None,
+    parameter: str | None = None,
 ) -> StoredPart:
-    """A plain weight: one tensor of the checkpoint, or what an origin makes of several, as `dtype`."""
+    """A plain weight: one tensor of the checkpoint, or what an origin makes of several, as `dtype`. `parameter`: what
+    the model calls it, where that is not its `name`.
+    """
     origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
     name = name or min(info.name for info in origin.tensors())
-    return StoredPart(Plain(checkpoint, origin, dtype, name))
+    return StoredPart(Plain(checkpoint, origin, dtype, name, (parameter or name,)))

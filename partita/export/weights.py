@@ -70,7 +70,8 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
-            value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=_name_of(origin, name))
+            known_as = _name_of(origin, name)
+            value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=known_as, parameter=name)
         else:
             with OpenFiles(checkpoint.folder) as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)

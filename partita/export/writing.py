@@ -171,10 +171,10 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
     size = _rounded_parameters(exported)
     with tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=f"{work.folder.name}-rounded-") as name:
         with stage(work.progress, "calibrate", work.seconds, size) as current:
-            found = exported.calibrate(Path(name), current)
+            found, kinds = exported.calibrate(Path(name), current)
         if found.not_calibrated:
             tell(work, f"rounded without {spelled('calibrate')}: {', '.join(found.not_calibrated)}")
-        yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found}))
+        yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found, "kinds": kinds}))
 
 
 def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from partita.package_records import (
         Calibration,
         NarrowWeights,
+        PackedKind,
         PackedWeights,
         PrefillChoice,
         TargetRecord,
@@ -67,8 +68,10 @@ class Exported:
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence on that."""
     packed: PackedWeights | None = None
     """What became of the weights, where the precision packs them."""
-    calibrate: Callable[[Path, Stage], Calibration] | None = None
-    """Rounds the weights on a text, into a folder that has to last until they are written; None: there is no text."""
+    calibrate: Callable[[Path, Stage], tuple[Calibration, tuple[PackedKind, ...]]] | None = None
+    """Rounds the weights on a text, into a folder that has to last until they are written, and says what became of
+    them; None: there is no text.
+    """
     widen: Callable[[float], bool] | None = None
     """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
     prefill: PrefillChoice | None = None

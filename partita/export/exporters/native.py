@@ -28,6 +28,7 @@ from partita.export.options import ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
 from partita.export.quantisation.as_stored import AsStored
+from partita.export.quantisation.keep import paths
 from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.prefill import make_beside
 from partita.export.quantisation.summary import summary
@@ -139,6 +140,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     if options.computing.bits is not None:
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
+            matrices = [name for name, weight in fake.module.named_parameters() if weight.dim() > 1]
+            modules += [path for name in matrices for path in paths([name])]
             has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)

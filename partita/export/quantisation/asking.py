@@ -8,7 +8,7 @@ So where the target can be timed, a product of each packing is timed beside one 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -133,18 +133,15 @@ def smaller_blocks(
     sizes: Sequence[int],
     packings: Callable[[int], Sequence[Packing]],
     dtype: str,
-    multiplied: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Those of `sizes` that `target` takes blocks of, too: for weights whose rows the size that is wanted does not
-    divide. All are asked about at once, and alone where that is refused. `packings`: in blocks of a size; `multiplied`:
-    bits of those that are to be as fast as float32.
+    divide. All are asked about at once, and alone where that is refused. `packings`: of products, in blocks of a size.
     """
     if target.ask is None:
         return tuple(size for size in sizes if size in USUAL)
 
     def why_not(asked: Sequence[Packing]) -> str:
-        timed = [each for each in asked if each.grid.bits in multiplied]
-        return refused(target, form, kernels, asked, dtype, timed)
+        return refused(target, form, kernels, asked, dtype, asked)
 
     if not why_not([each for size in sizes for each in packings(size)]):
         return tuple(sizes)

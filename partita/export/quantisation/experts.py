@@ -11,6 +11,7 @@ bits with rounded activations at every level.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
@@ -46,7 +47,7 @@ def _flat(value: ir.Value | None) -> Plain | None:
 
 def flattened(plain: Plain) -> Plain:
     """A stack [E, N, K] as [E * N, K]."""
-    return Plain(plain.checkpoint, Flattened(plain.origin), plain.dtype, plain.name)
+    return replace(plain, origin=Flattened(plain.origin))
 
 
 def gathered(models: Iterable[ir.Model]) -> frozenset[str]:

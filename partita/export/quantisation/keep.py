@@ -10,6 +10,9 @@ from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UsageError
 from partita.spelling import spelled
 
+WEIGHT = ".weight"
+"""End of the name of what a module multiplies by, where that is all that it has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -50,6 +53,15 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
         if wanted not in names:
             raise UsageError(f"{spelled('keep', f'{pattern}={wanted}')}: choose one of {', '.join(names)}")
     return tuple(Keep(pattern, wanted) for pattern, wanted in pairs)
+
+
+def paths(parameters: Sequence[str]) -> tuple[str, ...]:
+    """What a weight is known by besides the module that multiplies by it: modules of the parameters that it was joined
+    from, and the parameters themselves where a module has several, as stacks of experts. One that is the only weight
+    of a module may be shared with another module, which is not meant.
+    """
+    stacks = [name for name in parameters if not name.endswith(WEIGHT)]
+    return tuple(sorted(name.removesuffix(WEIGHT) for name in (parameters if len(parameters) > 1 else stacks)))
 
 
 def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:

@@ -20,7 +20,7 @@ from partita.dtypes import PRECISIONS, numbered
 from partita.export.fake_model import quiet, translated
 from partita.export.origins import blocks
 from partita.export.quality_figures import perplexity
-from partita.export.quantisation.keep import Keep
+from partita.export.quantisation.keep import Keep, paths
 from partita.export.quantisation.packed import Packed, restored
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import ROWS_ELEMENTS, Parameters, Rows, put_back, untie
@@ -292,11 +292,11 @@ class _Judge:
 
 
 def _patterns(placed: Placed) -> tuple[str, ...]:
-    """Modules by which a weight is told apart: those of its tensors, or those of its products where it is one tensor,
-    which layers may share.
+    """Modules by which a weight is told apart: those of its parameters where it is several or has no module of its
+    own, or those of its products, which layers may share.
     """
-    if len(placed.packed.tensors) > 1 and not placed.of_experts:
-        return tuple(sorted(name.rpartition(".")[0] for name in placed.packed.tensors))
+    if not placed.of_experts and (own := paths(placed.packed.parameters)):
+        return own
     alike = len({module.rpartition(".")[2] for module in placed.modules}) == 1  # an embedding and a head are not
     return placed.modules if alike else placed.modules[:1]
 

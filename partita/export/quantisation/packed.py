@@ -22,7 +22,7 @@ from partita.export.quantisation import as_stored
 from partita.export.quantisation.layouts import InRows, Layout
 from partita.export.quantisation.packing import Packing
 from partita.export.quantisation.rounded import Rounded
-from partita.export.quantisers import Grid, Quantised, quantiser
+from partita.export.quantisers import Grid, Quantised, quantiser, without_text
 from partita.export.quantisers.base import Round
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource, broken
@@ -48,11 +48,14 @@ class Packed:
     layout: Layout = InRows()
     rounded: Rounded | None = field(default=None, compare=False)
     """Where what a calibration has found is taken from, by the time that it is written."""
+    parameters: tuple[str, ...] = field(default=(), compare=False)
+    """Names in the model."""
 
     @classmethod
     def of(cls, plain: Plain, packing: Packing, layout: Layout | None = None, rounded: Rounded | None = None) -> Packed:
         """The weight [N, K] that `plain` is, quantised."""
-        return cls(plain.checkpoint, plain.origin, plain.dtype, plain.name, packing, layout or InRows(), rounded)
+        own = plain.checkpoint, plain.origin, plain.dtype, plain.name
+        return cls(*own, packing, layout or InRows(), rounded, plain.parameters)
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -101,6 +104,16 @@ class Packed:
 
     def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> None:
         """None: passes that join weights run before they are packed."""
+
+    @property
+    def rounded_by(self) -> str:
+        """What chooses its integers: the quantiser of its packing, or where that takes a text and no calibration has
+        reached the weight, the one that takes none.
+        """
+        name = self.packing.quantiser
+        if name == as_stored.QUANTISER or (self.rounded is not None and self.rounded.has(self.origin, *self._form)):
+            return name
+        return without_text(name)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The parts as the layout writes them.

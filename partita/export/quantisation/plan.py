@@ -154,14 +154,11 @@ def make_plan(
     taken = [] if stored is None else stored.packings()
     multiplied_bits = plan.rounded_bits if options.searches else plan.multiplied_bits
 
-    def packings(form: Form, kernels: Kernels, bits: tuple[int, ...] = plan.rounded_bits) -> list[Packing]:
+    def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
         as_they_are = [replace(each, block_size=ASKED_WIDTH) if form.one_scale else each for each in taken]
-        rounded = [found for each in bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
+        rounded = [found for each in multiplied_bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
         return [*as_they_are, *rounded]
-
-    def multiplied(form: Form, kernels: Kernels) -> list[Packing]:
-        return packings(form, kernels, multiplied_bits)
 
     def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
@@ -171,7 +168,7 @@ def make_plan(
 
     dtype = options.computing.dtype
     option = ("activations", INTEGERS) if options.activations == INTEGERS else None
-    form, found = settled(target, forms, packings, looked_up, dtype, multiplied, option=option)
+    form, found = settled(target, forms, multiplied, looked_up, dtype, multiplied, option=option)
     if found.symmetric != kernels.symmetric:
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:
@@ -180,7 +177,7 @@ def make_plan(
         stored = _taken_by(target, form, found, stored, dtype)
         plan = replace(plan, stored=stored)
     if has_experts and found.experts and form.experts is not None:
-        why = refused_experts(target, form, found, packings(form, found), dtype, multiplied(form, found))
+        why = refused_experts(target, form, found, multiplied(form, found), dtype, multiplied(form, found))
         found = replace(found, experts=not why)
         if why:
             told(f"experts stay floats; {form.experts.operator} on {target.provider}: {why}")
@@ -191,10 +188,10 @@ def make_plan(
 
     def in_blocks(size: int) -> list[Packing]:
         tried = replace(plan, block_size=size)
-        return [packing for each in plan.rounded_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
+        return [packing for each in multiplied_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
 
     sizes = tuple(size for size in found.smaller if size < most)
-    smaller = smaller_blocks(target, form, found, sizes, in_blocks, dtype, multiplied_bits)
+    smaller = smaller_blocks(target, form, found, sizes, in_blocks, dtype)
     return replace(plan, kernels=replace(found, smaller=smaller))
 
 

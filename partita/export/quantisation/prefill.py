@@ -22,7 +22,7 @@ from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome, Placed, quantise
-from partita.export.quantisers import DEFAULT, quantiser
+from partita.export.quantisers import DEFAULT, without_text
 from partita.export.target import Target, Times
 from partita.export.weight_sources import Plain
 from partita.package_records import PrefillChoice, ProductTime
@@ -74,8 +74,7 @@ def make_beside(options: ExportOptions, target: Target | None, plan: Plan | None
         return Beside(asked, None, refused)
     # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
-    free = DEFAULT if quantiser(plan.quantiser).calibrate is not None else plan.quantiser
-    own = Plan(8, None, free, plan.kernels, forms[0], keep, INTEGERS)
+    own = Plan(8, None, without_text(plan.quantiser), plan.kernels, forms[0], keep, INTEGERS)
     if target is None:
         return Beside(asked, own)
 

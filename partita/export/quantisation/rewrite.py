@@ -28,7 +28,7 @@ from partita.export.passes.rewriting import drop_unused_initializers, replace
 from partita.export.quantisation import experts
 from partita.export.quantisation.as_stored import Taken, is_stored
 from partita.export.quantisation.forms import Place, Weight
-from partita.export.quantisation.keep import Keep
+from partita.export.quantisation.keep import Keep, paths
 from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
@@ -342,9 +342,8 @@ class _Rewriter:
 
 
 def modules_of(node: ir.Node, plain: Plain) -> list[str]:
-    """The modules that a node and the weight that it reads are of."""
-    module = node.metadata_props.get(MODULE, "")
-    return [module, *sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)]
+    """The modules that a node and the weight that it reads are of, as `--keep` names them."""
+    return [node.metadata_props.get(MODULE, ""), *paths(plain.parameters)]
 
 
 def _is_kept(plan: Plan, node: ir.Node) -> bool:

@@ -17,7 +17,8 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
     kinds: dict[Packing, list[Packed]] = {}
     for each in outcome.placed.values():
         whole = plan.form.one_scale and each.packed.layout == plan.form.product.layout
-        packing = replace(each.packed.packing, block_size=0) if whole else each.packed.packing
+        packing = replace(each.packed.packing, quantiser=each.packed.rounded_by)
+        packing = replace(packing, block_size=0) if whole else packing
         kinds.setdefault(packing, []).append(each.packed)
     return PackedWeights(
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),

@@ -12,7 +12,17 @@ from partita.errors import UsageError
 from partita.export.quantisers.base import Grid, Quantised, Quantiser
 from partita.spelling import spelled
 
-__all__ = ["CALIBRATED", "DEFAULT", "Grid", "Quantised", "Quantiser", "check_name", "names", "quantiser"]
+__all__ = [
+    "CALIBRATED",
+    "DEFAULT",
+    "Grid",
+    "Quantised",
+    "Quantiser",
+    "check_name",
+    "names",
+    "quantiser",
+    "without_text",
+]
 DEFAULT = "refit"
 CALIBRATED = "gptq"
 """What is used with a text."""
@@ -35,3 +45,8 @@ def quantiser(name: str) -> Quantiser:
     found = importlib.import_module(f"{__name__}.{name}").QUANTISER
     assert isinstance(found, Quantiser)
     return found
+
+
+def without_text(name: str) -> str:
+    """The quantiser that rounds as `name` does what no text reaches: itself, where it takes none."""
+    return name if quantiser(name).calibrate is None else DEFAULT

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import partita
@@ -114,6 +115,22 @@ def test_integers_are_taken_as_they_are_stored(
     with partita.load(package, providers="cpu") as opened:
         text = "return the value"
         assert opened.encode(text) and opened.decode(opened.encode(text)).strip() == text
+
+
+def test_modules_are_known_by_the_names_of_the_model(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """Queries, keys and values are one product, and blk.0.attn_v in the file."""
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"))
+    keep = (("model.layers.0.self_attn.v_proj", "int8"),)
+    package = exported(file, precision="int4", keep=keep, quantiser="nearest")
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    bits = {
+        n.name: a.i for n in model.graph.node for a in n.attribute if (n.op_type, a.name) == ("MatMulNBits", "bits")
+    }
+    (wide,) = [name for name, width in bits.items() if width == 8]
+    assert wide.startswith("model.layers.0.self_attn.")
 
 
 @pytest.mark.parametrize(

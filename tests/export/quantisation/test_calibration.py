@@ -194,6 +194,18 @@ def test_a_package_is_rounded_on_a_text(tiny_checkpoint: TinyCheckpoint, exporte
     assert manifest.quality.kl_mean < 0.95 * free.quality.kl_mean
 
 
+def test_what_a_text_does_not_reach_is_told_as_what_rounded_it(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """An embedding of its own, which no product reads."""
+    package = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="int4", calibrate=heldout_path())
+    packed = checked(package).packed
+    assert packed is not None and packed.calibration is not None
+    assert packed.calibration.not_calibrated == ("model.embed_tokens",)
+    kinds = {(kind.precision, kind.quantiser): kind.weights for kind in packed.kinds}
+    assert kinds[("int8", "refit")] == 1 and {name for width, name in kinds if width == "int4"} == {"gptq"}
+
+
 def own_text(folder: Path, content: bytes) -> Path:
     path = folder / "text.txt"
     path.write_bytes(content)

@@ -37,6 +37,7 @@ from partita.export.weight_sources import Plain, checkpoint_weight
 from partita.package import QUALITY, WEIGHTS, read_manifest
 from partita.package_records import PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
+from tests.export.breadth import recipes
 from tests.export.quantisation.test_precision import attributes, checked, export_to, nodes
 
 pytestmark = pytest.mark.environment("beside")  # several exports
@@ -254,6 +255,22 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
         export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
     assert not out.parent.exists()
     assert sizes == sorted(sizes) and sizes[-1] > 0.95 * (checkpoint / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", pytest.param("mixtral", marks=pytest.mark.heavy)])
+def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, tmp_path: Path) -> None:
+    """By modules as the model has them, where its checkpoint has other names, and experts as many tensors."""
+    checkpoint = tmp_path / model_type
+    recipes.save(checkpoint, model_type)
+    options = {"precision": "int4", "block_size": 32}
+    room = 2 * read_manifest(exported(checkpoint, **options)).graph.weight_bytes
+    mixed = exported(checkpoint, **options, max_weight_size=room)
+    said = tuple((name, width) for name, _, width in (each.partition("=") for each in packed_of(mixed).kept))
+    assert [name for name, _ in said if "self_attn.q_proj" in name]
+    if model_type == "mixtral":
+        assert [name for name, _ in said if name.endswith(".experts")]
+    again = exported(checkpoint, **options, keep=said)
+    assert (again / WEIGHTS).read_bytes() == (mixed / WEIGHTS).read_bytes()
 
 
 @pytest.mark.heavy

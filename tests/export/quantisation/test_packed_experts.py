@@ -169,7 +169,7 @@ def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozense
     assert plan is not None and plan.kernels.experts == takes
     (question,) = [model for model in asked.models if any(node.op_type == "QMoE" for node in model.graph.node)]
     bits = {a.i for node in question.graph.node for a in node.attribute if a.name == "expert_weight_bits"}
-    assert bits == {4, 8}
+    assert bits == {4}
     other = Asked(leaves)
     make_plan(options(), target(other, Kernels(experts=False)), MODULES, has_experts=True)
     make_plan(options(), target(other), MODULES)

@@ -20,7 +20,7 @@ from partita.export.origins import Cut
 from partita.export.quantisation.asking import refused
 from partita.export.quantisation.forms import form
 from partita.export.quantisation.forms.matmul_nbits import GATHER, MATMUL
-from partita.export.quantisation.keep import Keep, check_modules
+from partita.export.quantisation.keep import Keep, check_modules, paths
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import make_plan
@@ -155,6 +155,33 @@ def test_the_form_is_the_one_that_the_target_takes() -> None:
     assert bits == {4, 8} and len(asked.models) == 4, "products with and without zero points, look-ups, smaller blocks"
 
 
+def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
+    """An embedding in 8 bits is looked up, which takes another kernel."""
+
+    class Narrow(Asked):
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+            answer, nodes = super().ask(model, sizes), self.models[-1].graph.node
+            wide = [n for n in nodes for a in n.attribute if n.op_type == MATMUL and (a.name, a.i) == ("bits", 8)]
+            return replace(answer, left={MATMUL: len(wide)}) if wide else answer
+
+    told: list[str] = []
+    plan = make_plan(options(), target(Narrow(frozenset())), MODULES, told.append)
+    assert plan is not None and plan.form.name == "matmul_nbits" and plan.kernels.gather and not told
+    assert plan.kernels.smaller
+    embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
+    assert embedding is not None and embedding.grid.bits == 8
+    kept = make_plan(options(keep=(("lm_head", "int8"),)), target(Narrow(frozenset())), MODULES, told.append)
+    assert kept is not None and kept.form.name == "dequantize_linear"
+    assert "npu does not take MatMulNBits" in told[-1]
+
+
+def test_what_a_weight_is_known_by_besides_what_multiplies_by_it() -> None:
+    joined = [f"model.language_model.layers.0.self_attn.{name}_proj.weight" for name in "qkv"]
+    assert paths(joined) == tuple(sorted(name.removesuffix(".weight") for name in joined))
+    assert paths(["model.embed_tokens.weight"]) == (), "a head may read it, too"
+    assert paths(["model.layers.0.mlp.experts.down_proj"]) == ("model.layers.0.mlp.experts.down_proj",)
+
+
 def test_standard_operators_are_written_where_the_target_has_no_others() -> None:
     asked, told = Asked(frozenset({MATMUL, GATHER})), list[str]()
     plan = make_plan(options(), target(asked), MODULES, told.append)
@@ -231,7 +258,7 @@ def test_what_a_form_cannot_be_is_refused_before_it_is_asked_about(wanted: Expor
 
 def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> None:
     said = (
-        r"--precision int4: npu has no kernel that computes float32 activations with int4 weights in blocks of 64 .*"
+        r"--precision int4: npu has no kernel that computes float32 activations with int4 weights in blocks of 64: .*"
         r"MatMulNBits \(com\.microsoft\).* leaves MatMulNBits .*DequantizeLinear of blocks and MatMul"
     )
     with pytest.raises(ProviderError, match=said):
