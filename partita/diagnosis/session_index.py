@@ -117,14 +117,26 @@ class SessionIndex:
         """Nodes that ONNX Runtime lists and that are in no main graph; None when there is no control flow.
 
         Functions can hold control flow, too, and show it when they are unfolded. A listed node counts when neither the
-        file's main graph nor the plan has its name, and no compiled subgraph has it.
+        file's main graph nor the plan has its name, no compiled subgraph has it, and it did not take the place of a
+        node of the main graph: what was fused before the list was made may be fused again after it.
         """
         operators = (node.op_type for node in self.exported.values())
         if not any(op in CONTROL_FLOW for op in (*operators, *map(self.op_type, self.order))):
             return None
         main = set(self.exported) | set(self.order)
         main |= {node.name for inside in self.compiled.values() for node in inside}
-        return tuple(node for node in self.facts.assigned or () if node.name not in main)
+        others = [node for node in self.facts.assigned or () if node.name not in main]
+        names = {*self.exported, *self.inner}
+        return tuple(node for node in others if not self._of_main(node, names))
+
+    def _of_main(self, node: AssignedNode, names: Collection[str]) -> bool:
+        """Whether a listed node was made of the main graph's, as its name tells: it begins with that of one of them.
+        `names`: of all nodes of the file.
+        """
+        if node.name in self.inner:
+            return False
+        known = naming.replaced_by(node.name, names)
+        return bool(known) and known[-1] in self.exported and self.exported_op(known[-1]) not in CONTROL_FLOW
 
     def replaces(self, name: str) -> tuple[str, ...]:
         """Exported nodes that left the graph and that `name` took the place of."""

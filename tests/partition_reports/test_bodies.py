@@ -111,6 +111,24 @@ def test_what_bodies_of_the_optimised_graph_read_counts_as_well():
     assert bodies_of(replace(facts, optimised=(MAIN[0], MAIN[1]))).unseen is False
 
 
+@pytest.mark.parametrize("branch_of", ["then/Det", "if/then/Det"])
+def test_what_was_listed_and_then_fused_again_is_of_the_main_graph(branch_of):
+    """As onnxruntime-gpu 1.31.1 does with MatMul, Add and Relu: MatMul and Add are one before the list is made."""
+    graph = (node("mm", "MatMul", "x w", "m"), node("add", "Add", "m b", "a"), node("relu", "Relu", "a", "h"), MAIN[1])
+    inner = (node(branch_of, "Det", "h", "then_y", "then_branch"), *INNER[1:])
+    fused = ("mm/MatMulAddFusion", "Gemm", CPU)
+    inside = ((branch_of, "Det", CPU), *INSIDE[1:], ("else/Det/DetFusion", "Det", CPU), ("if/made", "Det", CPU))
+    facts = branching(
+        graph=graph,
+        inner=inner,
+        plan=(("fused mm/MatMulAddFusion", "if"),),
+        assigned=listed(fused, ("if", "If", CPU), *inside),
+    )
+    found = bodies_of(facts)
+    assert [entry.name for entry in found.on_cpu] == [name for name, _, provider in inside if provider == CPU]
+    assert found.nodes == len(inside)
+
+
 def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
     found = bodies_of(branching(assigned=None))
     assert (found.nodes, found.listed, found.unseen) == (0, False, True)
