@@ -8,12 +8,15 @@
 
 With adapters, the embedding of a token is e + e A B of that of its row, so that every state depends on it.
 
+`felt`: the same, but its mask multiplies by 0, and token BROKEN has no finite embedding.
+
 `rope`: logits show the rope_length that a step was given, and the smallest one that is cached up to its position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +43,7 @@ from partita.runtime.ort.adapters import write_adapter
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
 WIDE = 320
 """Of products that a thread pool shares out."""
+BROKEN = VOCAB - 1
 RANDOM = np.random.default_rng(5)
 EMBEDDING = RANDOM.normal(size=(VOCAB, WIDTH)).astype(np.float32)
 HEAD = RANDOM.normal(size=(WIDTH, VOCAB)).astype(np.float32)
@@ -108,17 +112,23 @@ class Drawing:
         where = self.node("Reshape", self.node("Cast", positions, to=TensorProto.INT64), shape)
         return self.node("ScatterElements", state, where, self.node("Reshape", values, shape), axis=2, result=result)
 
-    def up_to(self, keys: str, positions: str, batch: int, beyond: float) -> str:
-        """[B, S, N]: the keys that a position sees, and `beyond` for the others."""
+    def up_to(self, keys: str, positions: str, batch: int, beyond: float, *, felt: bool = False) -> str:
+        """[B, S, N]: the keys that a position sees, and `beyond` for the others. `felt`: these times 0."""
         rows = self.constant(np.arange(LENGTH), "int32")
         seen = self.node("LessOrEqual", rows, self.column(positions, 2))
         flat = self.node("Reshape", keys, self.constant([batch, 1, LENGTH]))
+        if felt:
+            return self.node("Mul", flat, self.node("Cast", seen, to=TensorProto.FLOAT))
         return self.node("Where", seen, flat, self.constant(beyond, "float32"))
 
 
-def summing_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False) -> str:
-    """Draw the graph of `summing`, and name its logits [B, S, vocab]."""
-    embedded = drawing.node("Gather", drawing.constant(EMBEDDING, "float32"), "ids")
+def summing_graph(
+    drawing: Drawing, batch: int, states: Sequence[str], adapted: bool = False, *, felt: bool = False
+) -> str:
+    """Draw the graph of `summing`, or `felt`, and name its logits [B, S, vocab]."""
+    table = EMBEDDING.copy()
+    table[BROKEN] = np.inf if felt else table[BROKEN]
+    embedded = drawing.node("Gather", drawing.constant(table, "float32"), "ids")
     if adapted:
         added = drawing.node("MatMul", drawing.node("MatMul", embedded, "lora_A"), "lora_B")
         embedded = drawing.node("Add", embedded, added)
@@ -154,7 +164,7 @@ def summing_graph(drawing: Drawing, batch: int, states: Sequence[str], adapted: 
     if "key" in states:
         feature = drawing.node("Gather", embedded, drawing.constant(0), axis=2)
         keys = drawing.at_positions("past.2", "positions", feature, batch, "present.2")
-        total = drawing.node("ReduceSum", drawing.up_to(keys, "positions", batch, 0.0), last, keepdims=1)
+        total = drawing.node("ReduceSum", drawing.up_to(keys, "positions", batch, 0.0, felt=felt), last, keepdims=1)
         parts.append(total)
     whole = drawing.constant(np.zeros(WIDTH), "float32")
     for part in parts:
@@ -190,7 +200,7 @@ STATES: dict[Kind, tuple[str, str, Callable[[int], tuple[int, ...]]]] = {
     "conv": ("past.1", "present.1", lambda batch: (batch, 2, WIDTH)),
     "key": ("past.2", "present.2", lambda batch: (batch, 1, LENGTH, 1)),
 }
-GRAPHS = {"summing": summing_graph, "rope": rope_graph}
+GRAPHS = {"summing": summing_graph, "felt": partial(summing_graph, felt=True), "rope": rope_graph}
 PHASES: dict[str, tuple[tuple[str, str, int | None], ...]] = {
     "any": (("model.onnx", "any", None),),
     "one": (("model.onnx", "any", 1),),

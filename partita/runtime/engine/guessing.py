@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from partita.errors import PartitaError
 from partita.runtime.engine.executor import Executor
@@ -113,8 +113,7 @@ def _ask(row: Row, most: int) -> None:
         row.guess(most)
     except PartitaError as error:
         row.keep_guesses(0)
-        row.request = replace(row.request, guesser=None)
-        row.gave_up = str(error)
+        row.guess_no_more(str(error))
 
 
 def heard(

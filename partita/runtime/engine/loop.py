@@ -27,7 +27,8 @@ from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first, rows_at_work_first
-from partita.runtime.sampling import Draws, Sampler, greedy
+from partita.runtime.engine.seen import Seen, look
+from partita.runtime.sampling import Draws, Sampler
 from partita.spelling import spelled
 
 PREFILL_CHUNK_TOKENS = 512
@@ -231,8 +232,8 @@ class Engine:
         outcome = self.executor.run(plan, graph, self.rope_length)
         guesses = [() if row is None else row.guesses for row in self.rows]
         evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
-        tokens = self.hear(plan, graph)
         self._note_judged(plan)
+        tokens = self.hear(plan, graph)
         get_ready(self.rows, self.executor, plan)
         tested = [
             _judged(classes, made, new) if classes else None
@@ -323,7 +324,7 @@ class Engine:
             if row.guessed:
                 tokens[index] = self.confirm(index, row, graph)
             elif row.request.sampler is not None:
-                tokens[index] = self.add_token(index, row, graph, position)
+                tokens[index] = self.add_token(index, row, look(row, graph, index, position))
             elif row.request.listener is None and not np.isfinite(graph.logits(index, position).max()):
                 self.fail(index, row)  # nobody draws of what is read for a prefix, and it would be kept
         return tuple(tokens)
@@ -331,36 +332,56 @@ class Engine:
     def confirm(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
         """Sample after the last known token and after each guess that proves right; forget the others.
 
-        Drawing as without guesses and comparing leaves the distribution as it is.
+        Drawing as without guesses and comparing leaves the distribution as it is. Logits that are not finite before
+        the last guess may be so because of a guess behind them.
         """
         guesses = row.guesses
         row.keep_guesses(0)
         found: tuple[int, ...] = ()
+        spoilt = False
         for position, guess in enumerate((*guesses, None)):
-            new = self.add_token(index, row, graph, position)
+            seen = look(row, graph, index, position)
+            spoilt = guess is not None and not seen.finite
+            if spoilt:
+                break
+            new = self.add_token(index, row, seen)
             found += new
             if row.finish is not None or new != (guess,):
                 break
-        self.executor.cache.rewind(index, len(guesses) + 1 - max(len(found), 1))
+        behind = len(guesses) + 1 - max(len(found), 1)
+        if behind:
+            spoilt = spoilt or not look(row, graph, index, len(guesses)).finite
+            self.take_back(index, row, behind, spoilt=spoilt)
         return found
 
-    def add_token(self, index: int, row: Row, graph: BoundGraph, position: int) -> tuple[int, ...]:
+    def take_back(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
+        """Take back guesses that were wrong. `spoilt`: what they left in the cache is not finite, and is felt though it
+        is masked, for 0 times that is not 0: the row reads again what it knows, in a cache of zeros, and guesses no
+        more, for the same guess may come again.
+        """
+        cache = self.executor.cache
+        if spoilt:
+            cache.unjudged.add(index)
+        if not spoilt or row.finish is not None:
+            cache.rewind(index, tokens)
+            return
+        row.guess_no_more("a guess that was wrong gave numbers that are not finite")
+        self.read_again(index, row)
+
+    def add_token(self, index: int, row: Row, seen: Seen) -> tuple[int, ...]:
         """The next token of a row, by the logits of a position; none when the cache has no room for it."""
         sampler = row.request.sampler
         assert sampler is not None
-        token = graph.likeliest(index, position) if sampler is greedy else None
-        few = graph.largest(index, position, sampler.few) if isinstance(sampler, Draws) and sampler.few else None
-        whole = graph.logits(index, position) if token is None and few is None else None
-        # The largest value is NaN if any is, so one pass finds both.
-        if whole is not None and not np.isfinite(whole.max()) and self.fail(index, row):
+        if not seen.finite and self.fail(index, row):
             return ()
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
-        if isinstance(sampler, Draws) and few is not None:
-            token = sampler.among(*few, self.executor.contract.vocab_size)
-        elif whole is not None:
-            token = sampler(whole, row.history[: row.known])
+        token = seen.token
+        if isinstance(sampler, Draws) and seen.few is not None:
+            token = sampler.among(*seen.few, self.executor.contract.vocab_size)
+        elif seen.whole is not None:
+            token = sampler(seen.whole, row.history[: row.known])
         assert token is not None
         row.add(token)
         return (token,)
@@ -390,9 +411,13 @@ class Engine:
             return
         for index, row in enumerate(self.rows):
             if row is not None and row.finish is None:
-                self.executor.cache.release_row(index)
-                row.read_until, row.again = row.known, True
+                self.read_again(index, row)
         self.rope_length = 0
+
+    def read_again(self, index: int, row: Row) -> None:
+        """Have a row read from its beginning what it knows."""
+        self.executor.cache.release_row(index)
+        row.read_until, row.again = row.known, True
 
     def next_length(self) -> int:
         """Tokens of the longest row after the next step, finished ones included: other keys were made beside theirs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -135,6 +135,11 @@ class Row:
         """Forget all but the first guesses."""
         self.guessed = min(self.guessed, count)
         self.evidence = self.evidence[: self.guessed]
+
+    def guess_no_more(self, why: str) -> None:
+        """An answer does without."""
+        self.request = replace(self.request, guesser=None)
+        self.gave_up = why
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give it more tokens to read, after which it goes on with its whole budget."""

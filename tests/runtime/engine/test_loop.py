@@ -16,7 +16,7 @@ from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy, make_sampler
-from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade import ALL, BROKEN, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 KEYS, STATES = ("key",), ALL
@@ -309,6 +309,39 @@ def test_guesses_change_the_number_of_steps_and_no_token(opened, wrong):
         )
     elif len(wrong) == 60:
         assert not any(step.confirmed for step in steps) and sum(step.guessed for step in steps) > 40
+
+
+def in_turns(logits: np.ndarray, history: np.ndarray) -> int:
+    """One of the likeliest, another one at every place: a text that does not repeat itself."""
+    return int(np.argsort(logits)[-1 - len(history) % 7])
+
+
+def known_in_turns(prompt: list[int], count: int) -> list[int]:
+    text = list(prompt)
+    for _ in range(count):
+        text.append(in_turns(known_logits(text, KEYS)[-1], np.array(text)))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_wrong_guess_leaves_that_is_not_finite_is_felt_by_nobody(opened, ends):
+    """A mask of zeros hides numbers, and not what is none: the row reads again, and so does whoever has it next."""
+    engine = Engine(opened(graph="felt", batch=2, states=KEYS).executor)
+    wanted, beside = known_in_turns(PROMPTS[0], 17), known_in_turns(PROMPTS[1], 20)
+    assert BROKEN not in (*PROMPTS[0], *PROMPTS[1], *wanted, *beside) and wanted[2] not in wanted[:2]
+    stops = frozenset({wanted[2]}) if ends else frozenset()
+    guesser = Guesses([*PROMPTS[0], *wanted[:3], *[BROKEN] * 14])
+    row = engine.join(Request(PROMPTS[0], in_turns, 17, stops, guesser=guesser))
+    other = engine.join(Request(PROMPTS[1], in_turns, 20))
+    steps = [step for _ in range(30) if (step := engine.step()) is not None]
+    told = [token for step in steps for token in step.tokens[row]]
+    assert told == (wanted[:3] if ends else wanted) and any(step.guessed > step.confirmed for step in steps)
+    assert any(step.again for step in steps) and "not finite" in str([step.gave_up for step in steps])
+    engine.leave(row)
+    again = engine.join(Request(PROMPTS[0], in_turns, 17))
+    late = finish(engine)
+    assert late[again] == wanted
+    assert [token for step in steps for token in step.tokens[other]] + late.get(other, []) == beside
 
 
 def test_a_guess_that_ends_a_row_ends_it_there(opened):
