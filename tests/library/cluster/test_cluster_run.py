@@ -105,7 +105,8 @@ def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_pat
         if row.index != EMPTY:
             assert (answer["id"], answer["tokens"]) == (row.data["id"], expected(row)), row.index
     assert killed and report.rows == len(rows) and report.wanted == 2
-    assert len(report.workers) >= 2 and sum(worker.rows for worker in report.workers) >= len(rows)
+    # One that was killed before its first block was done, or began after the last, has nothing to report.
+    assert report.workers and sum(worker.rows for worker in report.workers) >= len(rows)
     assert all(sum(phase.nodes.values()) > 0 for worker in report.workers for phase in worker.placement)
     assert {worker.chain for worker in report.workers} == {("CPUExecutionProvider",)}
     assert {worker.python.split(" ")[0] for worker in report.workers} == {sys.executable}
