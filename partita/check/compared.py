@@ -16,6 +16,11 @@ from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.outcome import wanted_of
 from partita.partition_reports.records import Phase, PhaseCost, Report
 
+SAME_ROWS = 1.1
+"""Rows share what a step reads, so a token takes less time the more of them are at work: beyond so many times as many
+times per token say nothing of each other.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Beside:
@@ -244,6 +249,15 @@ def _lost_cache(both: Beside) -> Found:
     return Found(None if now.value is None else 1 - now.value, now.held, now.broken)
 
 
+def _rows_at_work(report: Report, phase: Phase) -> float | None:
+    """How many rows a timed step of decode had a token of, on average; None where guesses gave it more, or none was
+    timed.
+    """
+    if phase.name != "decode" or not phase.steps or not phase.tokens or report.speculation is not None:
+        return None
+    return phase.tokens / phase.steps
+
+
 def _measure_slowdown(both: Beside) -> Found:
     """How much more time a token takes, as a part of what it took: 0.1 is 10 % more."""
     first, second = (repeated_phase(entry.phases) for entry in (both.baseline, both.report))
@@ -254,6 +268,10 @@ def _measure_slowdown(both: Beside) -> Found:
     if None not in (first.profiled, second.profiled) and first.profiled is not second.profiled:
         which = "here" if second.profiled else "in the baseline"
         said = f"every step of {second.name} was profiled {which}, which makes them slower; generate more tokens there"
+        return Found(None, "", f"cannot be confirmed: {said}")
+    before, here = _rows_at_work(both.baseline, first), _rows_at_work(both.report, second)
+    if before is not None and here is not None and max(before, here) > SAME_ROWS * min(before, here):
+        said = f"{decimals(here)} rows were at work in a step here, {decimals(before)} in the baseline"
         return Found(None, "", f"cannot be confirmed: {said}")
     was, now = first.tokens_per_second, second.tokens_per_second
     if not was or not now:

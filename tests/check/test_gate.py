@@ -17,9 +17,11 @@ from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Bodies, BodyNode, Cache, CacheState
+from partita.partition_reports.speculation import speculation_figures
 from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
+from tests.partition_reports.test_speculation_section import NGRAM, STEPS
 
 NAMES = {"webgpu": GPU, "cpu": CPU}
 WORDS = Vocabulary(lambda name: NAMES.get(name, name), ("no_kernel_op", "cpu_preferred", "unexplained"))
@@ -590,6 +592,21 @@ def test_the_speed_of_profiled_steps_is_not_compared_with_that_of_others():
     older = each_phase(mixed(), lambda phase: {"profiled": None})
     for one in (free, slow, older):
         assert failures(gate, one, one) == failures(gate, one, older) == {}
+
+
+def test_the_speed_of_a_batch_is_not_compared_with_that_of_a_row():
+    def rows(count, **changes):
+        report = each_phase(mixed(), lambda _: {"steps": 40, "tokens": round(40 * count)})
+        return report.model_copy(update=changes)
+
+    gate = Gate(max_slowdown=0.5)
+    for now, was, said in ((rows(1), rows(7.5), "1.00 rows .* 7.50"), (rows(7.5), rows(1), "7.50 rows .* 1.00")):
+        found = failures(gate, now, was)["--max-slowdown 0.5"]
+        assert re.fullmatch(f"cannot be confirmed: {said} in the baseline", found), found
+    assert failures(gate, rows(7.5), rows(7.2)) == {}
+    assert failures(gate, rows(2.4, speculation=speculation_figures(NGRAM, STEPS)), rows(1)) == {}, (
+        "guesses, and one row"
+    )
 
 
 def test_a_baseline_that_wanted_another_provider_is_none():
