@@ -200,7 +200,11 @@ STATES: dict[Kind, tuple[str, str, Callable[[int], tuple[int, ...]]]] = {
     "conv": ("past.1", "present.1", lambda batch: (batch, 2, WIDTH)),
     "key": ("past.2", "present.2", lambda batch: (batch, 1, LENGTH, 1)),
 }
-GRAPHS = {"summing": summing_graph, "felt": partial(summing_graph, felt=True), "rope": rope_graph}
+GRAPHS: dict[str, Callable[[Drawing, int, Sequence[str], bool], str]] = {
+    "summing": summing_graph,
+    "felt": partial(summing_graph, felt=True),
+    "rope": rope_graph,
+}
 PHASES: dict[str, tuple[tuple[str, str, int | None], ...]] = {
     "any": (("model.onnx", "any", None),),
     "one": (("model.onnx", "any", 1),),
