@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from partita.bench.records import Bench
+from partita.errors import GenerationError
 from partita.library import bench_rounds
 from partita.library.bench_rounds import Race
 from partita.partition_reports import storage
@@ -288,6 +289,24 @@ def test_ctrl_c_while_it_observes_keeps_every_figure(
     assert (first["rounds"], cpu["rounds"]) == (1, 1)
     assert first["why"] is not None and first["why_unknown"] == ""
     assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before it was observed"
+
+
+def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from partita.cli import run
+
+    def fails(self: Race, racer: bench_rounds.Racer, file: Path) -> None:
+        raise GenerationError("no room")
+
+    monkeypatch.setattr(Race, "observe_one", fails)
+    given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
+    assert run([*given, "--report", str(tmp_path / "reports")]) == 1
+    out, err = capsys.readouterr()
+    (cpu,) = json.loads(out)["contenders"]
+    assert cpu["rounds"] == 1 and cpu["why_unknown"] == "the observed round failed: no room"
+    assert f"{tmp_path / 'reports' / 'cpu.json'}: not written: the observed round failed: no room" in err
+    assert run(given) == 0, "where none was asked for"
 
 
 @pytest.mark.heavy

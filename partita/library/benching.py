@@ -14,7 +14,7 @@ from partita.bench.contenders import build_contenders, choose_baseline, complete
 from partita.bench.records import Bench
 from partita.bench.verdict import judge
 from partita.bench.words import sentences
-from partita.errors import PartitaError, ProviderError, UsageError
+from partita.errors import PartitaError, ProviderError, ReportError, UsageError
 from partita.files import check_writable, temporary_directory, write_text
 from partita.foreign.folder import Choice
 from partita.library.asking import Prompts, prompt_rows
@@ -87,7 +87,7 @@ class Measured:
 
     bench: Bench
     error: PartitaError | None
-    """Of the contenders that could not run."""
+    """Of the contenders that could not run, or of reports that were asked for and not written."""
 
     @property
     def anything(self) -> bool:
@@ -209,7 +209,7 @@ class Plan:
         racers, interrupted = _race(self.options, self.entries, work, self.files, say)
         found = _build(self.options, self.subjects, racers, self.files, self.baseline, interrupted=interrupted)
         failed = [racer for racer in racers if racer.error is not None]
-        return Measured(found, _failure(failed) if failed else None)
+        return Measured(found, _failure(failed) if failed else _unwritten(racers, self.files))
 
 
 def _task_of(options: BenchOptions, subject: Subject) -> Task:
@@ -284,6 +284,14 @@ def _build(
         contenders=contenders,
         notes=tuple(notes),
     )
+
+
+def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaError | None:
+    """That reports which were asked for could not be written, for each why; None when all were."""
+    missing = [racer for racer in racers if racer.entry.name in files and racer.observed is None]
+    if not missing:
+        return None
+    return ReportError("; ".join(f"{files[racer.entry.name]}: not written: {racer.why_unknown}" for racer in missing))
 
 
 def _failure(failed: Sequence[Racer]) -> PartitaError:
