@@ -15,6 +15,7 @@ from partita.observations.text_format import decimals, human_bytes, listing, nam
 from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.outcome import wanted_of
 from partita.partition_reports.records import Phase, PhaseCost, Report
+from partita.partition_reports.speculation import rows_of
 
 SAME_ROWS = 1.1
 """Rows share what a step reads, so a token takes less time the more of them are at work: beyond so many times as many
@@ -250,12 +251,14 @@ def _lost_cache(both: Beside) -> Found:
 
 
 def _rows_at_work(report: Report, phase: Phase) -> float | None:
-    """How many rows a timed step of decode had a token of, on average; None where guesses gave it more, or none was
-    timed.
+    """How many rows a timed step of decode had a token of, on average, those of right guesses not counted; None where
+    none was timed.
     """
-    if phase.name != "decode" or not phase.steps or not phase.tokens or report.speculation is not None:
+    if phase.name != "decode":
         return None
-    return phase.tokens / phase.steps
+    guessed = report.speculation
+    tokens, steps = (phase.tokens, phase.steps) if guessed is None else (rows_of(guessed), guessed.steps)
+    return tokens / steps if tokens and steps else None
 
 
 def _measure_slowdown(both: Beside) -> Found:

@@ -130,13 +130,15 @@ class SessionIndex:
         return tuple(node for node in others if not self._of_main(node, names))
 
     def _of_main(self, node: AssignedNode, names: Collection[str]) -> bool:
-        """Whether a listed node was made of the main graph's, as its name tells: it begins with that of one of them.
-        `names`: of all nodes of the file.
+        """Whether a listed node was made of the main graph's, as its name tells: it begins with that of one of them,
+        which no node of a body has as well. `names`: of all nodes of the file.
         """
-        if node.name in self.inner:
+        if node.name in self.inner or node.name in self.bodies:
             return False
         known = naming.replaced_by(node.name, names)
-        return bool(known) and known[-1] in self.exported and self.exported_op(known[-1]) not in CONTROL_FLOW
+        if not known or known[-1] in self.inner:
+            return False
+        return self.exported_op(known[-1]) not in CONTROL_FLOW
 
     def replaces(self, name: str) -> tuple[str, ...]:
         """Exported nodes that left the graph and that `name` took the place of."""

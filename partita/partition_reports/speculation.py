@@ -88,6 +88,11 @@ def speculation_figures(fact: SpeculationFact | None, steps: Sequence[StepFact])
     )
 
 
+def rows_of(found: Speculation) -> int:
+    """Rows that took part in the steps, all together: each got a token in each, besides those of right guesses."""
+    return found.tokens - found.confirmed
+
+
 def _gain(steps: Sequence[StepFact]) -> float | None:
     """How fast these steps were, by those of them without guesses: rows beside each other share a step's time, so each
     is compared with those of as many. None where there is nothing to compare with.

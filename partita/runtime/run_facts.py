@@ -88,11 +88,11 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     again = [step for step in runner.steps if step.again]
     if again:
         tokens = sum(step.row_tokens for step in again)
-        notes.append(
-            f"{tokens} tokens were prefilled again when the sequence grew beyond "
-            f"{runner.contract.rereads_at}, where the "
-            "model's rotary frequencies change; they count as prefill steps, not as prompt tokens"
-        )
+        limit = runner.contract.rereads_at
+        why = "after a guess that was wrong gave numbers that are not finite"
+        if limit is not None:
+            why = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
+        notes.append(f"{tokens} tokens were prefilled again {why}; they count as prefill steps, not as prompt tokens")
     return tuple(notes)
 
 

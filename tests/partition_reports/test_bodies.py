@@ -129,6 +129,14 @@ def test_what_was_listed_and_then_fused_again_is_of_the_main_graph(branch_of):
     assert found.nodes == len(inside)
 
 
+def test_what_may_be_of_a_body_counts():
+    """Names are unique in one graph alone."""
+    inner = (node("mm", "MatMul", "h w", "then_y", "then_branch"), *INNER[1:])
+    fused = ("mm/MatMulAddFusion", "Gemm", CPU)
+    found = bodies_of(branching(inner=inner, assigned=listed(*PLACED, fused)))
+    assert [entry.name for entry in found.on_cpu] == [fused[0]]
+
+
 def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():
     found = bodies_of(branching(assigned=None))
     assert (found.nodes, found.listed, found.unseen) == (0, False, True)

@@ -132,20 +132,24 @@ def smaller_blocks(
     kernels: Kernels,
     sizes: Sequence[int],
     packings: Callable[[int], Sequence[Packing]],
+    looked_up: Callable[[int], Sequence[Packing]],
     dtype: str,
 ) -> tuple[int, ...]:
     """Those of `sizes` that `target` takes blocks of, too: for weights whose rows the size that is wanted does not
-    divide. All are asked about at once, and alone where that is refused. `packings`: of products, in blocks of a size.
+    divide. All are asked about at once, and alone where that is refused. `packings`, `looked_up`: those of products and
+    of embeddings in blocks of a size.
     """
     if target.ask is None:
         return tuple(size for size in sizes if size in USUAL)
 
-    def why_not(asked: Sequence[Packing]) -> str:
-        return refused(target, form, kernels, asked, dtype, asked)
+    def takes(asked: Sequence[int]) -> bool:
+        products = [each for size in asked for each in packings(size)]
+        if refused(target, form, kernels, products, dtype, products):
+            return False
+        rows = [each for size in asked for each in looked_up(size)] if kernels.gather else []
+        return not rows or _looks_up(target, form, kernels, rows, dtype)
 
-    if not why_not([each for size in sizes for each in packings(size)]):
-        return tuple(sizes)
-    return tuple(size for size in sizes if not why_not(packings(size)))
+    return tuple(sizes) if takes(sizes) else tuple(size for size in sizes if takes([size]))
 
 
 def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:

@@ -7,7 +7,7 @@ They lie in 16 bits in the file and are cast as the graph is opened, as in a pac
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -24,7 +24,7 @@ from partita.export.quantisation.reference import parameter_names
 from partita.export.quantisation.rewrite import Narrowed, Outcome, modules_of
 from partita.export.spilled import let_go
 from partita.export.target import TakesEach
-from partita.export.weight_sources import Plain, stored
+from partita.export.weight_sources import Plain, StoredPart, stored
 
 
 def keep_narrow(
@@ -40,23 +40,28 @@ def keep_narrow(
     ways = {kind: Narrow(kind, looks_up(takes, kind)) for kind in kinds}
 
     def run(model: ir.Model, context: PassContext) -> int:
-        count = 0
-        for value in list(model.graph.initializers.values()):
-            part, nodes = stored(value), [use.node for use in value.uses()]
-            if part is None or not nodes or not is_matrix(part):
-                continue
-            assert isinstance(part.source, Plain)
-            modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
-            kind = plan.kept_type(modules)
-            if kind is not None:
-                outcome.narrowed[part.source.key] = Narrowed(part.source.tensors, modules, kind)
-                with over(nodes[0]):
-                    behind_cast(model.graph, value, part, ways[kind])
-                count += 1
+        found = list(_said(model.graph, plan))  # all of them first: what one is read with has its name by what it is
+        for value, part, nodes, narrowed in found:
+            outcome.narrowed[part.source.key] = narrowed
+            with over(nodes[0]):
+                behind_cast(model.graph, value, part, ways[narrowed.dtype])
         drop_unused_initializers(model.graph)
-        return count
+        return len(found)
 
     return run_passes(model, (Pass("narrow_weights", run),), context)
+
+
+def _said(graph: ir.Graph, plan: Plan) -> Iterator[tuple[ir.Value, StoredPart, list[ir.Node], Narrowed]]:
+    """Matrices that are to be kept in 16 bits, each with what reads it."""
+    for value in graph.initializers.values():
+        part, nodes = stored(value), [use.node for use in value.uses()]
+        if part is None or not nodes or not is_matrix(part):
+            continue
+        assert isinstance(part.source, Plain)
+        modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
+        kind = plan.kept_type(modules)
+        if kind is not None:
+            yield value, part, nodes, Narrowed(part.source.tensors, modules, kind)
 
 
 def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:

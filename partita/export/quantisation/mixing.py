@@ -146,16 +146,18 @@ class Ladder:
 def units(placed: Sequence[Placed], plan: Plan) -> list[Unit]:
     """What may be made wider: what has the width of the package and nothing was said of."""
     widths = tuple(dict.fromkeys(bits for bits in (plan.bits, 8, FULL) if bits >= plan.bits))
-    free = [
-        each
-        for each in placed
-        if each.packed.packing.grid.bits == plan.bits
-        and not any(keep.fits(module) for keep in plan.keep for module in _patterns(each))
-    ]
+    said = {_patterns(each) for each in placed if _is_said_of(plan, each)}
+    free = [each for each in placed if each.packed.packing.grid.bits == plan.bits and _patterns(each) not in said]
     step = 1
     while len(grouped := _grouped(free, step)) > MOST_UNITS and step < len(free):
         step += 1
     return [Unit(tuple(group), widths) for group in grouped]
+
+
+def _is_said_of(plan: Plan, placed: Placed) -> bool:
+    """Whether `--keep` says something of a weight: by what it is told apart by, or by its own names."""
+    names = (*_patterns(placed), *paths(placed.packed.parameters))
+    return any(keep.fits(name) for keep in plan.keep for name in names)
 
 
 def _grouped(placed: Sequence[Placed], step: int) -> list[list[Placed]]:

@@ -191,7 +191,12 @@ def make_plan(
         return [packing for each in multiplied_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
 
     sizes = tuple(size for size in found.smaller if size < most)
-    smaller = smaller_blocks(target, form, found, sizes, in_blocks, dtype)
+
+    def looked_up_in(size: int) -> list[Packing]:
+        tried = replace(plan, block_size=size)
+        return list(dict.fromkeys(each for bits in plan.rounded_bits if (each := tried.looked_up(bits, ASKED_WIDTH))))
+
+    smaller = smaller_blocks(target, form, found, sizes, in_blocks, looked_up_in, dtype)
     return replace(plan, kernels=replace(found, smaller=smaller))
 
 

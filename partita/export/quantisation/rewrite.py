@@ -226,7 +226,7 @@ class _Rewriter:
         found, form = experts.stacks(node), self.plan.form.experts
         if found is None or form is None or not all(map(self._may_be_packed, found)):
             return False
-        where = [module for plain in found for module in modules_of(node, plain)]
+        where = modules_of(node, found[0])
         self.outcome.modules.update(where)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
@@ -342,8 +342,11 @@ class _Rewriter:
 
 
 def modules_of(node: ir.Node, plain: Plain) -> list[str]:
-    """The modules that a node and the weight that it reads are of, as `--keep` names them."""
-    return [node.metadata_props.get(MODULE, ""), *paths(plain.parameters)]
+    """The modules that a node and the weight that it reads are of, as `--keep` names them. What is said of one of the
+    stacks that an operator on experts reads is said of both.
+    """
+    beside = experts.stacks(node) or (plain,)
+    return [node.metadata_props.get(MODULE, ""), *(path for each in beside for path in paths(each.parameters))]
 
 
 def _is_kept(plan: Plan, node: ir.Node) -> bool:

@@ -176,8 +176,9 @@ class Engine:
         )
         limit = contract.rereads_at
         outgrows = limit is not None and self.rope_length <= limit < entry.known + len(tokens)
-        if outgrows or row in self.executor.cache.spoiled:  # all is read again
-            self.executor.cache.release_row(row)
+        cache = self.executor.cache
+        if outgrows or row in cache.spoiled or row in cache.unjudged:  # all is read again
+            cache.release_row(row)
         entry.extend(tokens)
 
     def rewind(self, row: int, tokens: int) -> bool:
@@ -242,8 +243,8 @@ class Engine:
         # Guesses that were fed in vain are gone again.
         rereads = self.executor.contract.rereads and not plan.reads  # what was read before is no token of this step
         kept = [
-            max(len(new), 1) if entry or (rereads and take) else take
-            for take, entry, new in zip(plan.take, tested, tokens, strict=True)
+            max(len(new), 1 - anew) if entry or (rereads and take) else take
+            for take, entry, new, anew in zip(plan.take, tested, tokens, _anew(self.rows), strict=True)
         ]
         now = time.perf_counter()
         step = Step(
@@ -361,12 +362,15 @@ class Engine:
         """
         cache = self.executor.cache
         if spoilt:
-            cache.unjudged.add(index)
-        if not spoilt or row.finish is not None:
-            cache.rewind(index, tokens)
+            row.guess_no_more("a guess that was wrong gave numbers that are not finite")
+        if spoilt and row.finish is None and cache.wipe(index):
+            self.read_again(index, row)
             return
-        row.guess_no_more("a guess that was wrong gave numbers that are not finite")
-        self.read_again(index, row)
+        cache.rewind(index, tokens)
+        if spoilt and row.finish is None:  # what one row has cannot be zeroed here, and may be felt by nobody
+            cache.dirty = True
+        elif spoilt:
+            cache.unjudged.add(index)
 
     def add_token(self, index: int, row: Row, seen: Seen) -> tuple[int, ...]:
         """The next token of a row, by the logits of a position; none when the cache has no room for it."""
@@ -441,6 +445,11 @@ def _row_view(row: Row | None, filled: int) -> RowView:
 def _judged(evidence: tuple[int, ...], guesses: tuple[int, ...], new: tuple[int, ...]) -> Judged:
     """What came of the guesses of a row that got these tokens. What stood behind one that ended it was never tried."""
     return Judged(evidence, max(len(new) - 1, 0), ended=bool(new) and new == guesses[: len(new)])
+
+
+def _anew(rows: Sequence[Row | None]) -> list[bool]:
+    """Rows that will read again, so that nothing that they were fed in a step is kept."""
+    return [row is not None and row.again for row in rows]
 
 
 def _errors(rows: Sequence[Row | None]) -> tuple[str | None, ...]:

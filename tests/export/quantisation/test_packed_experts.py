@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -38,7 +39,7 @@ from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import Plain, checkpoint_weight
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantisation.test_plan import MODULES, Asked, options, target
-from tests.export.quantisation.test_precision import attributes, checked, nodes, operators
+from tests.export.quantisation.test_precision import attributes, checked, initializers, nodes, operators
 
 EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
@@ -92,13 +93,25 @@ def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheck
     assert (pair / "model.onnx.data").stat().st_size < (plain / "model.onnx.data").stat().st_size
 
 
+@pytest.mark.heavy
+def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    package = exported(checkpoint, precision="int4", keep=(("layers.0.mlp.experts.down_proj", "fp16"),))
+    checked(package)
+    kinds = {each.name: each.data_type for each in initializers(package)}
+    halves = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16 and "experts" in name]
+    assert len(halves) == 2 and all("layers.0." in name for name in halves)
+    assert operators(package)["MoE"] == 1 and operators(package)["QMoE"] == 1
+
+
 def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Plain:
     """A stack of experts as the exporter has it, one matrix below the other."""
     opened = open_checkpoint(str(checkpoint))
     sources = match_names(load(opened), opened.tensors)
-    origin = sources.of(f"model.layers.{layer}.mlp.experts.{name}")
+    parameter = f"model.layers.{layer}.mlp.experts.{name}"
+    origin = sources.of(parameter)
     assert origin is not None
-    source = checkpoint_weight(opened, origin, ir.DataType.FLOAT).source
+    source = checkpoint_weight(opened, origin, ir.DataType.FLOAT, parameter=parameter).source
     assert isinstance(source, Plain)
     return flattened(source)
 
@@ -156,6 +169,8 @@ def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -
     ]
     (unit,) = units(pair, PLAN)
     assert unit.patterns == where and len(unit.placed) == 2
+    said = replace(PLAN, keep=(Keep("experts.gate_up_proj", "int4"),))
+    assert units(pair, said) == [], "what is said of one stack is said of both, and stays"
     kept = replace(PLAN, keep=(Keep("mlp.experts", "int8"),)).experts(where, (64, 96))
     assert kept is not None and kept.grid.bits == 8
     assert PLAN.experts(where, (64, 50)) is None, "blocks have to divide the rows of both"

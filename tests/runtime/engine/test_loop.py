@@ -324,9 +324,10 @@ def known_in_turns(prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_what_a_wrong_guess_leaves_that_is_not_finite_is_felt_by_nobody(opened, ends):
+@pytest.mark.parametrize("graph", ["felt", "felt later"])
+def test_what_a_wrong_guess_leaves_that_is_not_finite_is_felt_by_nobody(opened, graph, ends):
     """A mask of zeros hides numbers, and not what is none: the row reads again, and so does whoever has it next."""
-    engine = Engine(opened(graph="felt", batch=2, states=KEYS).executor)
+    engine = Engine(opened(graph=graph, batch=2, states=KEYS).executor)
     wanted, beside = known_in_turns(PROMPTS[0], 17), known_in_turns(PROMPTS[1], 20)
     assert BROKEN not in (*PROMPTS[0], *PROMPTS[1], *wanted, *beside) and wanted[2] not in wanted[:2]
     stops = frozenset({wanted[2]}) if ends else frozenset()
@@ -336,12 +337,20 @@ def test_what_a_wrong_guess_leaves_that_is_not_finite_is_felt_by_nobody(opened, 
     steps = [step for _ in range(30) if (step := engine.step()) is not None]
     told = [token for step in steps for token in step.tokens[row]]
     assert told == (wanted[:3] if ends else wanted) and any(step.guessed > step.confirmed for step in steps)
-    assert any(step.again for step in steps) and "not finite" in str([step.gave_up for step in steps])
+    assert any(step.again for step in steps) == (graph == "felt" or not ends)
+    assert "not finite" in str([step.gave_up for step in steps])
+    decode = [step for step in steps if step.phase == "decode"]
+    assert [step.row_tokens for step in decode] == [sum(map(len, step.tokens)) for step in decode]
+    heard = [token for step in steps for token in step.tokens[other]]
+    if ends:  # a next turn of the row
+        engine.extend(row, [5, 6], max_new_tokens=3)
+        found = finish(engine)
+        heard += found.get(other, [])
+        assert found[row] == known_in_turns([*PROMPTS[0], *wanted[:3], 5, 6], 3)
     engine.leave(row)
     again = engine.join(Request(PROMPTS[0], in_turns, 17))
     late = finish(engine)
-    assert late[again] == wanted
-    assert [token for step in steps for token in step.tokens[other]] + late.get(other, []) == beside
+    assert late[again] == wanted and heard + late.get(other, []) == beside
 
 
 def test_a_guess_that_ends_a_row_ends_it_there(opened):
