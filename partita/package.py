@@ -227,13 +227,15 @@ class Manifest(Record):
 
     @property
     def tolerance(self) -> float:
-        """Largest max_rel_error against the original model in float32 that passes: of float32 where nothing is rounded.
+        """Largest max_rel_error against the original model in float32 that passes: of float32 where nothing is rounded,
+        or the model has the same rounded weights.
 
         Raises KeyError for a precision that this Partita does not know.
         """
         if self.rounded_cache is not None:
             return TOLERANCES[ROUNDED_CACHE]
-        exact = self.narrow is not None and not self.narrow.rounded and self.packed is None
+        narrow = self.narrow if self.packed is None else None
+        exact = narrow is not None and (not narrow.rounded or narrow.compared == "rounded")
         return EXACT.tolerance if exact else precision(self.graph.precision).tolerance
 
     def file(self, name: str) -> FileRecord | None:

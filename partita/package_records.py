@@ -186,7 +186,11 @@ class NarrowWeights(Record):
     """Of the matrices in the file."""
     weights: int
     rounded: int
-    """How many of them the checkpoint has in a wider type; none: nothing is lost."""
+    """How many of them have numbers that need more bits; none: nothing is lost."""
+    compared: Literal["model", "rounded"] = "model"
+    """What the graph was compared with: the model as it is, or with these weights as they are rounded, within the
+    tolerance of float32.
+    """
 
 
 class RoundedCache(Record):

@@ -18,7 +18,7 @@ from partita.export.coded_weights import OPSET, store_coded
 from partita.export.continuing import Phase, continuing
 from partita.export.fake_model import FakeModel
 from partita.export.naming import match_names
-from partita.export.narrow_weights import Narrow, store_narrow
+from partita.export.narrow_weights import Narrow, rounded_weights, store_narrow
 from partita.export.node_names import name_nodes
 from partita.export.operators import Form
 from partita.export.options import AUTO, DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
@@ -331,6 +331,9 @@ def _rewrite(graphs: Graphs) -> None:
             for name, count in store_narrow(model, context, draft.narrow).items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
+    if draft.narrow is not None:
+        models = [item.model for item in graphs.traced]
+        graphs.packing.narrowed |= rounded_weights(draft.narrow, models, movable(sources))
     if draft.beside is not None:
         _add_prefill(graphs, draft.beside, movable(sources))
     if draft.plan is not None:

@@ -64,10 +64,10 @@ class Mixes:
             with stage(work.progress, "choose widths", work.seconds, size) as current:
                 self.ladder = self._search(graphs, current)
         assert self.draft.plan is not None
-        count, most = self.counts[0], work.options.max_weight_size
+        count = self.counts[0]
         made = repacked(graphs, _mixed(self.draft.plan, self.ladder, count))
-        if most is not None and _size(made) > most:  # another way of writing it than the one that was searched on
-            raise _too_large(most, _size(made), "in the way of writing that the target runs")
+        # It may be written in another way than the one that was searched on.
+        check_size(made, work.options.max_weight_size, "in the way of writing that the target runs")
         return made, self._record(count)
 
     def widen(self, ratio: float) -> bool:
@@ -78,10 +78,9 @@ class Mixes:
 
     def _search(self, graphs: Graphs, current: Stage) -> Ladder:
         """Measure what widths cost, and choose what is to be tried. Raises ResourceError when nothing fits."""
-        draft, options, plan, base = self.draft, self.draft.work.options, self.draft.plan, _size(graphs)
+        draft, options, plan = self.draft, self.draft.work.options, self.draft.plan
         assert plan is not None
-        if options.max_weight_size is not None and base > options.max_weight_size:
-            raise _too_large(options.max_weight_size, base, f"with none wider than {options.precision}")
+        check_size(graphs, options.max_weight_size, f"with none wider than {options.precision}")
         self.text, self.unseen = _search_text(draft)
         held = spilled.resident_parameters(draft.checkpoint.tensors, draft.work.scratch)
         beside = 4 * self.text.tokens * draft.fake.vocab_size
@@ -156,9 +155,11 @@ def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
     return count
 
 
-def _too_large(most: int, size: int, how: str) -> ResourceError:
-    takes = f"the weights take {human_bytes(size)} {how}"
-    return ResourceError(f"{spelled('max_weight_size', human_bytes(most))}: {takes}; nothing was written")
+def check_size(graphs: Graphs, most: int | None, how: str) -> None:
+    """Raise ResourceError where the weight file takes more than it may. `how`: what its size is of, for the message."""
+    if most is not None and _size(graphs) > most:
+        takes = f"the weights take {human_bytes(_size(graphs))} {how}"
+        raise ResourceError(f"{spelled('max_weight_size', human_bytes(most))}: {takes}; nothing was written")
 
 
 def _size(graphs: Graphs) -> int:

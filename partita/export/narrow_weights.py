@@ -12,7 +12,7 @@ the checkpoint has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -20,6 +20,7 @@ import onnx_ir as ir
 from partita.dtypes import PRECISIONS, Precision
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import to_ir
+from partita.export.node_names import MODULE
 from partita.export.options import ExportOptions
 from partita.export.origins import Rescaled
 from partita.export.passes.base import Pass, PassContext, over
@@ -48,6 +49,16 @@ class Narrow:
     """The target looks up rows of that type."""
     exactly: bool = False
     """Only what the checkpoint has in that type is kept so, and nothing is rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A weight that is kept in 16 bits and computed with in float32."""
+
+    tensors: frozenset[str]
+    modules: tuple[str, ...]
+    """That it is of, the nodes that read it and those of its parameters."""
+    dtype: str
 
 
 def in_question(options: ExportOptions, target: Target | None) -> bool:
@@ -139,15 +150,56 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
     return run_passes(model, (Pass("narrow_weights", run),), context)
 
 
-def kept_narrow(how: Narrow, models: Sequence[ir.Model]) -> NarrowWeights:
-    """What the manifest says of them."""
-    kind = to_ir(how.dtype)
-    parts = (stored(value) for model in models for value in model.graph.initializers.values())
-    sources = {
-        part.key: part.source for part in parts if part and isinstance(part.source, Plain) and part.dtype == kind
-    }
-    rounded = [each for each in sources.values() if any(info.dtype != how.dtype for info in each.origin.tensors())]
-    return NarrowWeights(dtype=how.dtype, weights=len(sources), rounded=len(rounded))
+def kept_narrow(how: Narrow, models: Sequence[ir.Model], narrowed: Mapping[object, Narrowed]) -> NarrowWeights:
+    """What the manifest says of them. `narrowed`: those that the original is given as they are rounded."""
+    sources = [source for source, _ in _kept(how, models)]
+    return NarrowWeights(
+        dtype=how.dtype,
+        weights=len({source.key for source in sources}),
+        rounded=len({source.key for source in sources if _is_rounded(source, how)}),
+        compared="rounded" if narrowed else "model",
+    )
+
+
+def rounded_weights(
+    how: Narrow, models: Sequence[ir.Model], movable: Callable[[Plain], bool]
+) -> dict[object, Narrowed]:
+    """Those that the original can be given as they are rounded, by the key of the weight; none where one of them is not
+    `movable`: then there is nothing to hold a graph against but the model as it is.
+    """
+    found: dict[object, Narrowed] = {}
+    for source, modules in _kept(how, models):
+        if not _is_rounded(source, how):
+            continue
+        if not movable(source):
+            return {}
+        known = found.get(source.key)
+        names = dict.fromkeys([*(() if known is None else known.modules), *modules])
+        found[source.key] = Narrowed(source.tensors, tuple(names), how.dtype)
+    return found
+
+
+def _kept(how: Narrow, models: Sequence[ir.Model]) -> Iterator[tuple[Plain, list[str]]]:
+    """What `models` keep in that type, and the modules that it is of."""
+    for value in (value for model in models for value in model.graph.initializers.values()):
+        part = stored(value)
+        if part is None or not isinstance(part.source, Plain) or part.dtype != to_ir(how.dtype):
+            continue
+        readers = [reader for use in value.uses() for reader in _readers(use.node)]
+        parameters = [name.rpartition(".")[0] for name in part.source.parameters]
+        yield part.source, [*(node.metadata_props.get(MODULE, "") for node in readers), *parameters]
+
+
+def _readers(node: ir.Node) -> list[ir.Node]:
+    """Those behind the Cast of a weight; the node itself where it is another."""
+    return [use.node for use in node.outputs[0].uses()] if node.op_type == "Cast" else [node]
+
+
+def _is_rounded(source: Plain, how: Narrow) -> bool:
+    """Whether its numbers need more bits than it is kept in: the scales of integers may have as few, and what they
+    stand for has not.
+    """
+    return any(info.dtype != how.dtype or not _is_float(info) for info in source.origin.tensors())
 
 
 def _fits(part: StoredPart, how: Narrow) -> bool:

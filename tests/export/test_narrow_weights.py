@@ -22,6 +22,7 @@ from partita.package import read_manifest
 from partita.partition_reports.sections.arithmetic import section
 from partita.partition_reports.sections.model import Line
 from tests.conftest import Exported, TinyCheckpoint
+from tests.quantised_checkpoints import gptq, save_quantised
 
 
 def types_of(folder: Path) -> dict[str, int]:
@@ -73,8 +74,44 @@ def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpo
     folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
     manifest = read_manifest(folder)
     assert manifest.narrow is not None and manifest.narrow.rounded == manifest.narrow.weights
-    assert manifest.tolerance == PRECISIONS["fp16"].tolerance
-    assert manifest.verification.status == "verified"
+    assert manifest.verification.status == "verified" and "rounded weights" in str(manifest.verification.reference)
+    assert manifest.quality is not None and manifest.quality.kl_mean > 0
+
+
+def test_what_was_compared_with_the_model_as_it_is_keeps_its_tolerance(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """As a package of a Partita before, and where the model cannot be given the rounded weights."""
+    folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
+    manifest = read_manifest(folder)
+    assert manifest.narrow is not None and manifest.narrow.compared == "rounded"
+    assert manifest.tolerance == EXACT.tolerance == manifest.verification.tolerance
+    before = manifest.narrow.model_copy(update={"compared": "model"})
+    assert manifest.model_copy(update={"narrow": before}).tolerance == PRECISIONS["fp16"].tolerance
+
+
+def test_integers_whose_scales_have_the_type_are_rounded(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """What they stand for needs more bits than their scales."""
+    source = tiny_checkpoint("llama", dtype="float16", num_hidden_layers=1)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    checkpoint = save_quantised(source, tmp_path / "gptq", settings, gptq())
+    manifest = read_manifest(exported(checkpoint, precision="fp16", activations="fp32"))
+    assert manifest.narrow is not None and 0 < manifest.narrow.rounded < manifest.narrow.weights
+    assert manifest.verification.status == "verified" and manifest.tolerance == EXACT.tolerance
+
+
+@pytest.mark.heavy
+def test_a_mixture_chooses_the_experts_of_the_model_with_the_same_weights(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """Rounding sends tokens to other experts: beside the model as it is, this one was off by 0.4."""
+    experts: dict[str, Any] = {"num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 4, "moe_intermediate_size": 48}
+    folder = exported(tiny_checkpoint("qwen3_moe", **experts), precision="bf16", activations="fp32")
+    verification = read_manifest(folder).verification
+    assert verification.status == "verified" and verification.proof is None
+    assert max(step.max_rel_error for step in verification.steps) < 1e-4
 
 
 @pytest.mark.parametrize(

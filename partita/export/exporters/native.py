@@ -22,7 +22,7 @@ from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
 from partita.export.fake_model import FakeModel, build_fake_model
 from partita.export.fewer_rows import BATCH, freeing
-from partita.export.mixes import Mixes
+from partita.export.mixes import Mixes, check_size
 from partita.export.narrow_weights import in_question, kept_narrow, narrow, narrow_floats, settled
 from partita.export.options import ExportOptions, max_length
 from partita.export.progress import stage
@@ -74,7 +74,10 @@ class Traces:
 
     def _made(self, graphs: Graphs) -> Exported:
         """The graphs as they are handed over, with the widths of weights that a budget allows, where there is one."""
-        if not self.draft.work.options.searches or not graphs.packing.placed:
+        if not self.draft.work.options.searches:
+            return _exported(graphs)
+        if not graphs.packing.placed:  # nothing has a width that could be chosen
+            check_size(graphs, self.draft.work.options.max_weight_size, "and none of them can be packed")
             return _exported(graphs)
         mixed, record = self.mixes.take(graphs)
         made = _exported(mixed)
@@ -196,7 +199,7 @@ def _exported(graphs: Graphs) -> Exported:
         prefill=_prefill(graphs),
         adapters=draft.adapters.merged,
         switched=tuple(_switched(graphs, each) for each in draft.adapters.switched),
-        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models),
+        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models, graphs.packing.narrowed),
         caution=_caution(graphs),
     )
 

@@ -15,13 +15,13 @@ import torch
 
 from partita.export.element_types import to_torch
 from partita.export.naming import Sources
-from partita.export.narrow_weights import Narrow, behind_cast, is_matrix, looks_up
+from partita.export.narrow_weights import Narrow, Narrowed, behind_cast, is_matrix, looks_up
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import parameter_names
-from partita.export.quantisation.rewrite import Narrowed, Outcome, modules_of
+from partita.export.quantisation.rewrite import Outcome, modules_of
 from partita.export.spilled import let_go
 from partita.export.target import TakesEach
 from partita.export.weight_sources import Plain, StoredPart, stored

@@ -53,6 +53,13 @@ class Unit:
         return tuple(dict.fromkeys(pattern for each in self.placed for pattern in _patterns(each)))
 
     @property
+    def readers(self) -> tuple[str, ...]:
+        """Modules that have to be named for the weights to stay as they are: an embedding that its head shares would be
+        packed anew, for itself.
+        """
+        return tuple(dict.fromkeys([*self.patterns, *(module for each in self.placed for module in each.modules)]))
+
+    @property
     def name(self) -> str:
         """Of the first module, and how many there are."""
         first, *others = self.patterns
@@ -101,9 +108,9 @@ class Ladder:
         """What is said of modules in the mix with so many steps."""
         units = {step.unit.patterns: step for step in self.steps[:count]}
         return tuple(
-            Keep(pattern, step.unit.unpacked if step.bits == FULL else f"int{step.bits}")
+            Keep(name, step.unit.unpacked if step.bits == FULL else f"int{step.bits}")
             for patterns, step in units.items()
-            for pattern in patterns
+            for name in (step.unit.readers if step.bits == FULL else patterns)
         )
 
     def judged(self, count: int) -> Judged:

@@ -20,6 +20,7 @@ from dataclasses import replace as replace_fields
 import onnx_ir as ir
 
 from partita.errors import UsageError
+from partita.export.narrow_weights import Narrowed
 from partita.export.node_names import MODULE
 from partita.export.origins import Reordered
 from partita.export.passes.base import Pass, PassContext, over
@@ -60,16 +61,6 @@ class Placed:
     """An operator on experts reads it, together with another stack, which has the same packing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowed:
-    """A weight that is kept in 16 bits and computed with in float32."""
-
-    tensors: frozenset[str]
-    modules: tuple[str, ...]
-    """That it is of, the node that reads it and those of its tensors."""
-    dtype: str
-
-
 @dataclass(slots=True)
 class Outcome:
     """What was done to the weights of all graphs of a package."""
@@ -78,10 +69,12 @@ class Outcome:
     """By the key of the weight."""
     asked_to_stay: dict[str, int] = field(default_factory=dict)
     """Weights of modules that were to keep their type, and how many numbers they have."""
-    stayed: dict[str, dict[str, int]] = field(default_factory=dict)
-    """The same of others, by what reads them."""
+    stayed: dict[tuple[str, ir.DataType], dict[str, int]] = field(default_factory=dict)
+    """The same of others, by what reads them and their type."""
+    otherwise: dict[str, int] = field(default_factory=dict)
+    """Embeddings that other bits were said of than the form looks up, and how many those are."""
     narrowed: dict[object, Narrowed] = field(default_factory=dict)
-    """Weights that are kept in 16 bits because that was asked for, by the key of the weight."""
+    """Weights that are rounded to 16 bits and kept in them, by the key of the weight."""
     modules: set[str] = field(default_factory=set)
     """Modules of all weights that could be packed, whatever became of them."""
     gathered: frozenset[str] = frozenset()
@@ -203,8 +196,12 @@ class _Rewriter:
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
         elif self._is_taken(where, plain):
-            return taken_by_product(self.plan, where, plain) if not embedding else taken_by_look_up(self.plan, plain)
+            taken = taken_by_look_up if embedding else taken_by_product
+            return taken(self.plan, where, plain)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
+        said = self.plan.bits_said(where)
+        if packing is not None and said not in (None, packing.grid.bits):
+            self.outcome.otherwise[plain.name] = packing.grid.bits
         return None if packing is None else Taken(packing, (plain.origin,))
 
     def _is_taken(self, where: Sequence[str], *weights: Plain) -> bool:
@@ -231,7 +228,7 @@ class _Rewriter:
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
         if self._is_taken(where, *found):
-            taken = taken_by_experts(self.plan, found)
+            taken = taken_by_experts(self.plan, where, found)
         else:
             packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
             taken = None if packing is None else Taken(packing, tuple(plain.origin for plain in found))
@@ -338,7 +335,7 @@ class _Rewriter:
             if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.asked_to_stay:
                 continue
             operator = next((use.node.op_type for use in value.uses()), "nothing")
-            self.outcome.stayed.setdefault(operator, {})[name] = weight.source.elements
+            self.outcome.stayed.setdefault((operator, weight.source.dtype), {})[name] = weight.source.elements
 
 
 def modules_of(node: ir.Node, plain: Plain) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from partita.export.element_types import of_ir
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome
@@ -53,15 +54,21 @@ def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
 def not_packed(outcome: Outcome) -> list[str]:
     """What stays as it is without having been asked to, a phrase for each operator that reads it."""
     told = []
-    for operator, weights in sorted(outcome.stayed.items()):
-        size = human_bytes(4 * sum(weights.values()))
-        told.append(f"{plural(len(weights), 'weight')} that {operator} reads, {size} in float32, as {min(weights)}")
+    for (operator, kind), weights in sorted(outcome.stayed.items()):
+        size = human_bytes(sum(weights.values()) * kind.bitwidth // 8)
+        told.append(
+            f"{plural(len(weights), 'weight')} that {operator} reads, {size} in {of_ir(kind)}, as {min(weights)}"
+        )
     return told
 
 
 def notes(plan: Plan, outcome: Outcome) -> list[str]:
     """What a user should know of it, in sentences."""
     nothing = [] if outcome.placed else [f"no weight of this model can be packed as int{plan.bits}"]
+    nothing += [
+        f"{spelled('keep')}: {name} has {bits} bits all the same: {plan.form.summary}, looks up no others"
+        for name, bits in sorted(outcome.otherwise.items())
+    ]
     return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
 
 

@@ -25,7 +25,6 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
     UsageError where something else was said of it.
     """
     stored, form = _of(plan), plan.form
-    said = plan.bits_said(modules)
     try:
         taken = stored.take([plain.origin], whole_rows=form.one_scale)
         grid = taken.packing.grid
@@ -38,25 +37,32 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
         raise UnsupportedModelError(
             f"{plain.checkpoint.where}: {plain.name} cannot be packed as it is stored: {error}{apart}; {_instead()}"
         ) from error
-    if said is not None and said != grid.bits:
-        raise UsageError(
-            f"{spelled('keep')}: {plain.name} is stored in {grid.bits} bits, and would be rounded a second time; add "
-            f"{spelled('requantise', True)}, or leave it out"
-        )
+    _check_said(plan, modules, plain, taken)
     return taken
 
 
-def taken_by_look_up(plan: Plan, plain: Plain) -> Taken | None:
+def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) -> None:
+    """Raise UsageError where other integers than the stored ones were said of a weight."""
+    said, bits = plan.bits_said(modules), taken.packing.grid.bits
+    if said is not None and said != bits:
+        raise UsageError(
+            f"{spelled('keep')}: {plain.name} is stored in {bits} bits, and would be rounded a second time; add "
+            f"{spelled('requantise', True)}, or leave it out"
+        )
+
+
+def taken_by_look_up(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken | None:
     """The same of an embedding; None where it stays floats: its form looks up no such integers."""
     try:
         taken = _of(plan).take([plain.origin])
     except NotAsStoredError:
         return None
+    _check_said(plan, modules, plain, taken)
     reordered_rows = any(isinstance(origin, Reordered) for origin in taken.origins)
     return None if reordered_rows or not looks_up_stored(plan.form, taken.packing) else taken
 
 
-def taken_by_experts(plan: Plan, weights: Sequence[Plain]) -> Taken | None:
+def taken_by_experts(plan: Plan, modules: Iterable[str], weights: Sequence[Plain]) -> Taken | None:
     """How the stacks of one layer are packed for an operator that reads both; None where it takes none."""
     if plan.form.experts is None or not plan.kernels.experts:
         return None
@@ -67,6 +73,7 @@ def taken_by_experts(plan: Plan, weights: Sequence[Plain]) -> Taken | None:
             f"{weights[0].checkpoint.where}: {weights[0].name} and {weights[1].name} cannot be packed as they are "
             f"stored: {error}; {_instead()}"
         ) from error
+    _check_said(plan, modules, weights[0], taken)
     return None if any(isinstance(origin, Reordered) for origin in taken.origins) else taken
 
 

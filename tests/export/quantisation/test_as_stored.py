@@ -343,6 +343,29 @@ def test_what_contradicts_the_stored_weights(quantised: Quantised, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("model_type", "module"),
+    [("llama", "embed_tokens"), pytest.param("mixtral", "mlp.experts", marks=pytest.mark.heavy)],
+)
+def test_other_integers_than_the_stored_ones_are_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, model_type: str, module: str
+) -> None:
+    """Of products, of embeddings and of experts."""
+    from partita.export.pipeline import export
+    from partita.library.exporting import replay
+
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2} if model_type == "mixtral" else {}
+    source = tiny_checkpoint(model_type, num_hidden_layers=1, **experts)
+    modules = (*formats.PROJECTIONS, "embed_tokens", "w1", "w2", "w3")
+    folder = formats.save_quantised(
+        source, tmp_path / "stored", COMPRESSED, formats.compressed_integers(), modules=modules
+    )
+    options = ExportOptions(str(folder), tmp_path / "out", precision="int4", keep=((module, "int8"),))
+    with pytest.raises(UsageError, match=r"--keep: .* is stored in 4 bits, and would be rounded a second time"):
+        export(options, replay=replay)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"keep": (("lm_head", "int8"),)}, "--keep is about packed weights"),

@@ -319,6 +319,29 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
     assert "--no-verify" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
+def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    keep = (("model", "fp32"), ("lm_head", "fp32"))
+    with pytest.raises(
+        ResourceError, match=r"--max-weight-size .*: the weights take .* and none of them can be packed"
+    ):
+        export_to(
+            tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", keep=keep, max_weight_size=1000
+        )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """One table, as it was measured and counted."""
+    checkpoint = tiny_checkpoint("llama", tied=True, num_hidden_layers=1)
+    package = exported(checkpoint, precision="int4", block_size=32, max_weight_size=10 << 20)
+    manifest = read_manifest(package)
+    packed = manifest.packed
+    assert packed is not None and packed.mix is not None and packed.mix.taken == packed.mix.steps
+    assert {"lm_head=fp32", "model.embed_tokens=fp32"} <= set(packed.kept)
+    assert manifest.graph.weight_bytes == read_manifest(exported(checkpoint)).graph.weight_bytes
+    assert manifest.quality is not None and manifest.quality.kl_mean < 1e-9
+
+
 def test_weights_that_are_too_large_at_their_smallest_are_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:

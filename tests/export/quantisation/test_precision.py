@@ -190,6 +190,25 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
     ]
 
 
+def test_an_embedding_that_has_other_bits_than_were_said_is_told(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
+) -> None:
+    """Standard operators look up 8 bits alone. What stays is told in the type that it has."""
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    def notes(checkpoint: Path, **options: Any) -> tuple[str, ...]:
+        asked = ExportOptions(
+            str(checkpoint), tmp_path / checkpoint.name, "int4", max_length=64, quality_text=short_text, **options
+        )
+        return export(asked, replay=replay, scorer=scorer).notes
+
+    said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep=(("embed_tokens", "int4"),))
+    assert [each for each in said if each.startswith("--keep: model.embed_tokens.weight has 8 bits all the same: ")]
+    left = notes(tiny_checkpoint("gpt2", num_hidden_layers=1), activations="fp16")
+    assert "not packed: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
+
+
 def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
