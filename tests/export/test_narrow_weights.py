@@ -107,7 +107,12 @@ def test_a_mixture_chooses_the_experts_of_the_model_with_the_same_weights(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
     """Rounding sends tokens to other experts: beside the model as it is, this one was off by 0.4."""
-    experts: dict[str, Any] = {"num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 4, "moe_intermediate_size": 48}
+    experts: dict[str, Any] = {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 4,
+        "moe_intermediate_size": 48,
+    }
     folder = exported(tiny_checkpoint("qwen3_moe", **experts), precision="bf16", activations="fp32")
     verification = read_manifest(folder).verification
     assert verification.status == "verified" and verification.proof is None
