@@ -22,7 +22,7 @@ from partita.errors import UsageError
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.partition_reports.copies import copies_inside
-from partita.partition_reports.groups import total_us
+from partita.partition_reports.groups import provider_of, total_us
 from partita.partition_reports.node_keys import Part, is_added, parts_of
 from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import NodePlacement, Phase, Report
@@ -142,7 +142,7 @@ class Chosen:
     """Those of the operator and module."""
     nodes: tuple[NodePlacement, ...]
     """Those of them on the provider, and with the reason."""
-    reasons: Mapping[str, tuple[str, ...]]
+    reasons: Mapping[tuple[str, str], tuple[str, ...]]
     """Of each node, for every provider that was preferred and skipped."""
     weights: Mapping[int, int]
     """Nodes of the file behind each of `base`, by its identity: those of the operator and module, where it is made of
@@ -159,7 +159,7 @@ class Chosen:
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
         """The nodes of a phase that the selectors of a requirement choose."""
-        reasons = {entry.node: entry.codes for entry in report.fallbacks if entry.phase == phase.name}
+        reasons = {(e.node, e.provider): e.codes for e in report.fallbacks if e.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
         there = (*phase.nodes, *_parts(phase))
@@ -227,7 +227,8 @@ class Chosen:
     def describe(self, node: NodePlacement) -> str:
         """A node, where it is, and why."""
         where = short_provider(node.provider) if node.provider else "an unknown provider"
-        why = f": {', '.join(dict.fromkeys(self.reasons[node.name]))}" if node.name in self.reasons else ""
+        codes = self.reasons.get((node.name, provider_of(node)))
+        why = f": {', '.join(dict.fromkeys(codes))}" if codes is not None else ""
         return f"{node.name} ({node.op_type or 'unknown'} on {where}{why})"
 
 
@@ -291,8 +292,8 @@ def _is_within(module: str | None, value: str) -> bool:
     return module is not None and f".{value}." in f".{module}."
 
 
-def _fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, tuple[str, ...]]) -> bool:
+def _fits(node: NodePlacement, selector: Selector, reasons: Mapping[tuple[str, str], tuple[str, ...]]) -> bool:
     """The node is on the provider, or has the reason. What is not known is neither equal nor unequal to anything."""
     if selector.field == "reason":
-        return (selector.value in reasons.get(node.name, ())) == selector.equal
+        return (selector.value in reasons.get((node.name, provider_of(node)), ())) == selector.equal
     return node.provider is not None and (node.provider == selector.value) == selector.equal

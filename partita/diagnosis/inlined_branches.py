@@ -9,7 +9,7 @@ they make is called as in the file, with the same words before it, but for the o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from partita.diagnosis.inlined_nodes import gone_nodes
 from partita.observations.facts import GraphNode, SessionFacts
@@ -38,6 +38,21 @@ def inlined_branches(facts: SessionFacts, order: Sequence[str]) -> dict[str, tup
         if len(left) == len(alike) and len(rivals) == 1:
             found |= dict(zip(alike, left, strict=True))
     return {name: (inner,) for name, inner in found.items()}
+
+
+def branches_in_bodies(facts: SessionFacts, order: Sequence[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The same for nodes in bodies, of those `names` that nodes of the main graph have as well: by their tensors alone.
+
+    An If within a body may have a constant condition as well. Nothing is told of a name that two bodies have.
+    """
+    inside = [node for holder in facts.optimised or () for node in holder.inside if node.name in names]
+    once = [node for node in inside if INLINED_NODE.fullmatch(node.name) and _count(inside, node.name) == 1]
+    found = _by_tensors(once, [node.name for node in once], gone_nodes(facts.inner, facts, order))
+    return {name: (inner,) for name, inner in found.items()}
+
+
+def _count(nodes: Iterable[GraphNode], name: str) -> int:
+    return sum(node.name == name for node in nodes)
 
 
 def _by_tensors(optimised: Iterable[GraphNode], names: Iterable[str], gone: Sequence[GraphNode]) -> dict[str, str]:

@@ -203,6 +203,12 @@ def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple
     return found
 
 
+def called_in_bodies(facts: SessionFacts, order: Sequence[str], names: Iterable[str]) -> Parts:
+    """The same for nodes in bodies, of those `names` that nodes of the main graph have as well."""
+    local = [name for name in names if name.startswith(INLINED)]
+    return _callers(local, gone_nodes(facts.inner, facts, order)) if local else {}
+
+
 def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
     """For all nodes without a name, those nodes of one operator that are gone and that the log turns down."""
     told = [

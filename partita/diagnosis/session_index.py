@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import (
     fusion,
     inlined_nodes,
+    listed_nodes,
     naming,
     native_log,
     renamed,
@@ -15,7 +17,7 @@ from partita.diagnosis import (
     unfolded_bodies,
     unnamed_in_bodies,
 )
-from partita.diagnosis.inlined_branches import inlined_branches
+from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -43,6 +45,12 @@ class SessionIndex:
     """Nodes in bodies of control flow."""
     modules: frozenset[str]
     assigned: dict[str, AssignedNode]
+    """Of a name that the main graph and a body have, the node of the main graph."""
+    inside: tuple[AssignedNode, ...]
+    """Nodes of the list that are in bodies, or may be."""
+    twins: dict[str, tuple[str, ...]]
+    """Names of such nodes that a node of the order has as well, and the nodes of the file, in bodies, that one of such
+    a name took the place of."""
     events: tuple[NodeEvent, ...]
     """Events of the main graph; those of control-flow bodies are inside their node's own time and left out."""
     bodies: frozenset[str]
@@ -99,14 +107,21 @@ class SessionIndex:
         node = self.exported.get(name) or self.inner.get(name)
         return node.module if node is not None else None
 
-    def module(self, name: str) -> str | None:
-        """Module path of a node, where the file or the name tells; else what its exported nodes have in common."""
-        node = self.exported.get(name)
+    def module(self, name: str, *, twin: bool = False) -> str | None:
+        """Module path of a node, where the file or the name tells; else what its exported nodes have in common.
+
+        `twin`: of the node in a body that has the name of one of the main graph, here and elsewhere.
+        """
+        node = self.of_file(name, twin=twin)
         if node is not None:
             return node.module
         by_name = naming.module_of(name, self.modules)
-        known = (self.exported.get(each) or self.inner.get(each) for each in self.replaces(name))
+        known = (self.of_file(each, twin=twin) or self.inner.get(each) for each in self.replaces(name, twin=twin))
         return by_name or naming.common_module(node.module for node in known if node is not None)
+
+    def of_file(self, name: str, *, twin: bool = False) -> GraphNode | None:
+        """The node of the file's main graph that has a name, or of its bodies for a twin."""
+        return self.inner.get(name) if twin else self.exported.get(name)
 
     @property
     def has_bodies(self) -> bool:
@@ -114,41 +129,27 @@ class SessionIndex:
         return any(self.op_type(name) in CONTROL_FLOW for name in self.order)
 
     def in_bodies(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes that ONNX Runtime lists and that are in no main graph; None when there is no control flow.
+        """Nodes that ONNX Runtime lists and that are in bodies; None when there is no control flow.
 
-        Functions can hold control flow, too, and show it when they are unfolded. A listed node counts when neither the
-        file's main graph nor the plan has its name, no compiled subgraph has it, and it did not take the place of a
-        node of the main graph: what was fused before the list was made may be fused again after it.
+        Functions can hold control flow, too, and show it when they are unfolded.
         """
         operators = (node.op_type for node in self.exported.values())
         if not any(op in CONTROL_FLOW for op in (*operators, *map(self.op_type, self.order))):
             return None
-        main = set(self.exported) | set(self.order)
-        main |= {node.name for inside in self.compiled.values() for node in inside}
-        others = [node for node in self.facts.assigned or () if node.name not in main]
-        names = {*self.exported, *self.inner}
-        return tuple(node for node in others if not self._of_main(node, names))
+        return self.inside
 
-    def _of_main(self, node: AssignedNode, names: Collection[str]) -> bool:
-        """Whether a listed node was made of the main graph's, as its name tells: it begins with that of one of them,
-        which no node of a body has as well. `names`: of all nodes of the file.
-        """
-        if node.name in self.inner or node.name in self.bodies:
-            return False
-        known = naming.replaced_by(node.name, names)
-        if not known or known[-1] in self.inner:
-            return False
-        return self.exported_op(known[-1]) not in CONTROL_FLOW
-
-    def replaces(self, name: str) -> tuple[str, ...]:
+    def replaces(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
         """Exported nodes that left the graph and that `name` took the place of."""
-        return self.stands_for.get(name, ())
+        return self.twins.get(name, ()) if twin else self.stands_for.get(name, ())
 
-    def tried_as(self, name: str) -> tuple[str, ...]:
+    def tried_as(self, name: str, *, twin: bool = False) -> tuple[str, ...]:
         """Nodes of which something is said when it is said of `name`: itself and what it took the place of.
 
-        What is said of a function is not said of its nodes, of which each stands for itself.
+        What is said of a function is not said of its nodes, of which each stands for itself. What is tried under the
+        name of a twin is the node of the main graph, so a twin is what it took the place of.
         """
+        if twin:
+            return () if name.startswith(INLINED) else self.replaces(name, twin=True)
         return (name,) if name in self.parts or name.startswith(INLINED) else (name, *self.replaces(name))
 
 
@@ -163,7 +164,6 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         inside = [event for event in facts.events if event.name in bodies and event.name not in order]
         facts = unnamed_in_bodies.with_names(facts, inside, order)
         events, bodies = _without_bodies(facts.events)
-    assigned = {node.name: node for node in facts.assigned or ()}
     present = frozenset(order)
     compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
@@ -171,9 +171,17 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     logged = native_log.memcpy_lines(facts.log, order, op_types)
-    claims = _collect_claims(facts, events, order, compiled)
     unfolded = inlined_nodes.unfolded(facts, order)
     in_bodies = unnamed_in_bodies.owners(facts, order, unfolded) if facts.inner else {}
+    seen_inside = bodies - {event.name for event in events}
+    listed = listed_nodes.split_list(
+        facts,
+        _main_graph(facts, events, order, compiled, {name: line.op_type for name, line in logged.items()}),
+        listed_nodes.Named(in_bodies, seen_inside, copies.names),
+    )
+    assigned = {node.name: node for node in (*listed.inside, *listed.main)}
+    claims = _collect_claims(facts, events, order, compiled, listed.main)
+    both = {node.name for node in listed.inside if node.name in present}
     parts = {**inlined_nodes.may_be_part_of(facts, order, unfolded), **in_bodies}
     by_name = unnamed_in_bodies.owners_by_name(facts, order, unfolded)
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
@@ -181,6 +189,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
     branches = inlined_branches(facts, order)
+    twins = {**inlined_nodes.called_in_bodies(facts, order, both), **branches_in_bodies(facts, order, both)}
     clear = {*stands_for, *branches, *compiled, *parts}
     told = {each for behind in stands_for.values() for each in behind}
     groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear, told)
@@ -189,7 +198,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         groups = renamed.find_renamed(
             _as_they_ran(order, events, claims),
             exported,
-            {node.name: node.provider for node in facts.assigned or ()},
+            {node.name: node.provider for node in assigned.values()},
             joined,
         )
     return SessionIndex(
@@ -198,8 +207,10 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         inner={node.name: node for node in facts.inner if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
         assigned=assigned,
+        inside=listed.inside,
+        twins={name: twins.get(name, ()) for name in both},
         events=events,
-        bodies=bodies - {event.name for event in events},
+        bodies=seen_inside,
         ran={event.name: event for event in events},
         order=order,
         present=present,
@@ -226,6 +237,30 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         },
         within=within,
         copied_as=copies.copied_as,
+    )
+
+
+def _main_graph(
+    facts: SessionFacts,
+    events: Sequence[NodeEvent],
+    order: Sequence[str],
+    compiled: Mapping[str, tuple[AssignedNode, ...]],
+    copies: Mapping[str, str],
+) -> listed_nodes.MainGraph:
+    """What sources other than the assignment list tell of the main graph. `copies`: operators of its Memcpy nodes."""
+    op_types: dict[str, str | None] = {**copies, **{node.name: node.op_type for node in facts.assigned or ()}}
+    op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
+    op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, fusion.COMPILED)
+    holders = {*CONTROL_FLOW, fusion.COMPILED, None}
+    ran_on = {event.name: event.provider for event in events}
+    return listed_nodes.MainGraph(
+        counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
+        op_types=op_types,
+        providers=_providers_by_device(facts) | ran_on,
+        ran_on=ran_on,
+        compiled=frozenset(node for nodes in compiled.values() for node in nodes),
+        has_bodies=any(op_types.get(name) in holders for name in order),
+        control_flow=CONTROL_FLOW,
     )
 
 
@@ -345,12 +380,15 @@ def _collect_claims(
     events: tuple[NodeEvent, ...],
     order: tuple[str, ...],
     compiled: Mapping[str, tuple[AssignedNode, ...]],
+    assigned: Iterable[AssignedNode],
 ) -> dict[str, Claims]:
-    """Which provider each source names for each node of `order`, strongest source first."""
+    """Which provider each source names for each node of `order`, strongest source first. `assigned`: entries of the
+    list that are of the main graph.
+    """
     said: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
     for event in events:
         said["profile"].setdefault(event.name, set()).add(event.provider)
-    for node in facts.assigned or ():
+    for node in assigned:
         said["assignment"].setdefault(node.name, set()).add(node.provider)
     for name, nodes in compiled.items():
         said["assignment"].setdefault(name, set()).update(node.provider for node in nodes)

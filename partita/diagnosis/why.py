@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from partita.diagnosis import naming
 from partita.diagnosis.evidence import Context
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import fullest
@@ -23,40 +22,36 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
     """Nodes off the first provider of `chain`, in execution order. A node whose provider is unknown counts."""
     if not chain:
         return ()
-    main = ((name, index.op_type(name), choose_provider(index.claims[name]) or UNKNOWN) for name in index.order)
-    inner = ((node.name, node.op_type, node.provider) for node in _in_bodies(index))
+    main = [(name, index.op_type(name), choose_provider(index.claims[name]) or UNKNOWN) for name in index.order]
+    inner = [(node.name, node.op_type, node.provider) for node in _in_bodies(index)]
+    there = {(name, provider) for name, _, provider in main}
     return tuple(
-        explain_node(index, phase, name, op_type, provider, chain)
-        for name, op_type, provider in (*main, *inner)
-        if provider != chain[0].provider
+        explain_node(index, phase, name, op_type, provider, chain, twin=twin)
+        for nodes, twin in ((main, False), (inner, True))
+        for name, op_type, provider in nodes
+        if provider != chain[0].provider and not (twin and (name, provider) in there)
     )
 
 
 def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
-    """Nodes in bodies of control flow. They are in no plan and run no telling how often, so they have no place in a
-    phase's figures.
+    """Nodes in bodies of control flow, each name once for each provider. They are in no plan and run no telling how
+    often, so they have no place in a phase's figures.
     """
     fused = {name.partition("/")[0].rpartition("_")[0] for name in index.order if name.endswith("/")}
-    listed = {
-        node.name: node
+    counted = [
+        node
         for node in index.in_bodies() or ()
-        if node.name not in index.present
-        and (
-            node.name in index.inner
-            or node.name in index.parts
-            or naming.replaced_by(node.name, index.inner)
-            or _is_inlined(node.name, fused)
-        )
-    }
-    return tuple(listed.values())
+        if node.name and (index.optimised is not None or not _was_fused(node.name, fused))
+    ]
+    return tuple({(node.name, node.provider): node for node in counted}.values())
 
 
-def _is_inlined(name: str, fused: Collection[str]) -> bool:
-    """Whether a listed node that is in no main graph comes from a function, and was not fused into another one there.
+def _was_fused(name: str, fused: Collection[str]) -> bool:
+    """Whether a listed node of a function was fused into another one of the main graph, as far as names tell.
 
     What ONNX Runtime fuses, after the list is taken, is called after one of its nodes and ends with a slash.
     """
-    return name.startswith(INLINED) and name.rpartition("_")[0] not in fused
+    return name.startswith(INLINED) and name.rpartition("_")[0] in fused
 
 
 def passed_over(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
@@ -76,13 +71,19 @@ def explain_node(
     op_type: str | None,
     provider: str,
     chain: Sequence[ChainEntry],
+    *,
+    twin: bool = False,
 ) -> Fallback:
     """Why the node `name` is on `provider` and on none of the entries of `chain` that were preferred to it.
 
-    `chain` begins with a provider that the node is not on.
+    `chain` begins with a provider that the node is not on. `twin`: it is in a body and may have the name of a node of
+    the main graph.
     """
-    wanted, *others = [why(index, name, op_type, provider, entry) for entry in passed_over(chain, provider)]
-    known = (index.exported.get(each) or index.inner.get(each) for each in (name, *index.replaces(name)))
+    twin = twin and name in index.twins
+    passed = passed_over(chain, provider)
+    wanted, *others = [why(index, name, op_type, provider, entry, twin=twin) for entry in passed]
+    names = (name, *index.replaces(name, twin=twin))
+    known = (index.of_file(each, twin=twin) or index.inner.get(each) for each in names)
     origins = (node.source for node in known if node is not None)
     return Fallback.taken_from(
         wanted,
@@ -91,15 +92,17 @@ def explain_node(
         op_type=op_type,
         wanted=wanted.provider,
         provider=provider,
-        module=index.module(name),
+        module=index.module(name, twin=twin),
         source_line=next((origin for origin in origins if origin), None),
         skipped=tuple(others),
     )
 
 
-def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Skipped:
+def why(
+    index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry, *, twin: bool = False
+) -> Skipped:
     """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
-    context = _context_of(index, name, op_type, provider, skipped)
+    context = _context_of(index, name, op_type, provider, skipped, twin=twin)
     reason, finding = explain(context)
     probe = context.probe
     return Skipped(
@@ -113,11 +116,17 @@ def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skip
     )
 
 
-def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Context:
-    """Everything that the reasons may look at, of one node and one provider that it is not on."""
+def _context_of(
+    index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry, *, twin: bool = False
+) -> Context:
+    """Everything that the reasons may look at, of one node and one provider that it is not on.
+
+    A line of the log that has the name may be about a twin as well; pins and experiments are about the other node.
+    """
     facts = index.facts.of(skipped.provider)
-    origin, names = (name, *index.replaces(name)), index.tried_as(name)
-    blank = index.blank_log.get(skipped.provider, {}).get(name, ())
+    names = index.tried_as(name, twin=twin)
+    origin = names if twin else (name, *index.replaces(name))
+    blank = () if twin else index.blank_log.get(skipped.provider, {}).get(name, ())
     part = _part_of(facts.rejected, names)
     inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
     return Context(
@@ -125,9 +134,9 @@ def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: s
         op_type=op_type,
         provider=provider,
         skipped=skipped,
-        exported=name in index.exported or name in index.inner,
-        replaces=names[1:],
-        log=(*blank, *(line for each in names for line in index.log.get(each, ()))),
+        exported=name in index.inner or (not twin and name in index.exported),
+        replaces=tuple(each for each in names if each != name),
+        log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,
         session_log=index.graph_log,
         pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
@@ -135,9 +144,9 @@ def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: s
         rejected=part,
         blamed=any(probe.trials and probe.trials[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
-        nameless=name in index.parts,
+        nameless=not twin and name in index.parts,
         copied_as=index.copied_as.get(name, ()),
-        beside=index.beside.get(name, ()),
+        beside=() if twin else index.beside.get(name, ()),
     )
 
 
@@ -156,15 +165,15 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
 
     A fused node stands for the nodes that it replaces, a node without a name for itself.
     """
-    placed = [(name, choose_provider(index.claims[name]), index.tried_as(name)) for name in index.order]
-    placed += [(node.name, node.provider, index.tried_as(node.name)) for node in _in_bodies(index)]
+    placed = [(name, index.op_type(name), choose_provider(index.claims[name]), False) for name in index.order]
+    placed += [(node.name, node.op_type, node.provider, node.name in index.twins) for node in _in_bodies(index)]
     undecided = {reason.code for reason in load_reasons() if reason.undecided}
     found: list[str] = []
-    for name, provider, names in placed:
-        if provider not in (None, entry.provider) and entry in passed_over(chain, provider):
-            reason, finding = explain(_context_of(index, name, index.op_type(name), provider, entry))
+    for name, op_type, provider, twin in placed:
+        if provider is not None and provider != entry.provider and entry in passed_over(chain, provider):
+            reason, finding = explain(_context_of(index, name, op_type, provider, entry, twin=twin))
             if reason.code in undecided or finding.ground == "vague_line":
-                found += [each for each in names if _can_be_tried(index, each)]
+                found += [each for each in index.tried_as(name, twin=twin) if _can_be_tried(index, each)]
     return tuple(dict.fromkeys(found))
 
 

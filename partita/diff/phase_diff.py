@@ -20,8 +20,12 @@ from partita.diff.node_matching import (
 from partita.diff.records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
 from partita.observations.records import PhaseName
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.groups import provider_of
 from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import Copy, Phase, Report
+
+IN_A_BODY = " in a body"
+"""What tells a node in a body from one of the plan that has its name."""
 
 
 @dataclass(frozen=True)
@@ -293,16 +297,22 @@ def _differ(was: Skipped | None, now: Skipped | None) -> bool:
 
 
 def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
-    """Key of a unit -> why it is off the preferred provider; a node that is in no plan is known by its name.
+    """Key of a unit -> why it is off the preferred provider; a node that is in no plan is known by its name, and one in
+    a body that has the name of a node of the plan by both.
 
     A Memcpy node on the second provider of three has a reason, too, but no name that lasts: it is a copy.
     """
     memcpy = {node.name for node in phase.nodes if is_memcpy(node)}
-    keys: dict[str, list[str]] = {}
+    keys: dict[tuple[str, str], list[str]] = {}
     for unit in units(phase):
-        keys.setdefault(unit.node.name, []).append(unit.key)
+        keys.setdefault((unit.node.name, provider_of(unit.node)), []).append(unit.key)
+    planned = {name for name, _ in keys}
     entries = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node not in memcpy]
-    return {key: entry for entry in entries for key in keys.get(entry.node, [entry.node])}
+
+    def own(entry: Fallback) -> str:
+        return f"{entry.node}{IN_A_BODY}" if entry.node in planned else entry.node
+
+    return {key: entry for entry in entries for key in keys.get((entry.node, entry.provider), [own(entry)])}
 
 
 def _counted(phase: Phase) -> dict[str, float | None]:

@@ -9,11 +9,11 @@ from typing import Literal
 from pydantic import Field
 
 from partita.diagnosis.records import Fallback
-from partita.observations.names import CPU
+from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.groups import is_about, share, total_us
 from partita.partition_reports.outcome import active_of, fallbacks_of
 from partita.partition_reports.records import Copy, Disagreement, NodePlacement, Phase, RejectedPart, Report
 from partita.partition_reports.request_records import BlockingNode
@@ -205,10 +205,9 @@ def explain(report: Report, name: str) -> Explanation:
     places = tuple(place for phase in report.phases for place in _places_in(report, phase, name))
     runs_in = {place.node for place in places} | {name}
     # A reason for the phase that only the stand-in of another phase has is none of this node's.
+    here = {(place.phase, place.node, place.provider or UNKNOWN) for place in places}
     fallbacks = tuple(
-        entry
-        for entry in report.fallbacks
-        if entry.node == name or any(entry.phase == p.phase and entry.node == p.node for p in places)
+        entry for entry in report.fallbacks if entry.node == name or (entry.phase, entry.node, entry.provider) in here
     )
     nodes = [node for phase in report.phases for node in phase.nodes if node.name in runs_in]
     modules = [node.module for node in nodes] + [entry.module for entry in fallbacks]
@@ -232,6 +231,10 @@ def explain(report: Report, name: str) -> Explanation:
 
 def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
     """What limits the answer."""
+    for phase in report.phases:
+        inner = {each.name for each in (phase.bodies.on_cpu if phase.bodies else ())}
+        for name in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):
+            yield f"a node in a control-flow subgraph of {phase.name} has the name {name} as well, and is on {CPU}"
     if report.probing is not None and runs_in & set(report.probing.unprobed):
         budget = f"{report.probing.budget_seconds:g} seconds"
         yield f"experiments are missing; their time budget was {budget}, {spelled('probe_seconds')} raises it"
@@ -328,7 +331,8 @@ def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, n
 def cause(report: Report, phase: Phase, name: str) -> Cause:
     """Who makes a copy necessary, and why it is where it is."""
     node = next((entry for entry in phase.nodes if entry.name == name), None)
-    why = next((e for e in fallbacks_of(report) if e.phase == phase.name and e.node == name), None)
+    known = (entry for entry in fallbacks_of(report) if entry.phase == phase.name and entry.node == name)
+    why = next((entry for entry in known if node is None or is_about(entry, node)), None)
     return Cause(
         node=name,
         op_type=node.op_type if node else None,

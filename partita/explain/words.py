@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from partita.diagnosis.records import Fallback
 from partita.explain.node_explanation import Explanation, Matches, Place
+from partita.observations.names import UNKNOWN
 from partita.observations.text_format import listing, named_provider, plural
 
 
@@ -76,5 +77,6 @@ def _say_place(told: Explanation, place: Place) -> str:
 
 def reason_in(told: Explanation, place: Place) -> Fallback | None:
     """Why it is not on the preferred provider in one phase, or on the first preferred one that was there."""
-    here = (entry for entry in told.fallbacks if entry.phase == place.phase and entry.node == place.node)
+    at = (place.phase, place.node, place.provider or UNKNOWN)
+    here = (entry for entry in told.fallbacks if (entry.phase, entry.node, entry.provider) == at)
     return next((entry.among(told.active) for entry in here), None)

@@ -38,12 +38,14 @@ def find_bodies(index: SessionIndex) -> Bodies | None:
 
 def _body_node(index: SessionIndex, node: AssignedNode) -> BodyNode:
     """A listed node, with what it is a part of."""
-    replaces = (index.replaces(node.name) or index.within.get(node.name, ())) if node.name else ()
+    twin = node.name in index.twins
+    own = () if twin else index.within.get(node.name, ())
+    replaces = (index.replaces(node.name, twin=twin) or own) if node.name else ()
     return BodyNode(
         name=node.name,
         op_type=node.op_type,
         provider=node.provider,
-        module=index.module(node.name) if node.name else None,
+        module=index.module(node.name, twin=twin) if node.name else None,
         replaces=replaces,
         replaces_op_types=tuple(index.exported_op(each) for each in replaces),
         replaces_modules=tuple(index.exported_module(each) for each in replaces),

@@ -9,7 +9,7 @@ from partita.diagnosis.records import Fallback, FallbackCost
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.records import ChainEntry, PhaseName
 from partita.observations.text_format import percent, plural
-from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.groups import is_about, share, total_us
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import BoundaryTensor, Copy, NodePlacement, Partition, Phase, PhaseCost
 
@@ -89,10 +89,11 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, 
             copies.setdefault(name, []).append(copy)
     found = []
     for entry in fallbacks:
-        if entry.node not in nodes:
+        node = nodes.get(entry.node)
+        if node is None or not is_about(entry, node):
             found.append(entry)
             continue
-        cost = _cost_of(nodes[entry.node], copies.get(entry.node, []), whole, phase, wanted, timed=timed)
+        cost = _cost_of(node, copies.get(entry.node, []), whole, phase, wanted, timed=timed)
         found.append(entry.model_copy(update={"cost": cost}))
     return tuple(found)
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from partita.diagnosis import naming
+from partita.diagnosis.records import Fallback
 from partita.observations.names import UNKNOWN
 from partita.partition_reports.records import GroupShare, NodePlacement, ProviderShare
 
@@ -15,6 +16,11 @@ OUTSIDE_LAYERS = "outside layers"
 def provider_of(node: NodePlacement) -> str:
     """The node's provider, or `unknown`."""
     return node.provider or UNKNOWN
+
+
+def is_about(entry: Fallback, node: NodePlacement) -> bool:
+    """Whether a fallback is about a node of its phase: one in a body may have the same name, on another provider."""
+    return (entry.node, entry.provider) == (node.name, provider_of(node))
 
 
 def op_type_of(node: NodePlacement) -> str:

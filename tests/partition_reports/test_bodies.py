@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from partita.diagnosis.session_index import index_session
+from partita.diff.compare import compare
+from partita.explain.node_explanation import Explanation, find
+from partita.explain.words import headline
 from partita.observations.facts import AssignedNode, GraphNode, PortFact, SessionFacts
 from partita.partition_reports.bodies import find_bodies
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Bodies, Report
+from partita.partition_reports.sections.nodes import section as nodes_section
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.changed import each_phase, mixed
 from tests.partition_reports.samples import (
@@ -135,6 +139,32 @@ def test_what_may_be_of_a_body_counts():
     fused = ("mm/MatMulAddFusion", "Gemm", CPU)
     found = bodies_of(branching(inner=inner, assigned=listed(*PLACED, fused)))
     assert [entry.name for entry in found.on_cpu] == [fused[0]]
+
+
+TWIN = {
+    "inner": (node("mm", "MatMul", "h w", "then_y", "then_branch"),),
+    "assigned": listed(*PLACED, ("mm", "MatMul", CPU)),
+}
+"""A branch has a node of the name of one of the main graph, on the CPU."""
+
+
+def test_a_node_in_a_body_with_a_name_of_the_main_graph_is_a_fallback_and_the_other_is_none():
+    report = report_on(branching(**TWIN))
+    assert [(entry.name, entry.provider) for entry in phase_of(report, "decode").nodes] == [("mm", GPU), ("if", GPU)]
+    assert [(entry.node, entry.provider, entry.cost) for entry in report.fallbacks] == [("mm", CPU, None)]
+    assert (state_name(report), report.disagreements) == ("partly", ())
+    assert "unexplained" not in str(nodes_section(report))
+    told = find(report, "mm")
+    assert isinstance(told, Explanation)
+    assert "the preferred provider" in headline(told) and "unexplained" not in headline(told)
+    assert "a node in a control-flow subgraph of decode has the name mm as well" in " ".join(told.notes)
+
+
+def test_a_reason_that_is_new_in_a_body_is_a_difference_and_no_node_has_moved():
+    before = report_on(branching(**(TWIN | {"assigned": listed(*PLACED, ("mm", "MatMul", GPU))})))
+    found = compare(before, report_on(branching(**TWIN)))
+    assert [(change.node, change.change, change.provider) for change in found.reasons] == [("mm", "new", CPU)]
+    assert not found.moved
 
 
 def test_without_an_assignment_list_nothing_is_known_of_nodes_in_bodies():

@@ -23,13 +23,17 @@ def node_groups(report: Report) -> dict[str, str]:
     return {phase.name: f"n{number}-" for number, phases in merged for phase in phases}
 
 
-def stray_anchors(report: Report) -> dict[tuple[str, str], str]:
-    """Phase and node -> the row that says why it is not on the preferred provider, and so whether there is one.
+def stray_anchors(report: Report) -> dict[tuple[str, str, str], str]:
+    """Phase, node and its provider -> the row that says why it is not on the preferred one, and so whether there is
+    one: a node in a body may have the name of one of the plan.
 
     Phases in which the same is known of a node share its row; where something else is, each has a row of its own.
     """
     known = finding_key(report)
-    keys = {(entry.phase, entry.node): (entry.provider, entry.node, known(entry)) for entry in report.fallbacks}
+    keys = {
+        (entry.phase, entry.node, entry.provider): (entry.provider, entry.node, known(entry))
+        for entry in report.fallbacks
+    }
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys.values()))}
     return {place: f"w{numbers[key]}" for place, key in keys.items()}
 

@@ -22,7 +22,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.groups import provider_of, share, total_us
 from partita.partition_reports.outcome import fallbacks_of, is_folded, used_phases, wanted_of
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import for_reason, situation_of
@@ -156,7 +156,7 @@ class Writer:
         self.phases: dict[str, Phase] = {phase.name: phase for phase in report.phases}
         positions = node_anchors(report)
         self.rows = {
-            (phase.name, node.name): positions[phase.name, node.position]
+            (phase.name, node.name, provider_of(node)): positions[phase.name, node.position]
             for phase in report.phases
             for node in phase.nodes
         }
@@ -231,7 +231,7 @@ class Writer:
     def row(self, entries: Sequence[Fallback]) -> Row:
         """One node, with what it costs in each of its phases."""
         last = entries[-1]
-        target = self.rows.get((last.phase, last.node))
+        target = self.rows.get((last.phase, last.node, last.provider))
         name: Cell = Link(last.node, target) if target else last.node
         cells = (
             name,
@@ -240,7 +240,7 @@ class Writer:
             last.source_line or NOT_KNOWN,
             *_per_phase([(entry.phase, _cost_cells(entry.cost)) for entry in entries]),
         )
-        return Row(cells, self.anchors[last.phase, last.node])
+        return Row(cells, self.anchors[last.phase, last.node, last.provider])
 
 
 def _count_in_phases(entries: Sequence[Fallback]) -> str:

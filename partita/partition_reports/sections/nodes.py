@@ -34,14 +34,14 @@ def section(report: Report) -> Section | None:
 def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases that share a placement."""
     anchors, stray = node_anchors(report), stray_anchors(report)
-    reasons = {(entry.phase, entry.node): _say_reasons(entry) for entry in fallbacks_of(report)}
+    reasons = {(entry.phase, entry.node, entry.provider): _say_reasons(entry) for entry in fallbacks_of(report)}
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
     times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
     last = phases[-1]
     rows = []
     for node in last.nodes:
-        key = (last.name, node.name)
-        why: Cell = Link(_in_each(phases, node.name, reasons), stray[key]) if key in stray else ""
+        key = (last.name, node.name, provider_of(node))
+        why: Cell = Link(_in_each(phases, node, reasons), stray[key]) if key in stray else ""
         cells = (
             str(node.position),
             node.name,
@@ -62,12 +62,13 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
 
 
-def _in_each(phases: Sequence[Phase], node: str, reasons: Mapping[tuple[PhaseName, str], str]) -> str:
+def _in_each(phases: Sequence[Phase], node: NodePlacement, reasons: Mapping[tuple[PhaseName, str, str], str]) -> str:
     """The reasons of a node; those that differ with their phases."""
+    where = provider_of(node)
     said: dict[str, list[str]] = {}
     for phase in phases:
-        if (phase.name, node) in reasons:
-            said.setdefault(reasons[phase.name, node], []).append(phase.name)
+        if (phase.name, node.name, where) in reasons:
+            said.setdefault(reasons[phase.name, node.name, where], []).append(phase.name)
     return listing(f"{text}{in_phases(names) if len(said) > 1 else ''}" for text, names in said.items())
 
 

@@ -15,6 +15,7 @@ from partita.diagnosis.records import Fallback
 from partita.errors import ReportError
 from partita.observations.text_format import short_provider
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.groups import provider_of
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import Copy, NodePlacement, Report, TimelineRun
 from partita.partition_reports.render.view import View
@@ -135,7 +136,7 @@ def _node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
     """The nodes of one run."""
     phase = next((phase for phase in report.phases if phase.name == run.phase), None)
     nodes = {node.position: node for node in phase.nodes} if phase is not None else {}
-    reasons = {entry.node: entry for entry in fallbacks_of(report) if entry.phase == run.phase}
+    reasons = {(entry.node, entry.provider): entry for entry in fallbacks_of(report) if entry.phase == run.phase}
     copies = {copy.name: copy for copy in phase.copies if copy.kind == "memcpy_node"} if phase is not None else {}
     for position, start_us, host_us in run.events:
         node = nodes.get(position)
@@ -162,7 +163,9 @@ def _track_of(node: NodePlacement | None) -> str:
     return COPIES if is_memcpy(node) else short_provider(node.provider)
 
 
-def _about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dict[str, Copy]) -> dict[str, object]:
+def _about(
+    node: NodePlacement | None, reasons: dict[tuple[str, str], Fallback], copies: dict[str, Copy]
+) -> dict[str, object]:
     """What is shown when a slice is selected; what is not known is left out."""
     if node is None:
         return {}
@@ -175,7 +178,7 @@ def _about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dic
         "output_bytes_in_the_last_run": node.output_bytes,
         "stands_for": list(node.replaces) or None,
     }
-    why, copy = reasons.get(node.name), copies.get(node.name)
+    why, copy = reasons.get((node.name, provider_of(node))), copies.get(node.name)
     if why is not None:
         facts |= {"wanted": why.wanted, "reason": why.reason, "evidence": why.evidence}
         facts["not_on_either"] = {

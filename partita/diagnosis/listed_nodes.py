@@ -1,0 +1,251 @@
+"""Which entries of the assignment list are of the main graph, and which are in bodies of control flow. Pure.
+
+The list does not say. A name is unique in one graph alone: what ONNX Runtime calls after an operator, a function or a
+fusion (`_if_then_branch_Clip`, `_inlfunc_F_clip`, `gemm_input_reshape`) may be in the main graph and in every body. So
+the entries of a name are counted: the main graph has its own, and the others are in bodies. The optimised graph has the
+bodies, and tells how many are there; an entry that it has nowhere was fused or removed after the list was made. Where
+nothing tells, an entry counts as in a body: a limit that passes must be true.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from partita.diagnosis import naming
+from partita.diagnosis.optimised_graph import MEMCPY_OPS
+from partita.observations.facts import AssignedNode, GraphNode, SessionFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The list in two parts. An entry of which nothing tells where it is, is in both."""
+
+    main: tuple[AssignedNode, ...]
+    """Those that the main graph has, or had before it was optimised further."""
+    inside: tuple[AssignedNode, ...]
+    """Those that are in bodies, or may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class MainGraph:
+    """What is known of the main graph as it runs, by the names of its nodes."""
+
+    counts: Mapping[str, int]
+    op_types: Mapping[str, str | None]
+    providers: Mapping[str, str]
+    """Where sources other than the list have a node: the profile, or the devices of the plan."""
+    ran_on: Mapping[str, str]
+    """Where the profile has one."""
+    compiled: Collection[AssignedNode]
+    """Entries behind its compiled nodes."""
+    has_bodies: bool
+    """False only when no node of it can be control flow."""
+    control_flow: Collection[str]
+    """Operators that have bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Names of nodes in bodies that are known without counting."""
+
+    certain: Collection[str]
+    """Given to entries that had none, because they are in bodies."""
+    ran: Collection[str]
+    """Seen to run in bodies alone."""
+    copies: Mapping[str, str]
+    """Name that a node of a body runs under -> the one that the list has for it."""
+
+
+def split_list(facts: SessionFacts, main: MainGraph, named: Named) -> Listed:
+    """The assignment list, in two parts."""
+    listed = facts.assigned or ()
+    if not (main.has_bodies if facts.optimised is None else any(node.inside for node in facts.optimised)):
+        return Listed(listed, ())
+    groups: dict[Key, list[int]] = {}
+    certain, compiled = set[int](), set[int]()
+    for place, node in enumerate(listed):
+        if node in main.compiled:
+            compiled.add(place)
+        elif node.name and node.name in named.certain:
+            certain.add(place)
+        else:  # nodes without a name are told apart by their operator
+            groups.setdefault(_key(node.name, node.op_type), []).append(place)
+    file = _File.of(facts, main, named)
+    if facts.optimised is None:
+        shares = _by_name(listed, main, file, groups)
+    else:
+        shares = _by_graph(facts, main, named, file, groups)
+    ours = compiled.union(*(share[0] for share in shares))
+    theirs = certain.union(*(share[1] for share in shares))
+    return Listed(
+        main=tuple(node for place, node in enumerate(listed) if place in ours),
+        inside=tuple(node for place, node in enumerate(listed) if place in theirs),
+    )
+
+
+Key = tuple[str, str]
+"""A name, or of nodes without one the operator."""
+Share = tuple[Collection[int], Collection[int]]
+"""Places in the list of the main graph's entries of one name, and of those in bodies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Names of the file's nodes, and how many have each."""
+
+    graph: Counter[str]
+    """In the main graph, without those that are in compiled nodes."""
+    inner: Counter[str]
+    """In bodies."""
+    may_be_inside: Collection[str]
+    """Of those that have bodies, and of those in bodies."""
+    ran: Collection[str]
+    names: Collection[str]
+    """All names that nodes of the file have."""
+
+    @classmethod
+    def of(cls, facts: SessionFacts, main: MainGraph, named: Named) -> _File:
+        graph, inner = (Counter(node.name for node in nodes if node.name) for nodes in (facts.graph, facts.inner))
+        holders = (node.name for node in facts.graph if node.op_type in main.control_flow)
+        compiled = Counter(node.name for node in main.compiled)
+        return cls(graph - compiled, inner, {*inner, *holders}, named.ran, {*graph, *inner})
+
+    def made_of_main(self, name: str) -> bool:
+        """Whether a node was made of the main graph's, as its name tells: it begins with that of one of them, which no
+        node of a body has as well.
+        """
+        if name in self.inner or name in self.ran:
+            return False
+        known = naming.replaced_by(name, self.names)
+        return bool(known) and known[-1] not in self.may_be_inside
+
+    def not_elsewhere(self, listed: Sequence[AssignedNode], places: Sequence[int], main: MainGraph) -> Sequence[int]:
+        """The entries of a name without those that are on another provider than the main graph's node ran on,
+        where a body may have the name: the list can leave out nodes of a provider that prefers another layout.
+        """
+        name = listed[places[0]].name
+        provider = main.ran_on.get(name)
+        if provider is None or (self.graph[name] and not self.inner[name]):
+            return places
+        return [place for place in places if listed[place].provider == provider]
+
+
+def _by_name(
+    listed: Sequence[AssignedNode], main: MainGraph, file: _File, groups: Mapping[Key, Sequence[int]]
+) -> list[Share]:
+    """The shares where no graph has the bodies as they run: by how many nodes of a name the file and the plan have."""
+    shares: list[Share] = []
+    for (name, _), places in groups.items():
+        chosen, claimed = _main_share(listed, file.not_elsewhere(listed, places, main), main.counts.get(name, 0), main)
+        rest = [place for place in places if place not in chosen]
+        if file.made_of_main(name):
+            inside = 0
+        elif file.graph[name] and file.inner[name]:
+            inside = min(len(rest), file.inner[name])
+        else:
+            inside = max(len(places) - max(len(chosen), file.graph[name]), 0)
+        shares.append(({*claimed, *rest[inside:]}, rest[:inside]))
+    return shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Entries of one name that the optimised graph has, and those that it has not."""
+
+    claimed: Collection[int]
+    inside: Collection[int]
+    gone: Sequence[int]
+
+
+def _by_graph(
+    facts: SessionFacts, main: MainGraph, named: Named, file: _File, groups: Mapping[Key, Sequence[int]]
+) -> list[Share]:
+    """The shares where the optimised graph tells what is in bodies."""
+    listed, optimised = facts.assigned or (), facts.optimised or ()
+    bodies = _in_bodies(listed, optimised, named)
+    there = Counter(_key(node.name, node.op_type) for node in optimised)
+    made = any(key not in groups for key in bodies)
+    """Whether bodies have a node that was made after the list."""
+    found: dict[Key, _Found] = {}
+    for key, places in groups.items():
+        within = bodies.get(key, [])
+        count = max(there[key], main.counts.get(key[0], 0))
+        chosen, claimed = _main_share(listed, file.not_elsewhere(listed, places, main), count, main)
+        rest = [place for place in places if place not in chosen]
+        inside = _matching(listed, rest, within)
+        made = made or bool(Counter(within) - Counter(listed[place].op_type for place in inside))
+        gone = [place for place in rest if place not in inside]
+        if len(inside) < len(within):  # one of the graphs has a node that is not listed, and nothing tells which
+            alike = [place for place in chosen if listed[place].op_type in within]
+            inside |= set(alike[: len(within) - len(inside)])
+        found[key] = _Found(claimed, inside, gone)
+    known = {name for name, _ in groups}
+    new = [node.name for node in optimised if node.name not in known]
+    shares: list[Share] = []
+    for (name, _), each in found.items():
+        most = len(each.gone)
+        if file.inner[name]:
+            most = min(most, max(file.inner[name] - len(each.inside), 0)) if file.graph[name] else most
+        elif file.graph[name] or not made or file.made_of_main(name) or any(_is_called_after(n, name) for n in new):
+            most = 0
+        shares.append(({*each.claimed, *each.gone[most:]}, {*each.inside, *each.gone[:most]}))
+    return shares
+
+
+def _in_bodies(listed: Sequence[AssignedNode], optimised: Sequence[GraphNode], named: Named) -> dict[Key, list[str]]:
+    """Operators of the nodes in bodies of the optimised graph that the list may have, by what it has them under."""
+    bodies: dict[Key, list[str]] = {}
+    for node in (each for holder in optimised for each in holder.inside if each.op_type not in MEMCPY_OPS):
+        bodies.setdefault(_key(named.copies.get(node.name, node.name), node.op_type), []).append(node.op_type)
+    for op in (node.op_type for node in listed if node.name and node.name in named.certain):
+        if bodies.get(_key("", op)):
+            bodies[_key("", op)].pop()
+    return {key: operators for key, operators in bodies.items() if operators}
+
+
+def _key(name: str, op_type: str) -> Key:
+    return (name, "") if name else ("", op_type)
+
+
+def _main_share(
+    listed: Sequence[AssignedNode], places: Sequence[int], count: int, main: MainGraph
+) -> tuple[set[int], set[int]]:
+    """As many of the entries of a name as the main graph has nodes, those that are most like them; and those together
+    with the ones that are as like them and on another provider.
+
+    ONNX Runtime goes through the bodies of a graph before it goes through the graph, for one provider after the other,
+    so that of entries on one provider the last is the main graph's.
+    """
+    if not count or not places:
+        return set(), set()
+    name = listed[places[0]].name
+    op, provider = main.op_types.get(name), main.providers.get(name)
+
+    def likeness(place: int) -> tuple[bool, bool]:
+        return listed[place].op_type == op, listed[place].provider == provider
+
+    homes = sorted({listed[place].provider for place in places}, reverse=True)
+    ranked = sorted(places, key=lambda place: (*likeness(place), homes.index(listed[place].provider), place))
+    chosen = set(ranked[-count:])
+    least = min(map(likeness, chosen))
+    doubtful = least[1] is False and provider is None
+    return chosen, chosen | {place for place in places if doubtful and likeness(place) == least}
+
+
+def _matching(listed: Sequence[AssignedNode], places: Sequence[int], operators: Sequence[str]) -> set[int]:
+    """Entries that are nodes of these operators: others only when there are too few, as a fusion may keep a name."""
+    left = Counter(operators)
+    same = set[int]()
+    for place in places:
+        if left[listed[place].op_type] > 0:
+            left[listed[place].op_type] -= 1
+            same.add(place)
+    others = [place for place in places if place not in same]
+    return {*same, *others[: len(operators) - len(same)]}
+
+
+def _is_called_after(made: str, name: str) -> bool:
+    """Whether a node that was made after the list is called after one in it: `NAME/GeluFusion/`, `fused NAME`."""
+    return bool(name) and (made.startswith(f"{name}/") or made.endswith(f" {name}"))

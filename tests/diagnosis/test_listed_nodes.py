@@ -1,0 +1,188 @@
+"""Entries of the assignment list that bodies of control flow have are told from those of the main graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.diagnosis.why import find_fallbacks, nodes_to_probe
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.partition_reports.placement import find_disagreements
+from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
+
+CLIP = "_inlfunc_F_clip"
+
+
+def node(name: str, op: str, inputs: str = "x", outputs: str = "y", **changes: Any) -> GraphNode:
+    return replace(GraphNode(name, op, "", tuple(inputs.split()), tuple(outputs.split()), None, None, None), **changes)
+
+
+def listed(*entries: tuple[str, str, str]) -> tuple[AssignedNode, ...]:
+    return tuple(AssignedNode(name, op, "", provider, number) for number, (name, op, provider) in enumerate(entries))
+
+
+IF = node("if", "If", "c", "y")
+CALL = node("call", "F", "x", "a")
+IN_BODY = node("inner_call", "F", "k", "k2", body="then_branch")
+
+
+def called_twice(**changes: Any) -> SessionFacts:
+    """A function that the main graph calls on the device and a branch calls on the CPU: ONNX Runtime unfolds both calls
+    into nodes of one name, as 1.31.1 does.
+    """
+    given: dict[str, Any] = {
+        "phases": ("run",),
+        "graph": (CALL, IF),
+        "inner": (IN_BODY, node("cos", "Cos", "a", "e", body="else_branch")),
+        "plan": ((CLIP, "if"),),
+        "plan_devices": ("1",),
+        "registered": (GPU, CPU),
+        "assigned": listed(("cos", "Cos", GPU), (CLIP, "Clip", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU)),
+        "log": (f"[I:onnxruntime:, x.cc:1 F] Unsupported: Op type: Clip node name: {CLIP}",),
+    }
+    return session_facts(**(given | changes))
+
+
+def optimised(*inside: GraphNode, main: tuple[GraphNode, ...] = (node(CLIP, "Clip", "x", "a"),)) -> Any:
+    return (*main, replace(IF, inside=inside))
+
+
+def inside(index: SessionIndex) -> list[tuple[str, str]]:
+    return sorted((entry.name, entry.provider) for entry in index.in_bodies() or ())
+
+
+@pytest.mark.parametrize("graph", [None, optimised(node(CLIP, "Clip", "k", "k2"), node("cos", "Cos"))])
+def test_a_name_of_both_graphs_is_listed_for_each(graph):
+    index = index_session(called_twice(optimised=graph))
+    assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
+    assert index.claims[CLIP]["assignment"] == {GPU}
+    assert not [entry for entry in find_disagreements(index, "run") if entry.node == CLIP]
+
+
+def test_the_profile_says_which_of_two_entries_is_of_the_main_graph():
+    """The CPU's entries come last, and here the main graph has that one."""
+    events = (event(0, 0, CLIP, "Clip", CPU), event(0, 1, "if", "If", GPU, start_us=50, host_us=100))
+    index = index_session(called_twice(plan_devices=None, events=events, runs=windows("run")))
+    assert inside(index) == [(CLIP, GPU), ("cos", GPU)]
+    assert index.claims[CLIP] == {"profile": {CPU}, "assignment": {CPU}}
+
+
+def test_where_nothing_says_which_entry_is_whose_sources_disagree_and_the_count_holds():
+    index = index_session(called_twice(plan_devices=None))
+    assert index.claims[CLIP]["assignment"] == {CPU, GPU}
+    assert len(inside(index)) == 2
+
+
+@pytest.mark.parametrize("graph", [None, optimised(node(CLIP, "Clip", "k", "k2"), node("cos", "Cos"))])
+def test_a_node_of_the_main_graph_that_the_list_leaves_out_hides_none_in_a_body(graph):
+    """The list has no nodes of a provider that prefers another layout: the one of this name is the body's."""
+    entries = listed(("cos", "Cos", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU))
+    events = (event(0, 0, CLIP, "Clip", GPU), event(0, 1, "if", "If", GPU, start_us=50, host_us=100))
+    facts = called_twice(assigned=entries, events=events, runs=windows("run"), optimised=graph)
+    index = index_session(facts)
+    assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
+    assert index.claims[CLIP] == {"profile": {GPU}}
+
+
+def test_the_operator_tells_entries_of_one_name_apart():
+    entries = listed((CLIP, "Clip", CPU), (CLIP, "Relu", CPU), ("if", "If", GPU))
+    ran = node(CLIP, "Clip", "x", "a")
+    index = index_session(called_twice(assigned=entries, optimised=optimised(node(CLIP, "Relu"), main=(ran,))))
+    assert [entry.op_type for entry in index.in_bodies() or ()] == ["Relu"]
+
+
+def test_a_node_of_a_body_that_has_a_name_of_the_main_graph_has_a_reason_and_an_origin_of_its_own():
+    (found,) = find_fallbacks(index_session(called_twice()), "run", GPU_CHAIN)
+    assert (found.node, found.op_type, found.provider) == (CLIP, "Clip", CPU)
+    assert index_session(called_twice()).replaces(CLIP, twin=True) == ("inner_call",)
+
+
+def test_experiments_of_the_main_graphs_node_are_none_of_its_twin():
+    """What is tried under a name is the node of the main graph: a body's node of that name is not tried at all."""
+    twin = node("mm", "MatMul", "k w", "k2", body="then_branch")
+    main = node("mm", "MatMul", "x w", "a")
+    entries = listed(("mm", "MatMul", GPU), ("if", "If", GPU), ("mm", "MatMul", CPU))
+    facts = called_twice(graph=(main, IF), inner=(twin,), plan=(("mm", "if"),), assigned=entries, log=())
+    index = index_session(facts)
+    assert inside(index) == [("mm", CPU)]
+    assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
+
+
+def test_names_of_two_branches_are_told_once_for_each_provider():
+    entries = listed((CLIP, "Clip", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU))
+    facts = called_twice(graph=(IF,), plan=(("if",),), assigned=entries)
+    for order in (entries, entries[::-1]):
+        (found,) = find_fallbacks(index_session(replace(facts, assigned=order)), "run", GPU_CHAIN)
+        assert (found.node, found.provider) == (CLIP, CPU)
+
+
+def test_a_name_that_the_file_has_in_both_graphs_counts_in_both():
+    twin = node("relu", "Relu", body="then_branch")
+    entries = listed(("relu", "Relu", GPU), ("if", "If", GPU), ("relu", "Relu", CPU))
+    facts = called_twice(graph=(node("relu", "Relu"), IF), inner=(twin,), plan=(("relu", "if"),), assigned=entries)
+    assert inside(index_session(facts)) == [("relu", CPU)]
+
+
+FUSED = listed(
+    *(("cos", "Cos", CPU), ("if", "If", CPU)),
+    *(("_inlfunc_F_relu", "Relu", CPU), ("_inlfunc_F_mm/MatMulAddFusion", "Gemm", CPU)),
+)
+FUSED_MAIN = node("fused _inlfunc_F_mm/MatMulAddFusion", "FusedGemm", "x", "a")
+
+
+def fused(*made: GraphNode, **changes: Any) -> SessionFacts:
+    """MatMul, Add and Relu of a function: two nodes when the list is made, one when it is run."""
+    graph = optimised(node("cos", "Cos"), *made, main=(FUSED_MAIN,))
+    given: dict[str, Any] = {"plan": ((FUSED_MAIN.name, "if"),), "assigned": FUSED, "optimised": graph, "log": ()}
+    return called_twice(**(given | changes))
+
+
+def test_what_was_fused_after_the_list_is_in_no_body_where_bodies_have_nothing_new():
+    assert inside(index_session(fused())) == [("cos", CPU)]
+
+
+def test_what_a_body_may_have_been_fused_from_counts():
+    found = inside(index_session(fused(node("fused conv", "FusedConv"))))
+    assert found == [("_inlfunc_F_relu", CPU), ("cos", CPU)], "the Gemm is in the name of what the main graph runs"
+
+
+def test_a_node_of_a_body_that_got_another_operator_is_new():
+    """As MatMulInteger becomes DynamicQuantizeMatMul under its name, with the nodes around it."""
+    entries = listed(("if", "If", CPU), ("mmi", "MatMulInteger", CPU), ("_inlfunc_F_cast", "Cast", CPU))
+    facts = fused(node("mmi", "DynamicQuantizeMatMul"), assigned=entries)
+    assert inside(index_session(facts)) == [("_inlfunc_F_cast", CPU), ("mmi", CPU)]
+
+
+def test_without_the_optimised_graph_what_may_be_in_a_body_counts():
+    assert len(inside(index_session(fused(optimised=None)))) == 3
+
+
+def constant_if(**changes: Any) -> SessionFacts:
+    """An If with a constant condition: its branch was put in its place, and two nodes of that were fused."""
+    entries = listed(("sin", "Sin", CPU), ("_if_then_branch_Conv", "Conv", CPU), ("_if_then_branch_Relu", "Relu", CPU))
+    events = (event(0, 0, "y0_nchwc", "Conv", CPU), event(0, 1, "sin", "Sin", CPU, start_us=50))
+    inner = (node("conv", "Conv", body="then_branch"), node("relu", "Relu", body="then_branch"))
+    given: dict[str, Any] = {
+        "graph": (IF, node("sin", "Sin")),
+        "inner": inner,
+        "plan": (("y0_nchwc", "sin"),),
+        "assigned": entries,
+        "events": events,
+        "runs": windows("run"),
+        "log": (),
+    }
+    return called_twice(**(given | changes))
+
+
+@pytest.mark.parametrize("graph", [None, (node("y0_nchwc", "Conv"), node("sin", "Sin"))])
+def test_where_no_control_flow_runs_no_node_is_in_a_body(graph):
+    assert inside(index_session(constant_if(optimised=graph))) == []
+
+
+def test_where_a_node_may_be_control_flow_its_body_counts():
+    """Without a run nothing tells what the node of the plan is."""
+    events: tuple[NodeEvent, ...] = ()
+    assert len(inside(index_session(constant_if(events=events)))) == 2
