@@ -93,3 +93,10 @@ def test_bodies_have_the_nodes_that_run_in_them(tmp_path: Path, text: str, insid
     assert done.code == 0, done
     (phase,) = done.json["phases"]
     assert len(phase["bodies"]["on_cpu"]) == phase["bodies"]["nodes"] == inside
+
+
+def test_no_more_nodes_were_removed_than_the_graph_has(tmp_path: Path) -> None:
+    done = place(CONSTANT, tmp_path, "--provider", "cpu")
+    (said,) = (entry["covers"] for entry in done.json["sources"] if entry["source"] == "model_file")
+    assert "0 were fused into another node, 1 were removed" in said
+    assert "do the work of 2 nodes of bodies" in said

@@ -86,16 +86,23 @@ def _count_experiments(facts: RunFacts) -> int:
 
 
 def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
-    """How much of the exported graph is still there under its own name."""
+    """How much of the exported graph is still there under its own name.
+
+    A branch of an If with a constant condition is put in its place: what runs stands for nodes of a body then, which
+    are none of the graph's.
+    """
     parts = []
     for index in indexes:
         kept = sum(name in index.exported for name in index.order)
         named = {name for node in index.order for name in index.replaces(node)}
-        gone = len(index.exported) - len(named.union(index.exported.keys() & index.present))
+        fused = named & index.exported.keys()
+        gone = index.exported.keys() - fused - index.present
+        inner = named - fused
+        branches = f", and do the work of {plural(len(inner), 'node')} of bodies" if inner else ""
         parts.append(
             f"{index.facts.file}: {len(index.facts.graph)} nodes in the file, {kept} run under their own name, "
-            f"{len(named)} were fused into another node, {gone} were removed; {len(index.order) - kept} are ONNX "
-            "Runtime's own"
+            f"{len(fused)} were fused into another node, {len(gone)} were removed; {len(index.order) - kept} are ONNX "
+            f"Runtime's own{branches}"
         )
     return "; ".join(parts)
 
