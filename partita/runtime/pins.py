@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from partita.diagnosis.naming import dotted
+from partita.diagnosis.naming import dotted, replaced_by
 from partita.errors import ProviderError, UsageError
 from partita.observations.names import CPU
 from partita.providers.base import Provider
-from partita.runtime.model_file import graph_node
+from partita.runtime.model_file import all_nodes, graph_node
 from partita.runtime.ort.registry import ort_build
 from partita.runtime.ort.session import Opening, Session
 from partita.spelling import spelled
@@ -51,6 +51,25 @@ class Pin:
             all(map(_part_matches, wanted, parts[start : start + len(wanted)]))
             for start in range(len(parts) - len(wanted) + 1)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The nodes of a file that were marked for pins, and what else the file has."""
+
+    pins: Mapping[str, Pin]
+    """Each marked node, and its pin."""
+    others: frozenset[str] = frozenset()
+    """Names of nodes that were not marked, and of all nodes in bodies, which are not marked by themselves."""
+
+    def of(self, name: str) -> str | None:
+        """The marked node that a node was fused from, as its name tells; None where another node of the file is in its
+        name, or none.
+        """
+        if name in self.pins or name in self.others:
+            return None
+        longest = max((*replaced_by(name, self.pins), *replaced_by(name, self.others)), key=len, default="")
+        return longest if longest in self.pins and longest not in self.others else None
 
 
 def _part_matches(wanted: str, part: str) -> bool:
@@ -92,14 +111,14 @@ def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ..
     return tuple(pins)
 
 
-def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[Opening, dict[str, Pin]]:
-    """The opening with every pin in it, the model with marked nodes and the rules for the marks; and each marked node.
+def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[Opening, Marks]:
+    """The opening with every pin in it, the model with marked nodes and the rules for the marks; and which were marked.
 
     Raises ProviderError when this ONNX Runtime has no layer assignment, UsageError when a pin matches no module or two
     pins claim one node.
     """
     if not pins:
-        return opening, {}
+        return opening, Marks({})
     version = ort_build().version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
         raise ProviderError(
@@ -116,8 +135,8 @@ def _mark(index: int) -> str:
     return f"partita_pin_{index}"
 
 
-def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict[str, Pin]]:
-    """The ONNX file with the layer name of its pin on each pinned node, and these nodes by name."""
+def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Marks]:
+    """The ONNX file with the layer name of its pin on each pinned node, and which these are."""
     import onnx
 
     raw = source if isinstance(source, bytes) else source.read_bytes()
@@ -143,7 +162,9 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict
     for index, pin in enumerate(pins):
         if index not in matched:
             raise UsageError(_no_module(pin, modules))
-    return bytes(model.SerializeToString()), marks
+    main = len(model.graph.node)  # nodes of bodies come after those of the main graph
+    others = {node.name for at, node in enumerate(all_nodes(model.graph)) if at >= main or node.name not in marks}
+    return bytes(model.SerializeToString()), Marks(marks, frozenset(others))
 
 
 def _no_module(pin: Pin, modules: Collection[str]) -> str:
@@ -160,16 +181,20 @@ def _no_module(pin: Pin, modules: Collection[str]) -> str:
     return f"{spelled('pins', pin.text)}: no module of this model matches; some that exist: {hint}"
 
 
-def check_pins(session: Session, marks: Mapping[str, Pin]) -> dict[str, str]:
-    """Every pinned node that is left, and its pin as it was written. Raises ProviderError when one is elsewhere.
+def check_pins(session: Session, marks: Marks) -> dict[str, str]:
+    """Every pinned node that is left, or that another was fused from, and those; each with its pin as it was written.
+    Raises ProviderError when one is elsewhere.
 
     Nodes that were optimised away do not count. The list of nodes can miss those of a provider (see
     `Session.assigned`), but never those of the CPU provider: a node that it lacks is not on the CPU.
     """
     listed = {node.name: node.provider for node in session.assigned() or ()}
-    left = listed.keys() | {name for stream in session.plan or () for name in stream}
-    for pin in {pin.text: pin for pin in marks.values()}.values():
-        pinned = sorted(name for name, other in marks.items() if other == pin and name in left)
+    planned = {name for stream in session.plan or () for name in stream}
+    left = {name: name for name in marks.pins if name in listed or name in planned}
+    left |= _fused(marks, left, listed)
+    left |= _fused(marks, set(left.values()), planned - listed.keys())
+    for pin in {pin.text: pin for pin in marks.pins.values()}.values():
+        pinned = sorted(name for name, marked in left.items() if marks.pins[marked] == pin)
         otherwise = UNLISTED if pin.provider.ort_name == CPU else pin.provider.ort_name
         wrong = [name for name in pinned if listed.get(name, otherwise) != pin.provider.ort_name]
         if wrong or not pinned:
@@ -179,4 +204,15 @@ def check_pins(session: Session, marks: Mapping[str, Pin]) -> dict[str, str]:
                 f"{spelled('pins', pin.text)} does not hold: {found}; "
                 f"{pin.provider.name} has no kernel for them, or they were fused with other nodes"
             )
-    return {name: pin.text for name, pin in marks.items() if name in left}
+    kept = {*left, *left.values()}
+    return {name: marks.pins[left.get(name, name)].text for name in kept}
+
+
+def _fused(marks: Marks, left: Collection[str], names: Collection[str]) -> dict[str, str]:
+    """Those of `names` that a marked node which is not `left` was fused into, each with that node.
+
+    ONNX Runtime fuses before it makes the list, and the mark goes over to what it makes: of a MatMul with a bias only
+    `<MatMul>/MatMulAddFusion` is listed. What is fused later has its nodes in the list, by which the pin is judged.
+    """
+    found = {name: marked for name in names if (marked := marks.of(name)) is not None}
+    return {name: marked for name, marked in found.items() if marked not in left}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
+import numpy
 import onnx
 import pytest
 
@@ -15,7 +17,7 @@ from partita.observations.facts import AssignedNode
 from partita.providers.resolve import parse_chain
 from partita.runtime import pins
 from partita.runtime.ort.session import Opening
-from partita.runtime.pins import Pin, check_pins, marked_model, parse_pins
+from partita.runtime.pins import Marks, Pin, check_pins, marked_model, parse_pins
 from tests.conftest import require_dry_run
 
 CHAIN = parse_chain("cuda,cpu")
@@ -90,7 +92,7 @@ def test_a_pin_within_another_one_of_the_same_provider_is_kept_to_in_either_orde
     pins = [Pin(CPU, "layers.0"), Pin(CPU, "layers.0.mlp")]
     for given in (pins, pins[::-1]):
         _, marks = marked_model(tiny_package() / "model.onnx", given)
-        assert marks and all(pin in pins for pin in marks.values())
+        assert marks.pins and all(pin in pins for pin in marks.pins.values())
 
 
 def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch, tiny_package):
@@ -112,11 +114,12 @@ class Placed:
         return tuple(AssignedNode(name, "MatMul", "", ep, 0) for name, ep in self.nodes.items())
 
 
+WEIGHTS = {"w": (4, 4), "b": (4,)}
 ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
 
 
-def check(session: Placed, pin: Pin, *nodes: str) -> dict[str, str]:
-    return check_pins(session, dict.fromkeys(nodes, pin))  # type: ignore[arg-type]
+def check(session: Placed, pin: Pin, *nodes: str, others: Collection[str] = ()) -> dict[str, str]:
+    return check_pins(session, Marks(dict.fromkeys(nodes, pin), frozenset(others)))  # type: ignore[arg-type]
 
 
 def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes():
@@ -133,6 +136,68 @@ def test_a_node_that_the_list_lacks_is_not_on_the_cpu():
     with pytest.raises(ProviderError, match="--pin cpu:lm_head does not hold"):
         check(session, ON_CPU, "lm_head/MatMul")
     assert check(session, ON_CUDA, "lm_head/MatMul")
+
+
+def test_a_node_that_a_pinned_one_was_fused_into_keeps_the_pin_or_breaks_it():
+    """Of a MatMul and an Add, ONNX Runtime 1.31 lists and runs `<MatMul>/MatMulAddFusion` alone."""
+    on_cpu, fused = "CPUExecutionProvider", "up/MatMul/MatMulAddFusion"
+    kept = check(Placed({fused: on_cpu}), ON_CPU, "up/MatMul", "up/Add")
+    assert kept == {fused: "cpu:lm_head", "up/MatMul": "cpu:lm_head"}, "and the Add is in none of the names"
+    with pytest.raises(ProviderError, match="1 of 1 nodes are elsewhere: up/MatMul/MatMulAddFusion"):
+        check(Placed({fused: "CUDAExecutionProvider"}), ON_CPU, "up/MatMul", "up/Add")
+    assert check(Placed({}, unlisted=(fused,)), ON_CUDA, "up/MatMul")[fused] == "cuda:lm_head", "its list may lack it"
+
+
+def test_what_was_fused_after_the_list_was_made_is_judged_by_its_nodes_in_the_list():
+    session = Placed({"act/Sigmoid": "CPUExecutionProvider"}, unlisted=("act/Sigmoid/QuickGeluFusion/",))
+    assert check(session, ON_CPU, "act/Sigmoid") == {"act/Sigmoid": "cpu:lm_head"}
+    session = Placed({"up/MatMul/First": "CPUExecutionProvider"}, unlisted=("up/MatMul/First/Second",))
+    assert check(session, ON_CPU, "up/MatMul") == {"up/MatMul/First": "cpu:lm_head", "up/MatMul": "cpu:lm_head"}
+
+
+def test_a_node_of_the_file_or_of_a_body_is_not_taken_for_one_that_was_fused_from_a_pinned_node():
+    """TensorFlow's `fc/MatMul/ReadVariableOp` is no part of `fc/MatMul`, and a body is placed by itself."""
+    session = Placed({"fc/MatMul/Read": "CUDAExecutionProvider", "fc/MatMul/then/MatMul/F": "CUDAExecutionProvider"})
+    with pytest.raises(ProviderError, match="none of its nodes is in the plan"):
+        check(session, ON_CPU, "fc/MatMul", others=["fc/MatMul/Read", "fc/MatMul/then/MatMul"])
+
+
+def test_a_module_that_is_one_layer_with_a_bias_can_be_pinned(tmp_path):
+    """In ONNX Runtime's own list and plan, with the bodies of the file beside it."""
+    from partita.providers.resolve import resolve
+    from partita.runtime.chain import open_session
+    from partita.runtime.ort.registry import available_ort_names
+
+    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [node("Neg", ["a"], ["n"], name="enc/up/MatMul/Neg")],
+        "body",
+        [],
+        [info("n", onnx.TensorProto.FLOAT, None)],
+    )
+    graph = onnx.helper.make_graph(
+        [
+            node("MatMul", ["x", "w"], ["m"], name="enc/up/MatMul"),
+            node("Add", ["m", "b"], ["a"], name="enc/up/Add"),
+            node("If", ["c"], ["y"], name="enc/pick/If", then_branch=body, else_branch=body),
+        ],
+        "g",
+        [info("x", onnx.TensorProto.FLOAT, [2, 4, 4]), info("c", onnx.TensorProto.BOOL, [])],
+        [info("y", onnx.TensorProto.FLOAT, [2, 4, 4])],
+        [onnx.numpy_helper.from_array(numpy.ones(shape, numpy.float32), name) for name, shape in WEIGHTS.items()],
+    )
+    path = tmp_path / "layer.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    chain = resolve(parse_chain("cpu"), available_ort_names())
+    session = open_session(path, chain, threads=1, observe=True, pins=[Pin(CPU, "enc.up")])
+    try:
+        assert set(session.pins.values()) == {"cpu:enc.up"}
+        listed = {each.name for each in session.assigned() or ()}
+        fused = [name for name in session.pins if name not in ("enc/up/MatMul", "enc/up/Add")]
+        assert fused and set(fused) <= listed, "the node that runs in the place of both"
+        assert "enc/up/MatMul/Neg" not in session.pins
+    finally:
+        session.close()
 
 
 def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
