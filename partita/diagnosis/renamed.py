@@ -14,12 +14,9 @@ from dataclasses import dataclass, field
 
 from partita.diagnosis import fusion
 from partita.diagnosis.optimised_graph import MEMCPY_OPS
-from partita.diagnosis.rewritten import Group, related
+from partita.diagnosis.rewritten import MARKS, Group, related
 from partita.observations.facts import GraphNode
 from partita.observations.names import INLINED
-
-MARKS = ("_", "/")
-"""What ONNX Runtime puts between the name that it takes over and what it adds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ from partita.diagnosis import fusion
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph
 from partita.observations.facts import GraphNode
 
+MARKS = ("_", "/")
+"""What ONNX Runtime puts between the name that it takes over and what it adds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -52,6 +55,7 @@ def find_groups(
     }
     makers, readers = fusion.edges(exported)
     of_file = {*makers, *readers, *inputs}
+    there = {graph.original(tensor) for tensor in graph.makers}
     found = []
     for names in _connected(new, graph, of_file):
         members = [new[name] for name in order if name in names]
@@ -65,7 +69,14 @@ def find_groups(
             weights -= {"", *inputs}
             gone = tuple(name for name in replaced if name not in new)
             others = tuple(name for name in names if _is_other(new[name], exported))
-            shares = _shared_out(members, replaced, exported, makers, weights)
+            home = _shared_out(members, replaced, exported, weights, there)
+            if not _as_connected(members, home, exported, graph):
+                continue
+            shares = {
+                node.name: tuple(name for name in replaced if home.get(name) == node.name != name)
+                for node in members
+                if node.name in home.values()
+            }
             if len(others) == len(names) or set(gone) <= {each for share in shares.values() for each in share}:
                 found.append(Group(shares, gone, others))
     counts = [each for group in found for each in group.replaced]
@@ -130,45 +141,121 @@ def _shared_out(
     members: Sequence[GraphNode],
     replaced: Sequence[str],
     exported: Mapping[str, GraphNode],
-    makers: Mapping[str, str],
     weights: Set[str],
-) -> dict[str, tuple[str, ...]]:
-    """Which member does the work of which exported node.
+    there: Collection[str],
+) -> dict[str, str]:
+    """The member that does the work of each exported node; `members` in the order of execution.
 
-    Members and exported nodes belong together in order, where there are as many of them: of one operator, then those
-    that read `weights`, then of operators that are related. What is left was merged: with what it reads where that has
-    a member, else with what reads it, else it is the work of the first member of no operator's own.
+    Members and exported nodes belong together by name, then in order, where there are as many of them: of one operator,
+    then those that read `weights`, then of operators that are related. What is left was merged (`_merged`), or it is
+    the work of the first member of no operator's own. `there`: tensors that are made as the graph runs.
     """
-    home = _paired(members, [exported[name] for name in replaced], weights)
+    home = _paired(members, [exported[name] for name in replaced], weights, _by_name(members, replaced, exported))
     others = [node.name for node in members if _is_other(node, exported)]  # one that is what it was does no more
-    for name in replaced:
-        before = [home[makers[tensor]] for tensor in exported[name].inputs if makers.get(tensor) in home]
-        before = [each for each in before if each in others]
-        if name not in home and before:
-            home[name] = before[-1]
-    for name in reversed(replaced):
-        after = [
-            home[each]
-            for each in replaced
-            if home.get(each) in others and set(exported[name].outputs) & set(exported[each].inputs)
-        ]
-        if name not in home and after:
-            home[name] = after[0]
+    home |= _merged([node.name for node in members], replaced, exported, home, others, there)
     if len(others) == len(members):  # beside nodes of the file, it may be the work of none of them
         free = [name for name in others if name not in home.values()] or others
         for name in replaced:
             home.setdefault(name, free[len(free) // 2])
-    return {
-        node.name: tuple(name for name in replaced if home.get(name) == node.name != name)
-        for node in members
-        if node.name in home.values()
-    }
+    return home
 
 
-def _paired(members: Sequence[GraphNode], replaced: Sequence[GraphNode], weights: Set[str]) -> dict[str, str]:
-    """The member for each exported node that it can be told of, by what the two have in common."""
+def _as_connected(
+    members: Sequence[GraphNode], home: Mapping[str, str], exported: Mapping[str, GraphNode], graph: OptimisedGraph
+) -> bool:
+    """Whether members that do work read from each other, over those that do none, what their exported nodes do.
+
+    Branches may run in another order than the file has them in, so that nodes told apart by their order are mixed up.
+    """
+    working = set(home.values())
+    made = {graph.original(tensor): node.name for node in members for tensor in node.outputs if tensor}
+    feeds: dict[str, set[str]] = {}
+    for node in members:
+        before = {made[tensor] for tensor in map(graph.original, node.inputs) if tensor in made}
+        feeds[node.name] = {end for each in before for end in ({each} if each in working else feeds.get(each, ()))}
+    makers, _ = fusion.edges({name: exported[name] for name in home})
+    wanted: dict[str, set[str]] = {name: set() for name in working}
+    for name, own in home.items():
+        wanted[own] |= {home[makers[tensor]] for tensor in exported[name].inputs if tensor in makers} - {own}
+    return all(feeds[name] == wanted[name] for name in working)
+
+
+def _merged(
+    members: Sequence[str],
+    replaced: Sequence[str],
+    exported: Mapping[str, GraphNode],
+    paired: Mapping[str, str],
+    others: Collection[str],
+    there: Collection[str],
+) -> dict[str, str]:
+    """The member for each exported node that was merged into one: with what it reads where that can be, else with what
+    reads it.
+
+    Of several nodes that it reads, with the one that runs last: an Add of a convolution and a shortcut is computed in
+    the convolution, which has the shortcut there by then. And only when nobody else needs what it reads from there: a
+    Sigmoid whose input a Mul of another member reads, too, is not in the node that makes this input.
+    """
+    makers, readers = fusion.edges({name: exported[name] for name in replaced})
+    place = {name: at for at, name in enumerate(members)}
+    home = dict(paired)
+
+    def alone(tensor: str, name: str, owner: str) -> bool:
+        homes = {home.get(each, owner) for each in readers.get(tensor, ()) if each != name}
+        return tensor not in there and homes <= {owner}
+
+    for name in replaced:
+        sources = {tensor: home[makers[tensor]] for tensor in exported[name].inputs if makers.get(tensor) in home}
+        last = max(sources.values(), key=place.__getitem__, default=None)
+        if name in home or last is None or last not in others:
+            continue
+        if all(alone(tensor, name, last) for tensor, owner in sources.items() if owner == last):
+            home[name] = last
+    for name in reversed(replaced):
+        after = {home[each] for tensor in exported[name].outputs for each in readers.get(tensor, ()) if each in home}
+        first = min(after, key=place.__getitem__, default=None)
+        if name not in home and first is not None and first in others:
+            home[name] = first
+    return home
+
+
+def _by_name(
+    members: Sequence[GraphNode], replaced: Sequence[str], exported: Mapping[str, GraphNode]
+) -> dict[str, str]:
+    """The member that is called after each exported node, or after what it makes, as `a_nchwc` is, and the one on the
+    way there that is of the member's own operator: that of a Conv is called after what the Relu behind it makes.
+
+    None for a node that two members are called after.
+    """
+    heads = {tensor: name for name, node in exported.items() for tensor in node.outputs if tensor}
+    heads |= {name: name for name in exported}
     kept = {node.name for node in members}
-    home = {node.name: node.name for node in replaced if node.name in kept}
+    called: dict[str, list[GraphNode]] = {}
+    for node in members:
+        cuts = (node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS)
+        own = next((heads[cut] for cut in reversed(tuple(cuts)) if cut in heads), None)
+        if own in replaced and own not in kept and node.name not in exported:
+            called.setdefault(own, []).append(node)
+    makers, _ = fusion.edges({name: exported[name] for name in replaced if name not in kept})
+    home = {name: nodes[0].name for name, nodes in called.items() if len(nodes) == 1}
+    for end, (node, *_) in called.items():
+        name, passed = end, []
+        while not related(node.op_type, exported[name].op_type):
+            before = {makers[tensor] for tensor in exported[name].inputs if tensor in makers}
+            if len(before) != 1 or not before.isdisjoint(called):
+                break
+            (name,) = before
+            passed.append(name)
+        else:
+            home |= dict.fromkeys(passed, node.name) if end in home else {}
+    return home
+
+
+def _paired(
+    members: Sequence[GraphNode], replaced: Sequence[GraphNode], weights: Set[str], named: Mapping[str, str]
+) -> dict[str, str]:
+    """The member for each exported node that it can be told of: by its name, and by what the two have in common."""
+    kept = {node.name for node in members}
+    home = {node.name: node.name for node in replaced if node.name in kept} | dict(named)
 
     def pair(ours: Iterable[GraphNode], theirs: Iterable[GraphNode]) -> None:
         found = [node.name for node in ours if node.name not in home.values()]

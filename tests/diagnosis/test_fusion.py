@@ -288,6 +288,61 @@ def test_a_chain_in_another_layout_is_shared_out_by_operator_and_what_was_merged
     assert index.beside["ReorderOutput"] == ("Conv_0", "Relu_1", "MaxPool_2", "Conv_3")
 
 
+RESIDUAL = (
+    node("Conv_0", "x u", "a"),
+    node("Relu_1", "a", "b"),
+    node("Conv_2", "b v", "c"),
+    node("Add_3", "c b", "d"),
+    node("Relu_4", "d", "e"),
+    node("Neg_5", "e", "y"),
+)
+
+
+@pytest.mark.parametrize("operands", ["c b", "b c"])
+@pytest.mark.parametrize(("first", "second"), [("b_nchwc", "c_nchwc"), ("one", "two")])
+def test_what_adds_a_shortcut_goes_with_the_convolution_that_runs_last(operands, first, second):
+    """ONNX Runtime 1.31 writes the shortcut as the fourth input of the block's last Conv, and its Relu beside it."""
+    graph = (*RESIDUAL[:3], node("Add_3", operands, "d"), *RESIDUAL[4:])
+    runs = (
+        node("ReorderInput", "x", "r0"),
+        node(first, "r0 u_blocked", "r1", "Conv"),
+        node(second, "r1 v_blocked none r1", "r2", "Conv"),
+        node("ReorderOutput", "r2", "e"),
+        node("Neg_5", "e", "y"),
+    )
+    index = index_of(graph, runs)
+    assert index.replaces(first) == ("Conv_0", "Relu_1")
+    assert index.replaces(second) == ("Conv_2", "Add_3", "Relu_4")
+
+
+@pytest.mark.parametrize("names", [("b_nchwc", "c_nchwc", "d_nchwc"), ("one", "two", "three")])
+def test_branches_that_run_in_another_order_than_in_the_file_are_not_mixed_up(names):
+    """A block of a residual network whose shortcut has a Conv of its own: it is computed last, with the sum in it."""
+    graph = (
+        node("Relu_0", "x", "a"),
+        node("Conv_1", "a u", "d"),
+        node("Conv_2", "a v", "b"),
+        node("Conv_3", "b w", "c"),
+        node("Add_4", "d c", "e"),
+        node("Neg_5", "e", "y"),
+    )
+    runs = (
+        node("Relu_0", "x", "a"),
+        node("ReorderInput", "a", "r0"),
+        node(names[0], "r0 v_blocked", "r1", "Conv"),
+        node(names[1], "r1 w_blocked", "r2", "Conv"),
+        node(names[2], "r0 u_blocked none r2", "r3", "Conv"),
+        node("ReorderOutput", "r3", "e"),
+        node("Neg_5", "e", "y"),
+    )
+    index = index_of(graph, runs)
+    told = [index.replaces(name) for name in names]
+    if names[0] == "b_nchwc":
+        assert told == [("Conv_2",), ("Conv_3",), ("Conv_1", "Add_4")]
+    else:
+        assert told == [(), (), ()], "in order, nodes would read what their exported nodes do not: nothing is said"
+
+
 def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
     index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
     assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside
