@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from partita.diagnosis import naming
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph
@@ -55,26 +55,38 @@ def stand_ins(
     graph: OptimisedGraph | None,
     inputs: Collection[str],
 ) -> dict[str, tuple[str, ...]]:
-    """Exported nodes that each node of `order` took the place of; nodes that took none have no entry.
+    """Exported nodes that each node of `order` took the place of, as the graphs and the list of what is in a compiled
+    subgraph have it; nodes that took none have no entry.
 
     `inputs` are the graph's. An exported node that still runs under its own name is never among them.
     """
     walked = _walk_all(order, exported, graph, inputs) if graph is not None else {}
     listed = {name: _in_file((node.name for node in nodes), exported) for name, nodes in compiled.items()}
     inner = _between(order, exported, listed)
-    taken = {each for claimed in walked.values() for each in claimed}
-    found: dict[str, tuple[str, ...]] = {}
-    for name in order:
-        if name in compiled:
-            behind = (*listed[name], *inner[name])
-        elif name in walked or name in exported:
-            behind = walked.get(name, ())
-        else:
-            behind = tuple(each for each in _named_after(name, exported, graph) if each not in taken)
-        left = tuple(each for each in behind if each not in order)
-        if left:
-            found[name] = left
-    return found
+    found = {name: (*listed[name], *inner[name]) if name in compiled else walked.get(name, ()) for name in order}
+    return _left(found, order)
+
+
+def by_name(
+    order: Collection[str],
+    exported: Mapping[str, GraphNode],
+    graph: OptimisedGraph | None,
+    known: Collection[str],
+    taken: Collection[str],
+) -> dict[str, tuple[str, ...]]:
+    """The same as names tell, of nodes that the file does not have and that are not `known`; none is `taken`.
+
+    A name has one node of several that were fused, so this goes last: it says nothing of the others.
+    """
+    new = (name for name in order if name not in known and name not in exported)
+    named = {name: tuple(each for each in _named_after(name, exported, graph) if each not in taken) for name in new}
+    return _left(named, order)
+
+
+def _left(found: Mapping[str, Sequence[str]], order: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Without exported nodes that still run, and nodes that stand for no other."""
+    left = {name: tuple(each for each in behind if each not in order) for name, behind in found.items()}
+    return {name: behind for name, behind in left.items() if behind}
 
 
 def _named_after(name: str, exported: Collection[str], graph: OptimisedGraph | None) -> tuple[str, ...]:

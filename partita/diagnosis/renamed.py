@@ -45,12 +45,23 @@ class _Search:
     """Which exported node makes each tensor."""
     readers: dict[str, list[str]]
     """Which ones read it."""
+    told: Mapping[str, str]
+    """For exported nodes of which another source tells, the one that does their work."""
     home: dict[str, str] = field(default_factory=dict)
     """For each exported node that was found, the one that does its work."""
 
     def place(self, name: str) -> int | None:
         """Where the work of an exported node is done; None when that is not known."""
-        return self.places.get(self.home.get(name, name))
+        return self.places.get(self.home.get(name) or self.told.get(name, name))
+
+    def alone(self, tensor: str, name: str, owner: str) -> bool:
+        """Whether a node that `owner` does the work of may make `tensor` for the exported node `name` alone: nothing
+        that runs reads it, and no node whose work is done elsewhere.
+        """
+        others = [each for each in self.readers.get(tensor, ()) if each != name]
+        others = [each for each in others if self.exported[each].op_type not in fusion.FOLDED]
+        homes = {self.home.get(each) or self.told.get(each, owner) for each in others}
+        return homes <= {owner} and not any(each in self.places for each in others)
 
     def window(self, name: str) -> tuple[int, int]:
         """The places before and after those at which an exported node can run, by those of its neighbours."""
@@ -78,12 +89,16 @@ class _Search:
 
 
 def find_renamed(
-    order: Sequence[Ran], exported: Mapping[str, GraphNode], listed: Mapping[str, str], known: Collection[str]
+    order: Sequence[Ran],
+    exported: Mapping[str, GraphNode],
+    listed: Mapping[str, str],
+    known: Collection[str],
+    told: Mapping[str, str],
 ) -> tuple[Group, ...]:
     """Nodes of `order` that do the work of exported ones, and what ONNX Runtime added around each.
 
-    `listed`: the provider of each node that was placed. `known`: nodes of the order, and exported ones, that are joined
-    already.
+    `listed`: the provider of each node that was placed. `known`: nodes of the order that need no joining. `told`: what
+    is known to do the work of exported nodes.
     """
     running = {each.name for each in order}
     makers, readers = fusion.edges(exported)
@@ -91,7 +106,7 @@ def find_renamed(
         gone={
             name: node
             for name, node in exported.items()
-            if name in listed and name not in running and name not in known and node.op_type not in fusion.FOLDED
+            if name in listed and name not in running and name not in told and node.op_type not in fusion.FOLDED
         },
         new=[each for each in order if _is_new(each, exported, known)],
         listed=listed,
@@ -99,6 +114,7 @@ def find_renamed(
         places={each.name: place for place, each in enumerate(order)},
         makers=makers,
         readers=readers,
+        told=told,
     )
     if not search.gone or not search.new:
         return ()
@@ -140,20 +156,40 @@ def _in_its_place(name: str, search: _Search) -> list[str]:
     ]
 
 
+def _merge(name: str, search: _Search) -> None:
+    """Join an exported node with the one that does the work of all that it reads, of several with the last that runs,
+    where nobody else needs what it reads from there; else with the one that does the work of all its readers.
+    """
+    node = search.exported[name]
+    sources = {tensor: search.home.get(search.makers[tensor]) for tensor in node.inputs if tensor in search.makers}
+    owners = [owner for owner in sources.values() if owner is not None]
+    if name in search.home or not owners or len(owners) < len(sources):
+        return
+    last = max(owners, key=search.places.__getitem__)
+    if all(search.alone(tensor, name, last) for tensor, owner in sources.items() if owner == last):
+        search.home[name] = last
+        return
+    readers = [each for tensor in node.outputs for each in search.readers.get(tensor, ())]
+    after = {search.home.get(each) or search.told.get(each) for each in readers}
+    if len(after) == 1 and (owner := after.pop()) is not None:
+        search.home[name] = owner
+
+
 def _groups(search: _Search) -> list[Group]:
     """A group for each node that was found, with what was merged with it and what was added around it."""
+    for name in search.gone:  # in the file's order, so what is merged comes after what it is merged with
+        _merge(name, search)
     behind: dict[str, list[str]] = {}
-    for name, node in search.gone.items():  # in the file's order, so what is merged comes after what it is merged with
-        makers = (search.makers.get(tensor) for tensor in node.inputs)
-        sources = {search.home.get(maker) for maker in makers if maker}
-        if name not in search.home and len(sources) == 1 and (source := sources.pop()) is not None:
-            search.home[name] = source
+    for name in search.gone:
         if name in search.home:
             behind.setdefault(search.home[name], []).append(name)
     added: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
+    for name in search.told.keys() & search.listed.keys():
+        told.setdefault(search.told[name], []).append(name)
     left = [each.name for each in search.new if each.name not in behind]
     for own, replaced in behind.items():
-        around = {each.name for name in replaced for each in search.between(name)}
+        around = {each.name for name in (*replaced, *told.get(own, ())) for each in search.between(name)}
         for each in [each for each in left if each in around]:
             added.setdefault(own, []).append(each)
             left.remove(each)

@@ -228,14 +228,14 @@ def _by_name(
     """
     heads = {tensor: name for name, node in exported.items() for tensor in node.outputs if tensor}
     heads |= {name: name for name in exported}
-    kept = {node.name for node in members}
+    gone = set(replaced) - {node.name for node in members}
     called: dict[str, list[GraphNode]] = {}
     for node in members:
         cuts = (node.name[:at] for at, letter in enumerate(node.name) if letter in MARKS)
         own = next((heads[cut] for cut in reversed(tuple(cuts)) if cut in heads), None)
-        if own in replaced and own not in kept and node.name not in exported:
+        if own is not None and own in gone and node.name not in exported:
             called.setdefault(own, []).append(node)
-    makers, _ = fusion.edges({name: exported[name] for name in replaced if name not in kept})
+    makers, _ = fusion.edges({name: exported[name] for name in gone})
     home = {name: nodes[0].name for name, nodes in called.items() if len(nodes) == 1}
     for end, (node, *_) in called.items():
         name, passed = end, []

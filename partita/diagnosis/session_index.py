@@ -13,12 +13,12 @@ from partita.diagnosis import (
     naming,
     native_log,
     renamed,
-    rewritten,
     unfolded_bodies,
     unnamed_in_bodies,
 )
 from partita.diagnosis.inlined_branches import branches_in_bodies, inlined_branches
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
+from partita.diagnosis.stand_ins import find_stand_ins
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
@@ -187,20 +187,18 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
-    stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
     branches = inlined_branches(facts, order)
     twins = {**inlined_nodes.called_in_bodies(facts, order, both), **branches_in_bodies(facts, order, both)}
-    clear = {*stands_for, *branches, *compiled, *parts}
-    told = {each for behind in stands_for.values() for each in behind}
-    groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear, told)
-    if optimised is None:
-        joined = {*clear, *told}
-        groups = renamed.find_renamed(
-            _as_they_ran(order, events, claims),
-            exported,
-            {node.name: node.provider for node in assigned.values()},
-            joined,
-        )
+    standing_in = find_stand_ins(
+        _as_they_ran(order, events, claims),
+        exported,
+        compiled,
+        optimised,
+        inputs,
+        {node.name: node.provider for node in assigned.values()},
+        unfolded,
+        {*branches, *parts},
+    )
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -223,11 +221,8 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for=stands_for
-        | _fused_in_bodies(facts, {*order, *exported})
-        | branches
-        | {name: behind for group in groups for name, behind in group.shares.items() if behind},
-        beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
+        stands_for={**_fused_in_bodies(facts, {*order, *exported}), **standing_in.stands_for, **branches},
+        beside=standing_in.beside,
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(

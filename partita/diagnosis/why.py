@@ -125,7 +125,6 @@ def _context_of(
     """
     facts = index.facts.of(skipped.provider)
     names = index.tried_as(name, twin=twin)
-    origin = names if twin else (name, *index.replaces(name))
     blank = () if twin else index.blank_log.get(skipped.provider, {}).get(name, ())
     part = _part_of(facts.rejected, names)
     inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
@@ -139,7 +138,7 @@ def _context_of(
         log=(*blank, *(line for each in dict.fromkeys((name, *names)) for line in index.log.get(each, ()))),
         patterns=facts.patterns,
         session_log=index.graph_log,
-        pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
+        pin=_pin_of(index, name, twin=twin),
         probe=fullest(facts.probes, names),
         rejected=part,
         blamed=any(probe.trials and probe.trials[0].outcome in FAILED for probe in inside),
@@ -148,6 +147,23 @@ def _context_of(
         copied_as=index.copied_as.get(name, ()),
         beside=() if twin else index.beside.get(name, ()),
     )
+
+
+def _pin_of(index: SessionIndex, name: str, *, twin: bool) -> str | None:
+    """The pin that covers a node, or one that it replaces; None where there is none.
+
+    A node that ONNX Runtime added while it rewrote pinned ones, before it placed them, has their mark: it is in the
+    list, as the Reshapes around the Gemm that it makes of a MatMul and an Add. Others follow what they were added to.
+    """
+    pins = index.facts.pins
+    names = index.tried_as(name, twin=True) if twin else (name, *index.replaces(name))
+    own = next((pins[each] for each in names if each in pins), None)
+    around = set(index.beside.get(name, ()))
+    if twin or own is not None or not pins or not around or name not in index.assigned:
+        return own
+    works = [other for other in index.stands_for if not around.isdisjoint(index.replaces(other))]
+    found = {next((pins[each] for each in (other, *index.replaces(other)) if each in pins), None) for other in works}
+    return found.pop() if len(found) == 1 else None
 
 
 def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPart | None:

@@ -343,6 +343,107 @@ def test_branches_that_run_in_another_order_than_in_the_file_are_not_mixed_up(na
         assert told == [(), (), ()], "in order, nodes would read what their exported nodes do not: nothing is said"
 
 
+def test_what_another_member_reads_as_well_is_merged_with_none_before_it():
+    """The Abs reads what the Conv makes, and so does the Max: a Conv with the Abs in it would not make that."""
+    graph = (
+        node("Conv_0", "x w", "a"),
+        node("Abs_1", "a", "b"),
+        node("Max_2", "a b", "c"),
+        node("Neg_3", "c", "y"),
+    )
+    runs = (
+        node("ReorderInput", "x", "r0"),
+        node("a_nchwc", "r0 w_blocked", "r1", "Conv"),
+        node("Max_2/MadeUp/", "r1", "r2", "AbsMax"),
+        node("ReorderOutput", "r2", "c"),
+        node("Neg_3", "c", "y"),
+    )
+    index = index_of(graph, runs)
+    assert index.replaces("a_nchwc") == ("Conv_0",)
+    assert index.replaces("Max_2/MadeUp/") == ("Abs_1", "Max_2")
+
+
+BIASED = (
+    node("enc/MatMul", "x w", "m"),
+    node("enc/Add", "m b", "a"),
+    node("act/Relu", "a", "y"),
+)
+AS_GEMM = (
+    node("gemm_input_reshape", "x shape", "g0", "Reshape"),
+    node("enc/MatMul/MatMulAddFusion", "g0 w b", "g1", "Gemm"),
+    node("gemm_output_reshape", "g1 shape_back", "a", "Reshape"),
+    node("act/Relu", "a", "y"),
+)
+
+
+def test_a_name_does_not_take_a_node_out_of_the_group_that_tells_of_more():
+    """ONNX Runtime computes MatMul and Add of three dimensions in a Gemm between two Reshapes, called after one."""
+    index = index_of(BIASED, AS_GEMM)
+    assert index.replaces("enc/MatMul/MatMulAddFusion") == ("enc/MatMul", "enc/Add")
+    around = ("gemm_input_reshape", "gemm_output_reshape")
+    assert index.beside == dict.fromkeys(around, ("enc/MatMul", "enc/Add"))
+    plan = [each.name for each in AS_GEMM]
+    assert index_of(BIASED, plan=plan).replaces(plan[1]) == ("enc/MatMul",), "without a graph, the name alone"
+
+
+def test_a_name_still_tells_where_the_group_does_not():
+    unclear = (AS_GEMM[0], node("enc/MatMul/MatMulAddFusion", "g0 w b z", "g1", "Gemm"), *AS_GEMM[2:])
+    graph = (node("enc/MatMul", "x w", "m"), node("enc/Add", "m x_2", "a"), BIASED[2])
+    ports = (IN, PortFact("x_2", "input", "input", "Cpu", "Cpu", 64), OUT)
+    session = session_facts(
+        graph=graph, optimised=unclear, plan=(tuple(each.name for each in unclear),), assigned=(), ports=ports
+    )
+    assert index_session(session).replaces("enc/MatMul/MatMulAddFusion") == ("enc/MatMul",)
+
+
+@pytest.mark.parametrize(
+    ("pins", "reason"),
+    [({"enc/MatMul": "cpu:enc", "enc/MatMul/MatMulAddFusion": "cpu:enc"}, "pinned_by_user"), ({}, "runtime_inserted")],
+)
+def test_what_was_added_around_pinned_nodes_before_they_were_placed_is_pinned(pins, reason):
+    entries = listed(*((CPU, each.name) for each in AS_GEMM))
+    index = index_of(BIASED, AS_GEMM, assigned=entries, pins=pins)
+    found = {each.node: each.reason for each in find_fallbacks(index, "run", GPU_CHAIN)}
+    assert found["gemm_input_reshape"] == found["gemm_output_reshape"] == reason
+    assert (found["enc/MatMul/MatMulAddFusion"] == "pinned_by_user") is bool(pins)
+    assert found["act/Relu"] == "unexplained", "which is not pinned"
+
+
+def test_what_was_added_after_pinned_nodes_were_placed_is_inserted():
+    runs = blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool"))
+    entries = listed(*((CPU, each.name) for each in BLOCKS))
+    index = index_of(BLOCKS, runs, assigned=entries, pins={"MaxPool_1": "cpu:pool"})
+    found = {each.node: each.reason for each in find_fallbacks(index, "run", GPU_CHAIN)}
+    assert (found["b_nchwc"], found["ReorderInput"]) == ("pinned_by_user", "runtime_inserted")
+
+
+def test_convolutions_and_what_is_fused_behind_them_are_told_apart():
+    """Conv and SiLU: the Sigmoid and the Mul are a QuickGelu, which ONNX Runtime calls after the Mul."""
+    graph = (
+        node("0/Conv", "x w", "a"),
+        node("0/Sigmoid", "a", "s"),
+        node("0/Mul", "a s", "b"),
+        node("1/Conv", "b w", "c"),
+        node("1/Sigmoid", "c", "t"),
+        node("1/Mul", "c t", "y"),
+    )
+    runs = (
+        node("ReorderInput", "x", "r0"),
+        node("a_nchwc", "r0 reorder", "r1", "Conv"),
+        node("0/Mul/QuickGeluFusion/", "r1", "r2", "QuickGelu"),
+        node("c_nchwc", "r2 reorder", "r3", "Conv"),
+        node("1/Mul/QuickGeluFusion/", "r3", "r4", "QuickGelu"),
+        node("ReorderOutput", "r4", "y"),
+    )
+    index = index_of(graph, runs)
+    assert dict(index.stands_for) == {
+        "a_nchwc": ("0/Conv",),
+        "0/Mul/QuickGeluFusion/": ("0/Sigmoid", "0/Mul"),
+        "c_nchwc": ("1/Conv",),
+        "1/Mul/QuickGeluFusion/": ("1/Sigmoid", "1/Mul"),
+    }
+
+
 def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
     index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
     assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside

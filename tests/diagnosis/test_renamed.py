@@ -87,6 +87,33 @@ def test_what_was_merged_goes_with_its_source():
     assert index.replaces("h_nchwc") == ("conv", "act")
 
 
+def test_what_another_node_needs_as_well_goes_with_what_reads_it():
+    """The Sigmoid of a SiLU: the Mul, which is in a QuickGelu, reads what the Conv makes without it."""
+    graph = (
+        node("conv", "x", "c", "Conv"),
+        node("sig", "c", "s", "Sigmoid"),
+        node("mul", "c s", "m", "Mul"),
+        node("last", "m", "y", "Neg"),
+    )
+    index = index_of(graph, [BLOCKS[1], ("c_nchwc", "Conv"), ("mul/QuickGeluFusion/", "QuickGelu"), BLOCKS[3], LAST])
+    assert index.replaces("c_nchwc") == ("conv",)
+    assert index.replaces("mul/QuickGeluFusion/") == ("sig", "mul")
+    assert set(index.beside) == {"ReorderInput", "ReorderOutput"}
+    needed = (*graph[:2], node("last", "c s", "y", "Neg"))
+    assert index_of(needed, [("c_nchwc", "Conv"), LAST]).replaces("c_nchwc") == ("conv",), "the Neg reads it, too"
+
+
+def test_a_sum_of_two_renamed_nodes_goes_with_the_one_that_runs_last():
+    graph = (
+        node("one", "x", "a", "Conv"),
+        node("two", "a", "b", "Conv"),
+        node("sum", "b a", "c", "Add"),
+        node("last", "c", "y", "Neg"),
+    )
+    index = index_of(graph, [("a_nchwc", "Conv"), ("b_nchwc", "Conv"), LAST])
+    assert (index.replaces("a_nchwc"), index.replaces("b_nchwc")) == (("one",), ("two", "sum"))
+
+
 def test_another_providers_node_is_not_meant():
     facts = index_of(POOL, BLOCKS).facts
     elsewhere = tuple(AssignedNode(each.name, each.op_type, "", NPU, 0) for each in POOL)
