@@ -10,7 +10,7 @@ nothing tells, an entry counts as in a body: a limit that passes must be true.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis import naming
@@ -36,8 +36,6 @@ class MainGraph:
     op_types: Mapping[str, str | None]
     providers: Mapping[str, str]
     """Where sources other than the list have a node: the profile, or the devices of the plan."""
-    ran_on: Mapping[str, str]
-    """Where the profile has one."""
     compiled: Collection[AssignedNode]
     """Entries behind its compiled nodes."""
     has_bodies: bool
@@ -126,7 +124,7 @@ class _File:
         where a body may have the name: the list can leave out nodes of a provider that prefers another layout.
         """
         name = listed[places[0]].name
-        provider = main.ran_on.get(name)
+        provider = main.providers.get(name)
         if provider is None or (self.graph[name] and not self.inner[name]):
             return places
         return [place for place in places if listed[place].provider == provider]
@@ -182,13 +180,13 @@ def _by_graph(
             inside |= set(alike[: len(within) - len(inside)])
         found[key] = _Found(claimed, inside, gone)
     known = {name for name, _ in groups}
-    new = [node.name for node in optimised if node.name not in known]
+    after = {name for node in optimised if node.name not in known for name in _called_after(node.name)}
     shares: list[Share] = []
     for (name, _), each in found.items():
         most = len(each.gone)
         if file.inner[name]:
             most = min(most, max(file.inner[name] - len(each.inside), 0)) if file.graph[name] else most
-        elif file.graph[name] or not made or file.made_of_main(name) or any(_is_called_after(n, name) for n in new):
+        elif file.graph[name] or not made or file.made_of_main(name) or name in after:
             most = 0
         shares.append(({*each.claimed, *each.gone[most:]}, {*each.inside, *each.gone[:most]}))
     return shares
@@ -246,6 +244,10 @@ def _matching(listed: Sequence[AssignedNode], places: Sequence[int], operators: 
     return {*same, *others[: len(operators) - len(same)]}
 
 
-def _is_called_after(made: str, name: str) -> bool:
-    """Whether a node that was made after the list is called after one in it: `NAME/GeluFusion/`, `fused NAME`."""
-    return bool(name) and (made.startswith(f"{name}/") or made.endswith(f" {name}"))
+def _called_after(made: str) -> Iterator[str]:
+    """What a node that was made after the list may be called after: `NAME/GeluFusion/`, `fused NAME`."""
+    yield from naming.heads(made)
+    blank = made.find(" ")
+    while blank >= 0:
+        yield made[blank + 1 :]
+        blank = made.find(" ", blank + 1)

@@ -75,10 +75,10 @@ def module_group(module: str | None) -> str:
 
 def replaced_by(name: str, exported: Collection[str]) -> tuple[str, ...]:
     """Names in `exported` that `name` begins with, cut at a slash; `name` itself does not count."""
-    return tuple(head for head in _heads(name) if head in exported)
+    return tuple(head for head in heads(name) if head in exported)
 
 
-def _heads(name: str) -> Iterator[str]:
+def heads(name: str) -> Iterator[str]:
     """Every part of `name` that ends before one of its slashes, shortest first."""
     position = name.find("/")
     while position >= 0:

@@ -15,8 +15,10 @@ from partita.observations.facts import SessionFacts
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.records import ChainEntry
 
-Stray = tuple[str, str | None, str]
-"""Name, operator and provider of a node that is not on the chain."""
+Stray = tuple[str, str | None, str, bool]
+"""Name, operator and provider of a node that is not on the chain, and whether it is a twin: in a body, with the name of
+a node of the main graph.
+"""
 
 
 def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
@@ -31,26 +33,30 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
     allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
     strays = _in_order(index, [*_assigned_elsewhere(index, allowed), *_placed_elsewhere(index, allowed)])
     phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
-    return tuple(explain_node(index, phase, *stray, chain) for stray in strays)
+    return tuple(
+        explain_node(index, phase, name, op_type, provider, chain, twin=twin)
+        for name, op_type, provider, twin in strays
+    )
 
 
 def _assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
     """Entries of the assignment list outside the chain. Nodes without a name have an entry each, so they all count."""
+    inside = set(map(id, index.inside)) - set(map(id, index.doubtful))
     for node in index.facts.assigned or ():
         if node.provider not in allowed:
-            yield node.name, node.op_type, node.provider
+            yield node.name, node.op_type, node.provider, id(node) in inside and node.name in index.twins
 
 
 def _placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
     """Nodes that the list does not have: placed elsewhere by another source, or turned down by name in the log."""
     for name in index.order:
-        if name in index.assigned:
+        if name in index.listed:
             continue
         providers = frozenset().union(*index.claims[name].values())
         if providers and not providers & allowed:
-            yield name, index.op_type(name), min(providers)
+            yield name, index.op_type(name), min(providers), False
         elif not providers and _turned_down(index, name):
-            yield name, index.op_type(name), CPU if CPU in index.facts.registered else UNKNOWN
+            yield name, index.op_type(name), CPU if CPU in index.facts.registered else UNKNOWN, False
 
 
 def _turned_down(index: SessionIndex, name: str) -> bool:
@@ -61,8 +67,11 @@ def _turned_down(index: SessionIndex, name: str) -> bool:
 
 
 def _in_order(index: SessionIndex, strays: list[Stray]) -> list[Stray]:
-    """Nodes in execution order, each name once; what the plan does not have comes last, as it was listed."""
+    """Nodes in execution order, each name once in the main graph and once in bodies; what the plan does not have comes
+    last, as it was listed.
+    """
     position = {name: number for number, name in enumerate(index.order)}
-    named = {stray[0]: stray for stray in reversed(strays) if stray[0]}
+    named = {(name, twin): (name, op_type, home, twin) for name, op_type, home, twin in reversed(strays) if name}
     nameless = [stray for stray in strays if not stray[0]]
-    return [*sorted(named.values(), key=lambda stray: position.get(stray[0], len(position))), *nameless]
+    last = len(position)
+    return [*sorted(named.values(), key=lambda stray: last if stray[3] else position.get(stray[0], last)), *nameless]

@@ -46,8 +46,12 @@ class SessionIndex:
     modules: frozenset[str]
     assigned: dict[str, AssignedNode]
     """Of a name that the main graph and a body have, the node of the main graph."""
+    listed: frozenset[str]
+    """Names of the list's nodes that are in the main graph, or may be."""
     inside: tuple[AssignedNode, ...]
     """Nodes of the list that are in bodies, or may be."""
+    doubtful: tuple[AssignedNode, ...]
+    """Those of them that may be in the main graph as well as in a body."""
     twins: dict[str, tuple[str, ...]]
     """Names of such nodes that a node of the order has as well, and the nodes of the file, in bodies, that one of such
     a name took the place of."""
@@ -180,6 +184,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         listed_nodes.Named(in_bodies, seen_inside, copies.names),
     )
     assigned = {node.name: node for node in (*listed.inside, *listed.main)}
+    ours = set(map(id, listed.main))
     claims = _collect_claims(facts, events, order, compiled, listed.main)
     both = {node.name for node in listed.inside if node.name in present}
     parts = {**inlined_nodes.may_be_part_of(facts, order, unfolded), **in_bodies}
@@ -195,7 +200,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         compiled,
         optimised,
         inputs,
-        {node.name: node.provider for node in assigned.values()},
+        {node.name: node.provider for node in listed.main},
         unfolded,
         {*branches, *parts},
     )
@@ -205,7 +210,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         inner={node.name: node for node in facts.inner if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
         assigned=assigned,
+        listed=frozenset(node.name for node in listed.main),
         inside=listed.inside,
+        doubtful=tuple(node for node in listed.inside if id(node) in ours),
         twins={name: twins.get(name, ()) for name in both},
         events=events,
         bodies=seen_inside,
@@ -247,12 +254,10 @@ def _main_graph(
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
     op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, fusion.COMPILED)
     holders = {*CONTROL_FLOW, fusion.COMPILED, None}
-    ran_on = {event.name: event.provider for event in events}
     return listed_nodes.MainGraph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
         op_types=op_types,
-        providers=_providers_by_device(facts) | ran_on,
-        ran_on=ran_on,
+        providers=_providers_by_device(facts) | {event.name: event.provider for event in events},
         compiled=frozenset(node for nodes in compiled.values() for node in nodes),
         has_bodies=any(op_types.get(name) in holders for name in order),
         control_flow=CONTROL_FLOW,

@@ -159,7 +159,7 @@ def _pin_of(index: SessionIndex, name: str, *, twin: bool) -> str | None:
     names = index.tried_as(name, twin=True) if twin else (name, *index.replaces(name))
     own = next((pins[each] for each in names if each in pins), None)
     around = set(index.beside.get(name, ()))
-    if twin or own is not None or not pins or not around or name not in index.assigned:
+    if twin or own is not None or not pins or not around or name not in index.listed:
         return own
     works = [other for other in index.stands_for if not around.isdisjoint(index.replaces(other))]
     found = {next((pins[each] for each in (other, *index.replaces(other)) if each in pins), None) for other in works}

@@ -120,7 +120,7 @@ def _cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 def _cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Entries of the assignment lists that are still in the plan."""
     listed = sum(len(session.assigned or ()) for session in facts.sessions)
-    kept = sum(name in index.assigned for index in indexes for name in index.order)
+    kept = sum(name in index.listed for index in indexes for name in index.order)
     inside = sum(len(nodes) for index in indexes for nodes in index.compiled.values())
     where = f", {inside} in {sum(len(index.compiled) for index in indexes)} compiled subgraphs" if inside else ""
     return f"{listed} nodes listed, {kept} of them run{where}"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from partita.diagnosis.refusal import refused_nodes
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.observations.records import ChainEntry
 from partita.partition_reports.placement import find_disagreements
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, event, session_facts, windows
 
@@ -85,6 +88,48 @@ def test_a_node_of_the_main_graph_that_the_list_leaves_out_hides_none_in_a_body(
     index = index_session(facts)
     assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
     assert index.claims[CLIP] == {"profile": {GPU}}
+
+
+def test_devices_of_the_plan_tell_that_the_one_entry_of_a_name_is_a_bodys():
+    """As a profile does; there is none of an opening."""
+    entries = listed(("cos", "Cos", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU))
+    index = index_session(called_twice(assigned=entries))
+    assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
+    assert index.claims[CLIP] == {"plan_file": {GPU}}
+
+
+def test_a_refusal_tells_of_the_node_in_a_body():
+    """Where it comes from is where the node of the body comes from, and not the main graph's of the same name."""
+    facts = called_twice(graph=(replace(CALL, source="main.py:1"), IF), inner=(replace(IN_BODY, source="branch.py:2"),))
+    (row,) = refused_nodes(facts, (ChainEntry(provider=GPU, status="active"),))
+    assert (row.node, row.provider, row.source_line) == (CLIP, CPU, "branch.py:2")
+
+
+def test_what_a_body_has_in_the_list_says_nothing_of_a_removed_node_of_the_same_name():
+    graph = (node("idle", "Identity", "x", "a"), IF)
+    index = index_session(
+        called_twice(
+            graph=graph,
+            inner=(node("idle", "Identity", "k", "k2", body="then_branch"),),
+            plan=(("if",),),
+            assigned=listed(("if", "If", GPU), ("idle", "Identity", CPU)),
+        )
+    )
+    assert inside(index) == [("idle", CPU)] and index.listed == {"if"}
+
+
+def test_many_names_are_told_apart_in_time():
+    """A node that was made after the list may be called after any name that is in it."""
+    names = [f"_inlfunc_F_{number}" for number in range(4000)]
+    made = tuple(node(f"made/{number}/Fusion/", "Gelu") for number in range(1500))
+    facts = called_twice(
+        assigned=listed(*((name, "Clip", CPU) for name in names), ("if", "If", GPU)),
+        optimised=optimised(node("new", "Gelu"), main=made),
+        plan=(("if",),),
+    )
+    began = time.process_time()
+    assert len(inside(index_session(facts))) == len(names)
+    assert time.process_time() - began < 5
 
 
 def test_the_operator_tells_entries_of_one_name_apart():

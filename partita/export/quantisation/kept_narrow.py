@@ -78,6 +78,7 @@ def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources
             if sum(other is wide for other in given) == readers[id(wide)]:  # where it lies: it may be in a file
                 wide.data.copy_(rounded)
                 continue
+            readers[id(wide)] -= 1
             module, _, last = name.rpartition(".")
             setattr(model.get_submodule(module), last, torch.nn.Parameter(rounded, requires_grad=False))
-    let_go(model)
+        let_go(model)
