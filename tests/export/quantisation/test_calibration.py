@@ -194,6 +194,7 @@ def test_a_package_is_rounded_on_a_text(tiny_checkpoint: TinyCheckpoint, exporte
     assert manifest.quality.kl_mean < 0.95 * free.quality.kl_mean
 
 
+@pytest.mark.heavy
 def test_what_a_text_does_not_reach_is_told_as_what_rounded_it(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:

@@ -257,7 +257,8 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     assert sizes == sorted(sizes) and sizes[-1] > 0.95 * (checkpoint / "model.safetensors").stat().st_size
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", pytest.param("mixtral", marks=pytest.mark.heavy)])
+@pytest.mark.heavy
+@pytest.mark.parametrize("model_type", ["gemma3", "mixtral"])
 def test_what_was_chosen_can_be_asked_for(model_type: str, exported: Exported, tmp_path: Path) -> None:
     """By modules as the model has them, where its checkpoint has other names, and experts as many tensors."""
     checkpoint = tmp_path / model_type
@@ -330,6 +331,7 @@ def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: T
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.heavy
 def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """One table, as it was measured and counted."""
     checkpoint = tiny_checkpoint("llama", tied=True, num_hidden_layers=1)

@@ -190,6 +190,7 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
     ]
 
 
+@pytest.mark.heavy
 def test_an_embedding_that_has_other_bits_than_were_said_is_told(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, short_text: Path
 ) -> None:
