@@ -36,6 +36,8 @@ class MainGraph:
     op_types: Mapping[str, str | None]
     providers: Mapping[str, str]
     """Where sources other than the list have a node: the profile, or the devices of the plan."""
+    ran_on: Mapping[str, str]
+    """Where the profile has one."""
     compiled: Collection[AssignedNode]
     """Entries behind its compiled nodes."""
     has_bodies: bool
@@ -124,7 +126,7 @@ class _File:
         where a body may have the name: the list can leave out nodes of a provider that prefers another layout.
         """
         name = listed[places[0]].name
-        provider = main.providers.get(name)
+        provider = main.ran_on.get(name)
         if provider is None or (self.graph[name] and not self.inner[name]):
             return places
         return [place for place in places if listed[place].provider == provider]

@@ -254,10 +254,12 @@ def _main_graph(
     op_types |= {node.name: node.op_type for node in (*facts.graph, *(facts.optimised or ()))}
     op_types |= {event.name: event.op_type for event in events} | dict.fromkeys(compiled, fusion.COMPILED)
     holders = {*CONTROL_FLOW, fusion.COMPILED, None}
+    ran_on = {event.name: event.provider for event in events}
     return listed_nodes.MainGraph(
         counts=Counter(order if facts.plan is None else (name for stream in facts.plan for name in stream)),
         op_types=op_types,
-        providers=_providers_by_device(facts) | {event.name: event.provider for event in events},
+        providers=_providers_by_device(facts) | ran_on,
+        ran_on=ran_on,
         compiled=frozenset(node for nodes in compiled.values() for node in nodes),
         has_bodies=any(op_types.get(name) in holders for name in order),
         control_flow=CONTROL_FLOW,

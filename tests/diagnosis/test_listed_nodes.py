@@ -90,14 +90,6 @@ def test_a_node_of_the_main_graph_that_the_list_leaves_out_hides_none_in_a_body(
     assert index.claims[CLIP] == {"profile": {GPU}}
 
 
-def test_devices_of_the_plan_tell_that_the_one_entry_of_a_name_is_a_bodys():
-    """As a profile does; there is none of an opening."""
-    entries = listed(("cos", "Cos", GPU), ("if", "If", GPU), (CLIP, "Clip", CPU))
-    index = index_session(called_twice(assigned=entries))
-    assert inside(index) == [(CLIP, CPU), ("cos", GPU)]
-    assert index.claims[CLIP] == {"plan_file": {GPU}}
-
-
 def test_a_refusal_tells_of_the_node_in_a_body():
     """Where it comes from is where the node of the body comes from, and not the main graph's of the same name."""
     facts = called_twice(graph=(replace(CALL, source="main.py:1"), IF), inner=(replace(IN_BODY, source="branch.py:2"),))
