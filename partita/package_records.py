@@ -84,7 +84,7 @@ class Calibration(Record):
     """Tokens that were read at a time, each window from the beginning of an empty cache."""
     not_calibrated: tuple[str, ...] = ()
     """Weights that are packed and were rounded without the text, because no module multiplies by them as they are, by
-    module.
+    module, or by tensor.
     """
 
 
