@@ -9,8 +9,14 @@ import torch
 
 from partita.errors import UnsupportedModelError
 
-CACHE_ARGUMENTS = ("past_key_values", "cache_params")
-"""What models call their cache; the first that a model has is meant."""
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""Names of the cache argument of `forward`, newest first: `cache` since transformers 5.24."""
+
+
+def cache_argument(model: torch.nn.Module) -> str | None:
+    """The name of the cache argument of `model.forward`, or None for a model without a cache."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in known), None)
 
 
 def call(
@@ -32,7 +38,7 @@ def call(
         raise UnsupportedModelError(
             f"{type(model).__name__} cannot run on text alone: it also requires {' and '.join(needed)}"
         )
-    name = next((name for name in CACHE_ARGUMENTS if name in known), None)
+    name = cache_argument(model)
     if name is None:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no cache argument, so it cannot be traced with a static cache"

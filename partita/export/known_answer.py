@@ -25,6 +25,7 @@ from transformers import AutoTokenizer, modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export import dequantised, spilled
+from partita.export.calling import CACHE_ARGUMENTS, cache_argument
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
@@ -250,13 +251,14 @@ def _changed_between(
     model: Any, sequence: torch.Tensor, steps: int, change: Callable[[Any], object]
 ) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
     """The same of a model that is changed after the prompt, over transformers' own cache of what it read."""
+    name = cache_argument(model) or CACHE_ARGUMENTS[0]
     result = model(input_ids=sequence, use_cache=True)
-    logits, cache = [result.logits[0]], result.past_key_values
+    logits, cache = [result.logits[0]], {name: getattr(result, name)}
     change(model)
     for _ in range(steps):
         token = logits[-1][-1].argmax().reshape(1, 1)
         sequence = torch.cat([sequence, token], dim=1)
-        logits.append(model(input_ids=token, past_key_values=cache, use_cache=True).logits[0])
+        logits.append(model(input_ids=token, **cache, use_cache=True).logits[0])
     return sequence, torch.cat(logits).float().numpy()
 
 
