@@ -121,6 +121,8 @@ class Contract(Record):
     weight_bytes: int
     longest: int | None = Field(default=None, ge=1)
     """What N may be set to where the folder is opened, as with those of other exporters; None: the export decided."""
+    model_positions: int | None = Field(default=None, ge=1)
+    """Most positions that the model of a package supports, and so the largest N of another export; None: unknown."""
     rereads_at: int | None = None
     """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
     beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.

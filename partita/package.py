@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -421,7 +421,11 @@ def inside(folder: Path, name: str) -> Path:
     """`folder/name`, refused with PackageError when it would leave the folder."""
     parts = PurePosixPath(name)
     path = folder / name
-    leaves = parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name
+    windows = PureWindowsPath(name)
+    leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
+    if "\\" in name and not leaves:
+        said = f"the path {name!r} is a Windows path; write {windows.as_posix()!r} in its place"
+        raise PackageError(said, where=folder)
     if leaves or not _stays(path, folder):
         raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
     return path

@@ -8,8 +8,9 @@ object of JSON, such as a row of a file, is named as it is there (`read_as_field
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, Literal
@@ -87,6 +88,26 @@ def called(name: str) -> str:
 def either(shell: str, python: str) -> str:
     """One of two ways to write something."""
     return shell if reader() == "shell" else python
+
+
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> tuple[str, ...]:
+    """At most three names that an unknown word may stand for: those that begin with it, else the most similar one.
+
+    A word of four letters or fewer has the first letter of a similar name: v100 does not stand for h100.
+    """
+    by_lower = {name.lower(): name for name in names}
+    word = word.strip().lower()
+    longer = [name for name in by_lower if len(word) > 1 and name.startswith(word)]
+    shorter = [name for name in by_lower if word.startswith(f"{name}-")]
+    possible = [name for name in by_lower if len(word) > 4 or name[:1] == word[:1] or word in name]
+    alike = longer or shorter or difflib.get_close_matches(word, possible, 1, cutoff)
+    return tuple(by_lower[name] for name in alike[:3])
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """`did you mean 'a' or 'b'? `, for the rest of the sentence to follow; empty without names."""
+    listed = " or ".join(map(repr, names))
+    return f"did you mean {listed}? " if listed else ""
 
 
 def flag_of(name: str) -> str:

@@ -33,6 +33,7 @@ from partita.runtime.advice import ALLOW_CPU
 from tests import test_strangers
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.remedy_of import alternatives, remedy_of
+from tests.runtime.ort import test_errors
 
 MAKER = "Remedy"
 INSIDE = frozenset({"partita/remedies.py:filled", "partita/observations/records.py:remedy_of"})
@@ -65,6 +66,8 @@ BLANKS: dict[str, Any] = {
     "how": ("--attention", "gqa"),
     "precision": "fp32",
     "max_length": 512,
+    "positions": 512,
+    "last": 13,
     "batch_size": 1,
     "port": 8001,
     "first": "package-1",
@@ -87,6 +90,7 @@ POSITIONAL = {
 TRIED = {
     "chmod": test_strangers.test_what_may_not_be_read_is_to_be_made_readable,
     "git": test_strangers.test_a_pointer_of_git_lfs_is_to_be_pulled,
+    "cp": test_errors.test_links_out_of_the_folder_are_to_be_copied_as_files,
 }
 """Programs whose commands a test carries out, or does what they do."""
 OF_SYSTEMS = {
@@ -244,6 +248,7 @@ def installable(word: str) -> bool:
     )
     wheels = {wheel for provider in known_providers().values() for wheel in provider.wheels}
     wheels |= {provider.plugin.wheel for provider in known_providers().values() if provider.plugin}
+    wheels |= {line.partition("==")[0] for line in (REPOSITORY / "constraints/optimum.txt").read_text().splitlines()}
     known = name in wheels or re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", declared) is not None
     return known and all(re.search(rf"{re.escape(name)}\[[^\]]*\b{extra}\b", declared + FACTS) for extra in extras)
 

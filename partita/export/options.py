@@ -350,12 +350,22 @@ def _check_prefill(options: ExportOptions) -> None:
         )
 
 
+def _made_for(config: PreTrainedConfig) -> int | None:
+    """Positions that a model was made for; None where its config does not say."""
+    found = getattr(config, "max_position_embeddings", None)
+    return found if is_number(found) and isinstance(found, int) and found >= 1 else None  # some have -1 for any number
+
+
+def most_positions(checkpoint: Checkpoint) -> int | None:
+    """Largest N of an export of the checkpoint; None where nothing limits it."""
+    config = checkpoint.config.get_text_config(decoder=True)
+    made_for = _made_for(config)
+    return None if made_for is None else int(made_for * _stretch(config))
+
+
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
-    config = checkpoint.config.get_text_config(decoder=True)
-    made_for = getattr(config, "max_position_embeddings", None)
-    if not is_number(made_for) or not isinstance(made_for, int) or made_for < 1:
-        made_for = None  # some configs have -1 for any number
+    made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
             f"{checkpoint.where}: max_position_embeddings in config.json is 1, and a prompt with an answer takes 2; "
@@ -363,10 +373,9 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
         )
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
-    if made_for is not None and options.max_length > (longest := made_for * _stretch(config)):
-        raise UsageError(
-            f"{spelled('max_length', options.max_length)}: the model supports at most {int(longest)} positions"
-        )
+    most = most_positions(checkpoint)
+    if most is not None and options.max_length > most:
+        raise UsageError(f"{spelled('max_length', options.max_length)}: the model supports at most {most} positions")
     return options.max_length
 
 

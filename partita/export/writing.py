@@ -35,7 +35,7 @@ from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import GENERATION, chat_notes, write_generation
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.known_answer import KnownAnswer
-from partita.export.options import ExportOptions
+from partita.export.options import ExportOptions, most_positions
 from partita.export.progress import stage
 from partita.export.quality import MissedRatioError
 from partita.export.quantisation import exact_twin
@@ -289,7 +289,9 @@ def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) 
 
 def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Graph:
     """What the manifest says of all graphs."""
-    contract = exported.contract.model_copy(update={"weight_bytes": weight_bytes})
+    contract = exported.contract.model_copy(
+        update={"weight_bytes": weight_bytes, "model_positions": most_positions(exported.checkpoint)}
+    )
     return Graph(
         **{name: getattr(contract, name) for name in Contract.model_fields},
         opsets=dict(exported.models[0].opset_imports),

@@ -27,6 +27,7 @@ CAUSAL = ("CausalLM", "LMHead", "ForCausal")
 OTHERS = ("encoder", "vision", "speech", "embedding")
 """Sections of genai_config.json for what is no text decoder."""
 DECODERS_ONLY = Remedy("name the folder of a text decoder")
+WITHOUT_SLIDING = Remedy("export the model without it, or run the folder with onnxruntime-genai")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +152,9 @@ def genai_evidence(path: Path, raw: dict[str, Any]) -> Evidence:
     window = decoder.sliding_window or SlidingWindow(slide_key_value_cache=False, slide_inputs=False)
     if window.slide_key_value_cache:
         raise PackageError(
-            f"{path}: slide_key_value_cache, which is on where it is not given: the runtime is to move a window over "
-            "the cache, which Partita does not do",
-            remedy=DECODERS_ONLY,
+            f"{path}: sliding_window has slide_key_value_cache, which is true by default: the runtime moves a window "
+            "over the cache, which Partita does not support",
+            remedy=WITHOUT_SLIDING,
         )
     return Evidence(
         source=path.name,

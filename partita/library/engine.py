@@ -140,6 +140,8 @@ class Begun:
     """Those that rows can be asked to have."""
     longest: int | None = None
     """What `max_length` can be set to where the package is opened; None where its export has decided it."""
+    model_positions: int | None = None
+    """Most positions that the model supports; None where that is unknown."""
     alone_beyond: int | None = None
     """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would
     have others alone. None: rows make no difference to each other.

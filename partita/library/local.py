@@ -318,6 +318,7 @@ class LocalEngine:
             or (self.runner.cache.padding_is_safe and self.runner.cache.even is None and alone is None),
             alone_beyond=alone,
             longest=contract.longest,
+            model_positions=contract.model_positions,
         )
         return begun, batch
 

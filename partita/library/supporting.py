@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from partita.library.where import Libraries, ProviderOptions, where
 from partita.observations.text_format import listing
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.resolve import Resolution, resolve_one
-from partita.spelling import either, spelled
+from partita.spelling import did_you_mean, either, nearest, spelled
 from partita.support.records import ProviderFacts, SupportTable, Versions
 
 SECONDS = 300.0
@@ -195,9 +194,8 @@ def _named(name: str) -> list[tuple[str, str]]:
     ]
     if not fitting:
         spelled = [f"{pair[0]}:{pair[1]}" if pair[0] else pair[1] for pair in known]
-        near = difflib.get_close_matches(name, spelled, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else "; operators are called as in ONNX files, e.g. MatMul"
-        raise UsageError(f"no operator is called {name!r}{hint}")
+        hint = did_you_mean(nearest(name, spelled, 0.5)).strip()
+        raise UsageError(f"no operator is called {name!r}; {hint or 'operators are called as in ONNX files, e.g. MatMul'}")
     return fitting
 
 

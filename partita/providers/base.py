@@ -85,6 +85,8 @@ class Plugin:
     """When the user gives one of these options, no path is added: they answer the same question."""
     ignores: tuple[str, ...] = ()
     """Options that the provider takes inside ONNX Runtime, and that this plugin ignores with a warning."""
+    no_device: Remedy | None = None
+    """What to do where it offers no device; None: what the provider says of a missing device."""
     takes: str = ""
     """The only devices that it offers, where that is less than the provider can compute on: `devices of Intel`."""
 
@@ -124,6 +126,8 @@ class Provider:
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
     preferred_attention: str
     """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
+    suggested_for: tuple[str, ...] = ()
+    """Words in lower case that are no names of it, and for which an error suggests it, e.g. gpu."""
     packed_weights: PackedWeights = PackedWeights()
     """How int8 and int4 packages are written for it."""
     rolling_caches: bool = False

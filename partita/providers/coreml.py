@@ -13,6 +13,7 @@ PROVIDER = Provider(
     name="coreml",
     ort_name="CoreMLExecutionProvider",
     aliases=("apple",),
+    suggested_for=("metal", "mps", "npu", "ane", "macos"),
     wheels=("onnxruntime",),
     device_memory="Cpu",
     preferred_attention="onnx24",

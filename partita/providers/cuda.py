@@ -21,6 +21,7 @@ PROVIDER = Provider(
     name="cuda",
     ort_name="CUDAExecutionProvider",
     aliases=("nvidia",),
+    suggested_for=("gpu",),
     wheels=("onnxruntime-gpu",),
     device_memory="Cuda",
     preferred_attention="gqa",

@@ -13,6 +13,7 @@ PROVIDER = Provider(
     name="directml",
     ort_name="DmlExecutionProvider",
     aliases=("dml",),
+    suggested_for=("directx", "dx12", "d3d12", "windows"),
     wheels=("onnxruntime-directml",),
     device_memory="DML",
     preferred_attention="gqa",

@@ -13,6 +13,7 @@ PROVIDER = Provider(
     name="migraphx",
     ort_name="MIGraphXExecutionProvider",
     aliases=("amd",),
+    suggested_for=("rocm", "hip", "radeon"),
     wheels=("onnxruntime-migraphx",),
     device_memory="MIGraphX",
     preferred_attention="onnx24",

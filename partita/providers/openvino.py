@@ -20,6 +20,7 @@ PROVIDER = Provider(
     name="openvino",
     ort_name="OpenVINOExecutionProvider",
     aliases=("ov",),
+    suggested_for=("npu", "intel", "xpu"),
     wheels=("onnxruntime-openvino",),
     device_memory="Cpu",
     preferred_attention="primitives",
@@ -45,6 +46,10 @@ PROVIDER = Provider(
         # GetSupportedDevices of the plugin's factory passes over hardware of another vendor than 0x8086, processors
         # too; the wheel computes on any x86-64.
         takes="processors, GPUs and NPUs of Intel",
+        no_device=Remedy(
+            "without a device of Intel use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it "
+            "computes on any x86-64"
+        ),
     ),
     options=(
         Option("device_type", "text", "CPU", "CPU, GPU, GPU.1, NPU, or a mix such as AUTO:GPU,CPU"),
@@ -83,12 +88,7 @@ PROVIDER = Provider(
         ),
         "library_missing": Remedy("reinstall the package that contains it: its libraries belong together"),
         "device_missing": Remedy(
-            "name a device that is there",
-            options=("--provider-option", "openvino.device_type=CPU"),
-            otherwise=Remedy(
-                "without a device of Intel use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it "
-                "computes on any x86-64"
-            ),
+            "name a device that is there", options=("--provider-option", "openvino.device_type=CPU")
         ),
         "version_mismatch": Remedy(
             "install the onnxruntime that the plugin was built for, or onnxruntime-openvino instead"

@@ -6,13 +6,12 @@ files.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
-from partita.spelling import spelled
+from partita.spelling import did_you_mean, nearest, spelled
 
 NO = frozenset({"0", "false", "no", "off"})
 YES = frozenset({"1", "true", "yes", "on"})
@@ -53,9 +52,8 @@ def _split_option(
     provider = by_name.get(word.lower())
     if provider is None:
         there = ", ".join(entry.name for entry in chain)
-        near = difflib.get_close_matches(word.lower(), by_name, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{written}: {word!r} is not in the provider chain; {hint}the chain is: {there}")
+        near = did_you_mean(nearest(word, by_name))
+        raise UsageError(f"{written}: {word!r} is not in the provider chain; {near}the chain is: {there}")
     return provider, name, value.strip()
 
 
@@ -69,9 +67,8 @@ def _find_option(written: str, provider: Provider, name: str) -> Option | None:
         return option
     if not by_name:
         raise UsageError(f"{written}: {provider.name} takes no options")
-    near = difflib.get_close_matches(name.lower(), by_name, n=1)
-    hint = f"did you mean {by_name[near[0]].name!r}? " if near else ""
-    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {hint}it has: {_listed(provider.options)}")
+    near = did_you_mean(nearest(name, (option.name for option in provider.options)))
+    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {near}it has: {_listed(provider.options)}")
 
 
 def _listed(options: Iterable[Option]) -> str:

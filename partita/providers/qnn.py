@@ -38,6 +38,7 @@ PROVIDER = Provider(
     name="qnn",
     ort_name="QNNExecutionProvider",
     aliases=("qualcomm",),
+    suggested_for=("npu", "snapdragon", "hexagon", "htp"),
     wheels=(),
     device_memory="Cpu",
     preferred_attention="primitives",

@@ -24,10 +24,10 @@ from partita.providers.generic import SUFFIX, generic_provider, other_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
-from partita.spelling import flag_of, spelled
+from partita.spelling import did_you_mean, flag_of, nearest, spelled
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
-MEANT = Remedy("with that one", options=("{option}", "{chain}"))
+MEANT = Remedy("as in", options=("{option}", "{chain}"))
 WHICH = Remedy("see which of them run here", ("partita", "providers"))
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
 PACKAGE = __name__.rpartition(".")[0]
@@ -142,7 +142,7 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
     for word in words:
         provider = by_name.get(word.lower()) or _other_provider(word, by_name.values())
         if provider is None:
-            raise _unknown_provider(word, words, tuple(by_name), listed, argument)
+            raise _unknown_provider(word, words, by_name, listed, argument)
         if provider.ort_name in {entry.ort_name for entry in chain}:
             raise UsageError(
                 f"{spelled(argument, text)}: {provider.name} is in the chain twice; name each provider once"
@@ -166,22 +166,22 @@ def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
 
 
 def _unknown_provider(
-    word: str, words: Sequence[str], names: Collection[str], listed: Collection[str], argument: str
+    word: str, words: Sequence[str], by_name: Mapping[str, Provider], listed: Collection[str], argument: str
 ) -> UsageError:
-    """The error for a name that nobody answers to, with the nearest one that exists. `words`: the whole chain."""
+    """The error for an unknown name, with the listed ones that it may stand for. `words`: the whole chain."""
     if not word:
         return UsageError(
             f"{spelled(argument)} has an empty place between commas; name providers out of: {', '.join(listed)}"
         )
     said = f"{spelled(argument)}: unknown provider {word!r}"
-    near = difflib.get_close_matches(word.lower(), names, n=1)
+    by_rank = sorted(by_name.values(), key=lambda provider: -provider.rank)
+    near = [provider.name for provider in by_rank if word.lower() in provider.suggested_for]
+    near = list(dict.fromkeys(near or [by_name[name].name for name in nearest(word, by_name)]))
+    said = f"{said}; {did_you_mean(near)}known providers: {', '.join(listed)}"
     if not near:
-        return UsageError(f"{said}; known providers: {', '.join(listed)}", remedy=WHICH)
+        return UsageError(said, remedy=WHICH)
     chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
-    return UsageError(
-        f"{said}; did you mean {near[0]!r}? known providers: {', '.join(listed)}",
-        remedy=MEANT.filled(option=flag_of(argument), chain=chain),
-    )
+    return UsageError(said, remedy=MEANT.filled(option=flag_of(argument), chain=chain))
 
 
 def resolve(

@@ -21,6 +21,7 @@ PROVIDER = Provider(
     name="webgpu",
     ort_name="WebGpuExecutionProvider",
     aliases=("wgpu",),
+    suggested_for=("gpu", "vulkan", "metal", "adreno"),
     wheels=("onnxruntime-webgpu",),
     device_memory="WebGPU_Buf",
     preferred_attention="gqa",

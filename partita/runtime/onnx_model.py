@@ -208,9 +208,8 @@ def _check_data_files(proto: onnx.ModelProto, path: Path) -> None:
         try:
             data = inside(path.parent, location)
         except PackageError as error:
-            raise PackageError(
-                f"{path}: its weights file {location!r} lies outside the model's folder; refusing to follow it"
-            ) from error
+            outside = f"{path}: its weights file {location!r} lies outside the model's folder; refusing to follow it"
+            raise PackageError(error.said if "\\" in location else outside, where=path) from error
         if not data.is_file():
             raise PackageError(f"{path}: its weights file {location!r} is missing; put it beside the model")
         refuse_absent(data)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from partita.observations.native_text import cut
 from partita.providers.resolve import Resolution
-from partita.providers.start import LONGEST, Failure, explain, failure
+from partita.providers.start import LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure
 from partita.remedies import Remedy
 from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.native_log import captured_output, complaints, headless
@@ -72,14 +72,19 @@ def _register(resolution: Resolution) -> Resolution:
         evidence = (
             f"{resolution.library.name} was registered but offers no device on this machine{provider.plugin_takes}"
         )
-        return unavailable(resolution, failure(provider, "device_missing", evidence))
+        why = failure(provider, "device_missing", evidence)
+        own = None if provider.plugin is None else provider.plugin.no_device
+        return unavailable(resolution, why if own is None else replace(why, remedy=own))
     if provider.ort_name in offered:
         return resolution
     return replace(resolution, provider=replace(provider, ort_name=offered[0]))
 
 
 def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
-    """The provider is not used, and this is why."""
-    return replace(
-        resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=failure.remedy
-    )
+    """The provider is not used, and this is why. A remedy that sets an option as it is set has no effect."""
+    provider, options = resolution.provider, resolution.options
+    values = (f"{provider.name}.{each.name}={options.get(each.name, each.default)}" for each in provider.options)
+    remedy: Remedy | None = failure.remedy
+    if failure.remedy.options[1:] and failure.remedy.options[1] in values:
+        remedy = failure.remedy.otherwise or REMEDIES.get(failure.reason, WHATEVER_ELSE)
+    return replace(resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=remedy)

@@ -29,6 +29,10 @@ LONG = 1 << 14
 """Characters of a text that takes a tokenizer some milliseconds."""
 MOST_BACK = 16
 """More tokens of the prompt at most, so that the context begins where a character does."""
+WITH_TOKENIZER = Remedy(
+    "export a checkpoint that has one",
+    otherwise=Remedy("give token ids to", ("partita", "generate", "{package}", "1,45,7", "--token-ids")),
+)
 TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -309,22 +313,22 @@ def _whole(text: Text, tokens: Sequence[int]) -> tuple[int, str]:
     return len(tokens), said
 
 
-def load_text(folder: Path, kind: TokenizerKind = "transformers") -> Text:
+def load_text(folder: Path, kind: TokenizerKind = "transformers", *, takes_ids: bool = True) -> Text:
     """Load the tokenizer of the package in `folder` as `kind` says; nothing is downloaded and no code of it is run.
 
-    Raises PackageError when the package has no tokenizer, or it cannot be loaded.
+    `takes_ids`: token ids can be given in place of text. Raises PackageError when the package has no tokenizer, or it
+    cannot be loaded.
     """
+    remedy = TOKEN_IDS if takes_ids else WITH_TOKENIZER.filled(package=folder)
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise PackageError("the package has no tokenizer", where=folder, remedy=TOKEN_IDS)
-    if kind == "tokenizers":
-        return Text(_loaded(PlainTokenizer, folder), folder)
-    return Text(_loaded(FullTokenizer, folder), folder)
+        raise PackageError("the package has no tokenizer", where=folder, remedy=remedy)
+    return Text(_loaded(PlainTokenizer if kind == "tokenizers" else FullTokenizer, folder, remedy), folder)
 
 
 Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)
 
 
-def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
+def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> Loaded:
     """Load a tokenizer; PackageError when it does not."""
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
@@ -332,7 +336,7 @@ def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
             try:
                 check_size(folder / name)
             except ValueError as error:
-                raise PackageError(f"damaged, {error}", where=folder / name, remedy=TOKEN_IDS) from error
+                raise PackageError(f"damaged, {error}", where=folder / name, remedy=remedy) from error
     try:
         return reader(folder)
     except Exception as error:  # `tokenizers` raises plain Exception
@@ -340,7 +344,7 @@ def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
         if lacking is not None:
             raise lacking from error
         reason = " ".join(str(error).split())[:300]
-        raise PackageError(f"the tokenizer does not load ({reason})", where=folder, remedy=TOKEN_IDS) from error
+        raise PackageError(f"the tokenizer does not load ({reason})", where=folder, remedy=remedy) from error
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:

@@ -165,7 +165,7 @@ def test_a_missing_environment_is_said_with_how_to_make_it(
     monkeypatch.delenv(environment.VARIABLE, raising=False)
     if given is not None:
         monkeypatch.setenv(environment.VARIABLE, given)
-    with pytest.raises(InstallationError, match="make env-optimum") as caught:
+    with pytest.raises(InstallationError, match="made by: pip install optimum-onnx onnxruntime accelerate") as caught:
         partita.export(tiny_checkpoint("llama"), out, exporter="optimum", **NO_TARGET)
     assert (given or "transformers before 4.58") in str(caught.value)
     assert list(out.parent.iterdir()) == []
@@ -193,7 +193,7 @@ def test_what_it_cannot_do_is_refused(
     [
         (("rwkv",), "optimum's exporter covers the type; use it with: exporter='optimum'"),
         pytest.param(("gpt2",), None, marks=pytest.mark.heavy),
-        (None, "once its environment is made by: make env-optimum"),
+        (None, "an environment of its own, made by: pip install optimum-onnx"),
     ],
 )
 def test_a_refusal_of_our_own_offers_it_where_it_may_help(

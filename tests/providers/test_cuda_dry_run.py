@@ -112,6 +112,28 @@ def test_an_unknown_device_is_a_usage_error_with_the_nearest_name_and_the_list()
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("a100", ["a100-40gb", "a100-80gb"]),
+        ("A100_80GB", ["a100-80gb"]),
+        ("rtx", ["rtx-4090"]),
+        ("4090", ["rtx-4090"]),
+        ("h100-80gb", ["h100"]),
+        ("l40", ["l40s"]),
+        ("v100", []),
+    ],
+)
+def test_an_unknown_device_is_answered_with_those_whose_names_begin_with_it(name, meant):
+    with pytest.raises(UsageError) as caught:
+        device(name)
+    asked = str(caught.value).partition("did you mean ")[2].partition("?")[0]
+    assert asked == " or ".join(map(repr, meant))
+    if meant:
+        option, key = caught.value.remedy.options
+        assert option == "--device" and device(key).key == meant[0]
+
+
 def test_the_profile_has_every_figure_that_the_stand_ins_read():
     read = set(re.findall(r'(?:profile|getenv)\("(\w+)"\)', symbols.c_text("cudart.c")))
     assert read == set(device().environment())

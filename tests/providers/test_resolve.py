@@ -64,3 +64,41 @@ def test_a_provider_that_is_not_in_the_build_says_so_with_evidence_and_remedy():
     assert found[0].remedy is not None and found[0].remedy.command == ("pip", "install", "onnxruntime-fpga")
     assert found[1].remedy == Remedy("buy one")
     assert (found[2].reason, found[2].evidence, found[2].remedy) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("gpu", "'cuda' or 'webgpu'"),
+        ("GPU", "'cuda' or 'webgpu'"),
+        ("vulkan", "'webgpu'"),
+        ("metal", "'webgpu' or 'coreml'"),
+        ("mps", "'coreml'"),
+        ("rocm", "'migraphx'"),
+        ("npu", "'openvino' or 'coreml' or 'qnn'"),
+        ("directx", "'directml'"),
+        ("nvida", "'cuda'"),
+        ("wgp", "'webgpu'"),
+    ],
+)
+@pytest.mark.parametrize("argument", ["providers", "target"])
+def test_an_unknown_provider_is_answered_with_names_of_the_list_that_it_may_mean(word, meant, argument):
+    with pytest.raises(UsageError, match=rf"did you mean {meant}\? known providers: ") as caught:
+        parse_chain(f"{word},cpu", argument=argument)
+    listed = str(caught.value).partition("known providers: ")[2]
+    assert all(name.strip("'") in listed for name in meant.split(" or "))
+    option, chain = caught.value.remedy.options
+    assert option == {"providers": "--provider", "target": "--target"}[argument]
+    assert [provider.name for provider in parse_chain(chain)] == [meant.split("'")[1], "cpu"]
+
+
+def test_a_short_word_does_not_mean_other_hardware():
+    with pytest.raises(UsageError, match="unknown provider 'tpu'; known providers"):
+        parse_chain("tpu")
+
+
+def test_words_that_a_provider_is_suggested_for_are_no_names():
+    names = names_to_providers(tuple(known_providers().values()))
+    for entry in known_providers().values():
+        assert not set(entry.suggested_for) & names.keys(), entry.name
+        assert all(word == word.lower() for word in entry.suggested_for)

@@ -24,8 +24,8 @@ VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 FOLDER = Path(".venvs") / "optimum"
 """What `make env-optimum` creates, below the folder of a clone."""
 MAKE = Remedy(
-    f"name the Python of an environment with optimum-onnx in {VARIABLE}; in a clone of Partita one is made by",
-    ("make", "env-optimum"),
+    f"set {VARIABLE} to the Python of an environment of its own, made by",
+    ("pip", "install", "optimum-onnx", "onnxruntime", "accelerate"),
 )
 LOG_LINES = 3
 DISTRIBUTION = "optimum-onnx"

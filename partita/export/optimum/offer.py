@@ -19,7 +19,7 @@ from partita.remedies import Remedy
 OPTIMUM = "optimum"
 """Its name among the exporters."""
 USE = Remedy("optimum's exporter covers the type; use it with", options=("--exporter", "optimum"))
-MAY = Remedy("exporter optimum may cover the type, once its environment is made by", MAKE.command)
+MAY = replace(MAKE, text=f"exporter optimum may cover the type; to use it, {MAKE.text}")
 
 
 Refusal = UnsupportedModelError | ParityError

@@ -8,13 +8,12 @@ H200) and Blackwell (B200), and were written from them by hand. The name is what
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.errors import UsageError
 from partita.remedies import Remedy
-from partita.spelling import spelled
+from partita.spelling import did_you_mean, nearest, spelled
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -96,7 +95,7 @@ DEVICES: tuple[Device, ...] = (
 )
 
 
-MEANT = Remedy("with that one", options=("--device", "{device}"))
+MEANT = Remedy("as in", options=("--device", "{device}"))
 
 
 def device(name: str = DEFAULT_DEVICE) -> Device:
@@ -105,10 +104,7 @@ def device(name: str = DEFAULT_DEVICE) -> Device:
     found = by_key.get(name.strip().lower())
     if found is None:
         said = f"{spelled('device')}: unknown device {name!r}"
-        near = difflib.get_close_matches(name.strip().lower(), by_key, n=1)
-        if not near:
-            raise UsageError(f"{said}; known devices: {', '.join(by_key)}")
-        raise UsageError(
-            f"{said}; did you mean {near[0]!r}? known devices: {', '.join(by_key)}", remedy=MEANT.filled(device=near[0])
-        )
+        near = nearest(name, by_key)
+        remedy = MEANT.filled(device=near[0]) if near else None
+        raise UsageError(f"{said}; {did_you_mean(near)}known devices: {', '.join(by_key)}", remedy=remedy)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,7 @@ SHORTEN_OR_ANEW = replace(
 SHORTEN_OR_ALLOW = replace(
     SHORTEN, otherwise=Remedy("open the folder for longer texts", options=("--max-length", "{max_length}"))
 )
+SHORTEN_TO_MODEL = Remedy("shorten it: the model supports at most {positions} positions")
 BEGIN = Remedy("give at least one token to begin with")
 OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
 
@@ -48,6 +50,10 @@ class RowLimits(Protocol):
     @property
     def longest(self) -> int | None:
         """What N can be set to where the package is opened; None where its export has decided it."""
+
+    @property
+    def model_positions(self) -> int | None:
+        """Most positions that the model supports; None where that is unknown."""
 
 
 def check_requests(
@@ -120,7 +126,7 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
         full = ", which leaves no room for an answer" if len(prompt) == limits.max_length else ""
         raise GenerationError(
             f"{where} has {len(prompt)} tokens and the cache holds {limits.max_length}{full}",
-            remedy=room_for(len(prompt), limits.longest),
+            remedy=room_for(len(prompt), limits),
         )
     if not (min(prompt) >= 0 and max(prompt) < limits.vocab_size):
         position = next(index for index, token in enumerate(prompt) if not 0 <= token < limits.vocab_size)
@@ -131,9 +137,12 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
         )
 
 
-def room_for(tokens: int, longest: int | None) -> Remedy:
-    """What gives a text of so many tokens room, and an answer. `longest`: as `RowLimits` has it."""
-    wanted = 1 << tokens.bit_length()
-    if longest is None:
+def room_for(tokens: int, limits: RowLimits) -> Remedy:
+    """What gives a text of so many tokens room, and an answer."""
+    most = limits.model_positions if limits.longest is None else limits.longest
+    if most is not None and tokens >= most:
+        return SHORTEN_TO_MODEL.filled(positions=most)
+    wanted = min(1 << tokens.bit_length(), most or sys.maxsize)
+    if limits.longest is None:
         return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)
-    return SHORTEN_OR_ALLOW.filled(max_length=min(wanted, longest)) if tokens < longest else SHORTEN
+    return SHORTEN_OR_ALLOW.filled(max_length=wanted)

@@ -164,7 +164,7 @@ class Engine:
         if entry.known + len(tokens) > contract.max_length:
             raise GenerationError(
                 f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}",
-                remedy=room_for(entry.known + len(tokens), contract.longest),
+                remedy=room_for(entry.known + len(tokens), contract),
             )
         if entry.error is not None:
             raise GenerationError(f"row {row} of the batch has failed: {entry.error}")

@@ -56,6 +56,18 @@ NEWER_SET = re.compile(
 NO_OPERATOR = re.compile(r"(?P<domain>[\w.]*):(?P<operator>\w+)\(-?\d+\) is not a registered function/op")
 NEWER_RUNTIME = Remedy("run it with a newer ONNX Runtime, or export it for an older operator set")
 OTHER_RUNTIME = Remedy("run it with the ONNX Runtime that it was made for, or export it without that operator")
+CUSTOM_OPERATOR = Remedy("export it without that operator: Partita does not load libraries of custom operators")
+OWN_DOMAIN = re.compile(r"|ai\.onnx(\.ml|\.training|\.preview.*)?|com\.(microsoft|ms)\b.*|org\.pytorch\.aten")
+"""Domains of operators that some build of ONNX Runtime has."""
+EXTENSIONS = "ai.onnx.contrib"
+"""Domain of the operators of the package onnxruntime-extensions."""
+NEWER_IR = re.compile(r"Unsupported model IR version: (?P<version>\d+), max supported IR version: (?P<last>\d+)")
+LOWER_IR = Remedy("use a newer ONNX Runtime, or set ir_version in the file to {last}, which changes nothing else in it")
+ESCAPES = re.compile(r"escapes (the )?model directory", re.IGNORECASE)
+WITHOUT_LINKS = Remedy(
+    "this ONNX Runtime follows no link out of the folder: use a newer one, or a copy of the folder without links",
+    ("cp", "-rL", "{folder}", "COPY"),
+)
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")
 SMALLER = Remedy(
     "free memory, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
@@ -107,7 +119,15 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if found := NO_OPERATOR.search(text):
         operator = ".".join(filter(None, (found["domain"], found["operator"])))
         told = f"this ONNX Runtime has no operator {operator}, which the graph needs"
-        return PackageError(told, where=path, remedy=OTHER_RUNTIME)
+        told += "; it is one of onnxruntime-extensions" if found["domain"] == EXTENSIONS else ""
+        own = OWN_DOMAIN.fullmatch(found["domain"])
+        return PackageError(told, where=path, remedy=OTHER_RUNTIME if own else CUSTOM_OPERATOR)
+    if found := NEWER_IR.search(text):
+        told = f"its IR version is {found['version']}, and this ONNX Runtime supports versions up to {found['last']}"
+        return PackageError(told, where=path, remedy=LOWER_IR.filled(last=found["last"]))
+    if ESCAPES.search(text):
+        told = f"ONNX Runtime cannot load it: {text}{extra}"
+        return PackageError(told, where=path, remedy=WITHOUT_LINKS.filled(folder=path.parent))
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
+import subprocess
+from pathlib import Path, PureWindowsPath
 
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+import partita
 from partita.errors import PackageError, ProviderError
 from partita.runtime.ort.errors import open_error, run_error
 
@@ -33,3 +41,80 @@ def test_a_file_for_a_newer_operator_is_not_called_damaged(tmp_path: Path) -> No
 def test_a_shader_that_cannot_be_built_is_the_providers_trouble() -> None:
     error = run_error("model.onnx", RuntimeError(PIPELINE))
     assert isinstance(error, ProviderError) and "name another provider" in str(error)
+
+
+ESCAPES = (
+    "[ONNXRuntimeError] : 1 : FAIL : External data path validation failed for initializer: w. Error: "
+    'tensorprotoutils.cc:346 ValidateExternalDataPath External data path: "d.data" escapes model directory: "/snapshot"'
+)
+"""ONNX Runtime 1.24.1's message for a link out of the model's folder."""
+
+
+def identity(path: Path, *, domain: str = "", op_type: str = "Identity", ir_version: int = 10) -> Path:
+    """A model of one operator with one input and one output."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    node = helper.make_node(op_type, ["x"], ["y"], name="n", domain=domain)
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    opsets = [helper.make_opsetid("", 17), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), path)
+    return path
+
+
+def test_a_newer_ir_version_can_be_lowered_in_the_file(tmp_path: Path) -> None:
+    path = identity(tmp_path / "model.onnx", ir_version=99)
+    with pytest.raises(PackageError, match="its IR version is 99, and this ONNX Runtime supports versions up to") as caught:
+        partita.place(path, "cpu")
+    last = re.search(r"set ir_version in the file to (\d+)", str(caught.value))
+    assert last is not None and "onnx.checker" not in str(caught.value)
+    model = onnx.load(path)
+    model.ir_version = int(last[1])
+    onnx.save(model, path)
+    assert partita.place(path, "cpu").chain[0].provider == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("domain", "op_type", "said", "not_said"),
+    [
+        ("ai.onnx.contrib", "BertTokenizer", "one of onnxruntime-extensions; export it without that operator", "made for"),
+        ("my.operators", "Foo", "Partita does not load libraries of custom operators", "onnxruntime-extensions"),
+        ("com.microsoft", "Foo", "run it with the ONNX Runtime that it was made for", "custom"),
+    ],
+)
+def test_operators_of_a_custom_library_are_not_said_to_be_in_another_onnx_runtime(
+    tmp_path: Path, domain: str, op_type: str, said: str, not_said: str
+) -> None:
+    with pytest.raises(PackageError, match=said) as caught:
+        partita.place(identity(tmp_path / "model.onnx", domain=domain, op_type=op_type), "cpu")
+    assert not_said not in str(caught.value)
+
+
+def test_links_out_of_the_folder_are_to_be_copied_as_files(tmp_path: Path) -> None:
+    blob, folder = tmp_path / "blob", tmp_path / "snapshot"
+    blob.write_bytes(b"1234")
+    folder.mkdir()
+    (folder / "d.data").symlink_to(blob)
+    remedy = open_error(folder / "model.onnx", ["CPUExecutionProvider"], RuntimeError(ESCAPES), ()).remedy
+    assert remedy is not None and "onnx.checker" not in str(remedy)
+    *command, target = remedy.command
+    subprocess.run([*command, tmp_path / target], check=True)
+    assert not (tmp_path / target / "d.data").is_symlink() and (tmp_path / target / "d.data").read_bytes() == b"1234"
+
+
+@pytest.mark.parametrize("location", [".\\d.data", "weights\\d.data"])
+def test_a_windows_path_of_external_data_is_said_to_be_one(tmp_path: Path, location: str) -> None:
+    weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", ports[:1], ports[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    external_data_helper.set_external_data(model.graph.initializer[0], location)
+    model.graph.initializer[0].ClearField("raw_data")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(PackageError) as caught:
+        partita.place(tmp_path / "model.onnx", "cpu")
+    wanted = PureWindowsPath(location).as_posix()
+    assert f"the path {location!r} is a Windows path; write {wanted!r} in its place" in str(caught.value)
+    model.graph.initializer[0].external_data[0].value = wanted
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / wanted).parent.mkdir(exist_ok=True)
+    (tmp_path / wanted).write_bytes(np.ones(4, np.float32).tobytes())
+    assert partita.place(tmp_path / "model.onnx", "cpu").chain[0].provider == "CPUExecutionProvider"
