@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import json
 import re
 import shutil
 import tomllib
@@ -349,3 +350,49 @@ def test_a_refused_chain_is_allowed_with_the_options_that_are_named(
     assert cli.run(given) == 3
     allowed = ALLOW_CPU.filled(chain="cuda")
     assert cli.run([*given[:3], *allowed.options, "--probe-seconds", "0"]) == 0
+
+
+def test_a_longer_cache_is_not_longer_than_the_model_supports(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """The command that the error names is carried out; a prompt beyond the model is to be shortened, and that only."""
+    checkpoint = tiny_checkpoint("llama")
+    package = exported(checkpoint)
+    graph = read_manifest(package).graph
+    most = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
+    assert graph.model_positions == most > graph.max_length
+
+    def refused(tokens: int) -> Remedy:
+        return remedy_of("generate", package, ",".join(["5"] * tokens), "--token-ids", "--provider", "cpu")
+
+    shorten, again = alternatives(refused(most - 1))
+    assert not shorten.command and again.command[-2:] == ("--max-length", str(most))
+    given = {"CHECKPOINT": str(checkpoint), "PACKAGE": str(tmp_path / "longer")}
+    assert cli.run([given.get(word, word) for word in (*again.command[1:], "--no-verify")]) == 0
+    ids = ",".join(["5"] * (most - 1))
+    assert cli.run(["generate", given["PACKAGE"], ids, "--token-ids", "--provider", "cpu"]) == 0
+    (only,) = alternatives(refused(most))
+    assert only.text == f"shorten it: the model supports at most {most} positions" and not only.command
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut off"])
+@pytest.mark.parametrize(
+    "words", [["chat"], ["serve"], ["generate", "hi", "--chat"], ["generate", "hi", "--stop", "x"]]
+)
+def test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack(
+    damage: str, words: list[str], tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    package = shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if damage == "cut off":
+            (package / name).write_text("{".ljust((package / name).stat().st_size))
+        else:
+            (package / name).unlink()
+    if damage == "absent":
+        raw = json.loads((package / "manifest.json").read_text())
+        files = [entry for entry in raw["files"] if not entry["name"].startswith("tokenizer")]
+        (package / "manifest.json").write_text(json.dumps({**raw, "files": files, "tokenizer": "none"}))
+    verb, *rest = words
+    export, generate = alternatives(remedy_of(verb, package, *rest, "--provider", "cpu"))
+    assert not export.options and not export.command and not generate.options
+    assert cli.run([*generate.command[1:], "--provider", "cpu", "--max-new-tokens", "1"]) == 0

@@ -194,8 +194,8 @@ def _named(name: str) -> list[tuple[str, str]]:
     ]
     if not fitting:
         spelled = [f"{pair[0]}:{pair[1]}" if pair[0] else pair[1] for pair in known]
-        hint = did_you_mean(nearest(name, spelled, 0.5)).strip()
-        raise UsageError(f"no operator is called {name!r}; {hint or 'operators are called as in ONNX files, e.g. MatMul'}")
+        hint = did_you_mean(nearest(name, spelled, 0.5)).strip() or "operators are called as in ONNX files, e.g. MatMul"
+        raise UsageError(f"no operator is called {name!r}; {hint}")
     return fitting
 
 

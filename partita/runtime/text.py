@@ -322,7 +322,9 @@ def load_text(folder: Path, kind: TokenizerKind = "transformers", *, takes_ids: 
     remedy = TOKEN_IDS if takes_ids else WITH_TOKENIZER.filled(package=folder)
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PackageError("the package has no tokenizer", where=folder, remedy=remedy)
-    return Text(_loaded(PlainTokenizer if kind == "tokenizers" else FullTokenizer, folder, remedy), folder)
+    if kind == "tokenizers":
+        return Text(_loaded(PlainTokenizer, folder, remedy), folder)
+    return Text(_loaded(FullTokenizer, folder, remedy), folder)
 
 
 Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)

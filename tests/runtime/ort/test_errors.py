@@ -62,7 +62,9 @@ def identity(path: Path, *, domain: str = "", op_type: str = "Identity", ir_vers
 
 def test_a_newer_ir_version_can_be_lowered_in_the_file(tmp_path: Path) -> None:
     path = identity(tmp_path / "model.onnx", ir_version=99)
-    with pytest.raises(PackageError, match="its IR version is 99, and this ONNX Runtime supports versions up to") as caught:
+    with pytest.raises(
+        PackageError, match="its IR version is 99, and this ONNX Runtime supports versions up to"
+    ) as caught:
         partita.place(path, "cpu")
     last = re.search(r"set ir_version in the file to (\d+)", str(caught.value))
     assert last is not None and "onnx.checker" not in str(caught.value)
@@ -75,7 +77,12 @@ def test_a_newer_ir_version_can_be_lowered_in_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("domain", "op_type", "said", "not_said"),
     [
-        ("ai.onnx.contrib", "BertTokenizer", "one of onnxruntime-extensions; export it without that operator", "made for"),
+        (
+            "ai.onnx.contrib",
+            "BertTokenizer",
+            "one of onnxruntime-extensions; export it without that operator",
+            "made for",
+        ),
         ("my.operators", "Foo", "Partita does not load libraries of custom operators", "onnxruntime-extensions"),
         ("com.microsoft", "Foo", "run it with the ONNX Runtime that it was made for", "custom"),
     ],
