@@ -14,6 +14,12 @@ PhaseName = Literal["prefill", "decode"]
 Dimension = int | str
 """A fixed size, or the name of a symbolic one."""
 
+CONTEXT_LENGTHS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length", "max_sequence_length", "seq_length"),
+    *("n_ctx", "context_length", "model_max_length", "max_position", "max_target_positions"),
+)
+"""What configurations call the longest text of a model; the first that a config has counts."""
+
 Role = Literal[
     "tokens",  # [B, S] token ids
     "positions",  # [B, S] start[b] + 0 .. S-1

@@ -40,9 +40,11 @@ def save_gguf(out: Path, checkpoint: Path, kind: Kind = "F32", *, tokenizer: boo
     return _written(writer, out)
 
 
-def save_settings(out: Path, architecture: str, settings: Mapping[str, Any]) -> Path:
+def save_settings(
+    out: Path, architecture: str, settings: Mapping[str, Any], others: Mapping[str, Any] | None = None
+) -> Path:
     """Write a file of any architecture with the settings of a small model, and those that are given; a tensor is there
-    so that it is a file, and no others.
+    so that it is a file, and no others. `others`: settings that are not of the architecture.
     """
     import gguf
     import numpy as np
@@ -58,6 +60,8 @@ def save_settings(out: Path, architecture: str, settings: Mapping[str, Any]) -> 
     writer = gguf.GGUFWriter(out, architecture)
     for name, value in {**small, **settings}.items():
         _add(writer, f"{architecture}.{name}", value)
+    for name, value in (others or {}).items():
+        _add(writer, name, value)
     writer.add_tensor("token_embd.weight", np.zeros((4, 64), np.float32))
     return _written(writer, out)
 

@@ -27,6 +27,7 @@ from partita.export.original import classes, of_text
 from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors
 from partita.export.stored_formats import Quantised
 from partita.export.weight_files import (
+    LAYOUTS,
     TensorInfo,
     find_tensors,
     first_line,
@@ -35,7 +36,7 @@ from partita.export.weight_files import (
     refuse_pointer,
     unreadable,
 )
-from partita.package import COMPANIONS
+from partita.package import COMPANIONS, MANIFEST, is_of_others
 from partita.spelling import spelled
 
 EMBEDDED = "adapter_config.json"
@@ -74,6 +75,8 @@ class Checkpoint:
     """How its weights are quantised; None when they are floats."""
     unmerged: Mapping[str, TensorInfo] | None = None
     """Its tensors without the adapter that is merged into `tensors`; None where none is."""
+    absent: tuple[str, ...] = ()
+    """Tensors that the index of its weight files lists and none of them holds."""
     file: Path | None = None
     """The GGUF file that `folder`, a temporary one, was made of."""
     notes: tuple[str, ...] = ()
@@ -127,7 +130,7 @@ def open_checkpoint(given: str) -> Checkpoint:
         _refuse_by_config(folder, config)
         _check_companions(folder)
         rope_settings.check_known(folder, config)
-        tensors, files = find_tensors(folder)
+        tensors, files, absent = find_tensors(folder)
         found = found or by_tensors(tensors)
 
         def shapes() -> dict[str, tuple[int, ...]]:
@@ -144,7 +147,8 @@ def open_checkpoint(given: str) -> Checkpoint:
             f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
             f"to a folder of its own, and give that with {spelled('adapter')} if it is wanted"
         )
-    return Checkpoint(folder, _name_of(given), config, _architecture(config), tensors, files, quantised)
+    architecture = _architecture(config)
+    return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)
 
 
 def _check_companions(folder: Path) -> None:
@@ -203,6 +207,12 @@ def _locate(given: str) -> Path:
         raise UsageError("CHECKPOINT is empty; give a checkpoint folder or a hub id")
     path = Path(given)
     if path.is_dir():
+        weights = any((path / name).is_file() for layout in LAYOUTS for name in layout)
+        if not weights and (path / MANIFEST).is_file() and not is_of_others(path / MANIFEST):
+            raise UsageError(
+                f"{given}: a Partita package already; run it with partita generate, or give the checkpoint that it "
+                "was exported from"
+            )
         return path
     if path.is_file() and opening.gguf_file(path) is not None:
         return path

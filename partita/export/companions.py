@@ -57,8 +57,12 @@ def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
         raise unreadable(error, folder) from error
 
 
-def beyond_vocabulary(stops: frozenset[int], vocabulary: int) -> list[str]:
-    """A note on stop tokens that no model output can be."""
+def stop_notes(reader: Reader | None, folder: Path, vocabulary: int) -> list[str]:
+    """A note where the package in `folder` has no stop tokens, and on those that no model output can be."""
+    if reader is None:
+        return []
+    if not (stops := reader.stops(folder)):
+        return ["the checkpoint has no eos_token_id: generate will stop only at the length that is asked for"]
     odd = sorted(token for token in stops if not 0 <= token < vocabulary)
     if not odd:
         return []

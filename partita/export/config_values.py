@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
 from partita.export.fake_model import quiet
+from partita.export.weight_files import read_json
 
 HOW_TO_RUN = frozenset(
     {
@@ -62,6 +63,20 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
         config = _loaded(Path(name))
     config.name_or_path = str(folder)
     return config
+
+
+def corrected(folder: Path) -> str | None:
+    """The text of config.json in `folder` without what only says how to run, where transformers cannot read the file
+    with it; None where it can.
+    """
+    kept = _without_how_to_run(raw := read_json(folder / "config.json"))
+    if kept == raw:
+        return None
+    try:
+        _loaded(folder)
+    except Exception:  # noqa: BLE001 - validation errors of configs share no base class
+        return json.dumps(kept, indent=2)
+    return None
 
 
 def _loaded(folder: Path) -> PreTrainedConfig:

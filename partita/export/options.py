@@ -9,6 +9,7 @@ from pathlib import Path
 from transformers import PreTrainedConfig
 
 from partita.capped import is_number
+from partita.contract import CONTEXT_LENGTHS
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import CheckpointError, UsageError
 from partita.export import quantisers
@@ -350,32 +351,36 @@ def _check_prefill(options: ExportOptions) -> None:
         )
 
 
-def _made_for(config: PreTrainedConfig) -> int | None:
-    """Positions that a model was made for; None where its config does not say."""
-    found = getattr(config, "max_position_embeddings", None)
-    return found if is_number(found) and isinstance(found, int) and found >= 1 else None  # some have -1 for any number
+def _made_for(config: PreTrainedConfig) -> tuple[str, int | None]:
+    """Name and value of the longest text that a config says; None where it says none."""
+    for name in CONTEXT_LENGTHS:
+        found = getattr(config, name, None)
+        if is_number(found) and isinstance(found, int) and found >= 1:  # some have -1 for any number
+            return getattr(type(config), "attribute_map", {}).get(name, name), found
+    return "", None
 
 
 def most_positions(checkpoint: Checkpoint) -> int | None:
     """Largest N of an export of the checkpoint; None where nothing limits it."""
     config = checkpoint.config.get_text_config(decoder=True)
-    made_for = _made_for(config)
+    _, made_for = _made_for(config)
     return None if made_for is None else int(made_for * _stretch(config))
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
-    made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
+    name, made_for = _made_for(checkpoint.config.get_text_config(decoder=True))
     if made_for == 1:
         raise CheckpointError(
-            f"{checkpoint.where}: max_position_embeddings in config.json is 1, and a prompt with an answer takes 2; "
+            f"{checkpoint.where}: {name} in config.json is 1, and a prompt with an answer takes 2; "
             "give it the length that the model was made for"
         )
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
     most = most_positions(checkpoint)
     if most is not None and options.max_length > most:
-        raise UsageError(f"{spelled('max_length', options.max_length)}: the model supports at most {most} positions")
+        asked = spelled("max_length", options.max_length)
+        raise UsageError(f"{asked}: the model supports at most {most} positions ({name} in config.json)")
     return options.max_length
 
 

@@ -17,7 +17,7 @@ from partita.errors import ParityError, PartitaError, ResourceError, Unsupported
 from partita.export import cache_rounding, rolling_cache, stored_precision
 from partita.export.asked import Asked, asked_options
 from partita.export.checkpoint import Checkpoint, open_checkpoint
-from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
+from partita.export.companions import Reader, stop_tokens
 from partita.export.exporters import Attempts, Exported, exporter, refuse_unable
 from partita.export.options import CACHE_LOWERING, WINDOW, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
@@ -105,7 +105,7 @@ def _run(
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(work.options.checkpoint)
         max_length(work.options, checkpoint)
-        stops = stop_tokens(runtime.reader, checkpoint.folder)
+        stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
     work.options = options = _settled(stored_precision.settled(work.options, checkpoint), target, quality_text)
     refuse_unable(chosen, options, checkpoint.quantised)
     chosen.check(options)
@@ -119,7 +119,7 @@ def _run(
     except UnsupportedModelError as error:
         raise error if offer is None else offer(error, checkpoint, options) from error
     try:
-        return _first_that_runs(attempts, first, work, runtime, stops)
+        return _first_that_runs(attempts, first, work, runtime)
     except ParityError as error:
         if offer is None or isinstance(error, TargetParityError):  # on the CPU the graph is right
             raise
@@ -135,15 +135,11 @@ def _settled(options: ExportOptions, target: Target | None, quality_text: Path |
     return options
 
 
-def _first_that_runs(
-    attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime, stops: frozenset[int]
-) -> Summary:
+def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime) -> Summary:
     """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
     failed: list[NotRunningError | SetAsideError] = []
     missed: list[MissedRatioError] = []
     while exported is not None:
-        for note in beyond_vocabulary(stops, exported.contract.vocab_size):
-            tell(work, note)
         try:
             return write(exported, work, runtime, attempts)
         except MissedRatioError as error:

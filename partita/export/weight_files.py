@@ -121,12 +121,15 @@ def refuse_dangling(path: Path) -> None:
         raise CheckpointError(f"a symbolic link to {path.readlink()}, where nothing is", where=path, remedy=DOWNLOAD)
 
 
-def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
-    """Every tensor of the checkpoint, and its weight files. Raises CheckpointError when they are missing or damaged."""
+def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
+    """Every tensor of the checkpoint, its weight files, and names that an index lists and no file holds.
+
+    Raises CheckpointError when files are missing or damaged.
+    """
     for single, index in LAYOUTS:
         # In the order of transformers, whose save_pretrained leaves the index of earlier shards beside a single file.
         if (folder / single).is_file():
-            return {info.name: info for info in list_tensors(folder, single)}, (single,)
+            return {info.name: info for info in list_tensors(folder, single)}, (single,), ()
         if (folder / index).is_file():
             return _read_sharded(folder, index)
     for name in (name for layout in LAYOUTS for name in layout):
@@ -138,7 +141,7 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     )
 
 
-def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...], tuple[str, ...]]:
     weight_map = read_json(folder / index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{folder / index}: damaged, it has no weight_map")
@@ -152,7 +155,9 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
             )
         if not (folder / name).is_file():
             refuse_dangling(folder / name)
-            raise CheckpointError(f"{folder / name}: this shard is missing; download the checkpoint again")
+            others = sorted({path.name for path in folder.glob(f"*{Path(name).suffix}")}.difference(files))
+            stale = f", and {index} does not name {few(others)}: it may be of another save" if others else ""
+            raise CheckpointError(f"{folder / name}: this shard is missing{stale}; download the checkpoint again")
         for info in list_tensors(folder, name):
             if info.name in tensors:
                 raise CheckpointError(
@@ -160,12 +165,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
                     "which of them counts; download the checkpoint again"
                 )
             tensors[info.name] = info
-    for tensor, file in weight_map.items():
-        if tensor not in tensors or tensors[tensor].file != file:
-            raise CheckpointError(
-                f"{folder / file}: lacks tensor {tensor[:SHOWN_CHARACTERS]}, which {index} says it holds"
-            )
-    return tensors, files
+    return tensors, files, tuple(sorted(weight_map.keys() - tensors.keys()))
 
 
 def list_tensors(folder: Path, file: str) -> list[TensorInfo]:

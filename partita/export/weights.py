@@ -20,7 +20,7 @@ import torch
 from partita.errors import CheckpointError, PartitaError, ResourceError
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import CHECKPOINT, COMPUTING, to_ir
-from partita.export.naming import Sources
+from partita.export.naming import Sources, match_names
 from partita.export.origins import Origin, Stored
 from partita.export.progress import Stage
 from partita.export.publish import is_written
@@ -88,6 +88,24 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         raise CheckpointError(
             f"{checkpoint.where}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
         )
+
+
+def absent_notes(checkpoint: Checkpoint, model: torch.nn.Module) -> list[str]:
+    """A note on tensors that the index of the checkpoint lists and no shard holds.
+
+    Raises CheckpointError where `model` has one of them, and nothing in the files for it.
+    """
+    if not checkpoint.absent:
+        return []
+    there = match_names(model, checkpoint.tensors)
+    asked = match_names(model, {name: TensorInfo(name, "", (1, 1), "float32") for name in checkpoint.absent})
+    listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard holds"
+    if wanted := [name for name in (*asked.found, *asked.failed) if there.of(name) is None]:
+        raise CheckpointError(
+            f"{checkpoint.where}: {listed}, and the model needs {few(sorted(wanted))}; download the checkpoint again, "
+            "or save it again from where it was made"
+        )
+    return [f"{listed}; the model needs none of them"]
 
 
 def _unknown(sources: Sources) -> list[str]:

@@ -32,7 +32,8 @@ from partita.export import (
     wide_twin,
 )
 from partita.export.checkpoint import Checkpoint, source_files
-from partita.export.companions import GENERATION, chat_notes, write_generation
+from partita.export.companions import GENERATION, chat_notes, stop_notes, write_generation
+from partita.export.config_values import corrected
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.known_answer import KnownAnswer
 from partita.export.options import ExportOptions, most_positions
@@ -107,8 +108,11 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
+        if (config := corrected(checkpoint.folder)) is not None:
+            (work.folder / "config.json").write_text(config, encoding="utf-8")
         if GENERATION not in checkpoint.companions():
             write_generation(checkpoint.config, work.folder)
+        work.notes += stop_notes(runtime.reader, work.folder, contract.vocab_size)
         source = _source(checkpoint, options, exported)
         for each in exported.switched:
             assert runtime.write_adapter is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.capped import read_json_value
+from partita.contract import CONTEXT_LENGTHS
 from partita.errors import PackageError
 from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
@@ -20,7 +21,6 @@ HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", 
 """What is of the decoder comes first: configurations of models with an encoder call its numbers by the plain name."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
-LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 UNEVEN = ("layer_types", "layers_block_type", "num_kv_shared_layers", "attn_layer_period", "hybrid_override_pattern")
 """Keys of models in which not every layer has keys and values of its own."""
 CAUSAL = ("CausalLM", "LMHead", "ForCausal")
@@ -119,7 +119,7 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         head_size=head_size,
         head_sizes=_head_sizes(text, head_size),
         vocab_size=_whole(text.get("vocab_size")),
-        max_length=_first(text, LENGTHS),
+        max_length=_first(text, CONTEXT_LENGTHS),
         window=_whole(text.get("sliding_window")) if text.get("use_sliding_window", True) else 0,
     )
 

@@ -29,14 +29,14 @@ from tests.conftest import TinyCheckpoint
 Copy = Callable[[Path], Path]
 
 
+def never(*args: object) -> Any:
+    raise AssertionError("a bad checkpoint must be refused before anything is replayed")
+
+
 def refuse(checkpoint: Path | str, out: Path, **options: object) -> PartitaError:
     """Export, which must fail, and check that one line says so and nothing is left."""
     out.parent.mkdir(exist_ok=True)
     before = sorted(out.parent.iterdir())
-
-    def never(*args: object) -> None:
-        raise AssertionError("a bad checkpoint must be refused before anything is replayed")
-
     with pytest.raises(PartitaError) as caught:
         export(ExportOptions(str(checkpoint), out, **options), replay=never)  # type: ignore[arg-type]
     assert sorted(out.parent.iterdir()) == before
@@ -116,7 +116,7 @@ def test_an_index_that_earlier_shards_have_left_is_not_read(tiny_checkpoint: Tin
     folder = own_copy(tiny_checkpoint("llama"))
     content = {"metadata": {}, "weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
-    tensors, files = find_tensors(folder)
+    tensors, files, _ = find_tensors(folder)
     assert files == ("model.safetensors",) and "model.norm.weight" in tensors
 
 
@@ -438,3 +438,43 @@ def test_a_longest_text_that_no_float_holds(tiny_checkpoint: TinyCheckpoint, own
         config.max_position_embeddings = longest
         config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": factor}
         assert max_length(ExportOptions("c", Path("o"), max_length=64), checkpoint) == 64
+
+
+def listed(folder: Path, *names: str) -> Path:
+    """A sharded checkpoint whose index lists tensors besides those that its shards hold."""
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"] |= dict.fromkeys(names, "model-00001-of-00002.safetensors")
+    index.write_text(json.dumps(content))
+    return folder
+
+
+def test_a_listed_tensor_that_the_model_does_not_need(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
+) -> None:
+    folder = listed(own_copy(tiny_checkpoint("llama", shards=2)), "mtp.fc.weight")
+    summary = export(ExportOptions(str(folder), tmp_path / "out", attention="gqa", verify=False), replay=never)
+    assert any("lists mtp.fc.weight, which no shard holds; the model needs none" in note for note in summary.notes)
+
+
+def test_a_listed_tensor_that_the_model_needs(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    shard = folder / "model-00001-of-00002.safetensors"
+    tensors = load_file(shard)
+    name, _ = tensors.popitem()
+    save_file(tensors, shard)
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert isinstance(error, CheckpointError) and "download the checkpoint again" in str(error)
+    assert f"which no shard holds, and the model needs {name}" in str(error)
+
+
+def test_an_index_of_another_save(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    for number in (1, 2):
+        shard = folder / f"model-0000{number}-of-00002.safetensors"
+        shard.rename(folder / f"model-0000{number}-of-00003.safetensors")
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert "model-00001-of-00002.safetensors: this shard is missing, and model.safetensors.index.json" in str(error)
+    assert "model-00001-of-00003.safetensors, model-00002-of-00003.safetensors: it may be of another" in str(error)

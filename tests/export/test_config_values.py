@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 
-from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError, UsageError
+from partita.export import config_values
 from partita.export.checkpoint import open_checkpoint
 from partita.export.config_values import check_values
+from partita.export.options import max_length
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.library.exporting import replay, smoke
 from tests.conftest import TinyCheckpoint
@@ -182,3 +185,49 @@ def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyChec
     (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UnsupportedModelError, match=r"an adapter lies in the folder of the model .* with --adapter"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"torch_dtype": "auto", "dtype": "auto"},
+        {"dtype": "float99"},
+        {"use_cache": None},
+        {"use_return_dict": True},
+        {"quantization_config": False},
+    ],
+)
+def test_the_config_in_the_package_can_be_loaded(checkpoint: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match=r"."):
+        AutoConfig.from_pretrained(changed(checkpoint, **settings))
+    out = checkpoint.parent / "out"
+    exported(checkpoint, attention="gqa", verify=False)
+    assert AutoConfig.from_pretrained(out).hidden_size == 64
+
+
+def test_a_config_that_can_be_loaded_is_copied_as_it_is(checkpoint: Path) -> None:
+    changed(checkpoint, attn_implementation="flash_attention_2", use_cache=False)
+    assert config_values.corrected(checkpoint) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name", "settings"),
+    [
+        ("mpt", "max_seq_len", {"max_seq_len": 48}),
+        ("dbrx", "max_seq_len", {"max_seq_len": 48}),
+        ("ctrl", "n_positions", {"n_positions": 48}),
+        ("gpt2", "n_positions", {"n_positions": 48, "n_ctx": 1024}),
+        ("bloom", "seq_length", {"seq_length": 48}),
+        ("kimi_linear", "model_max_length", {"model_max_length": 48}),
+        ("gemma3", "max_position_embeddings", {"text_config": {"max_position_embeddings": 48}}),
+        ("llama", "max_position_embeddings", {"max_position_embeddings": 48}),
+    ],
+)
+def test_the_longest_text_by_the_name_that_the_type_has_for_it(
+    checkpoint: Path, model_type: str, name: str, settings: dict[str, Any]
+) -> None:
+    opened = replace(open_checkpoint(str(checkpoint)), config=AutoConfig.for_model(model_type, **settings))
+    options = ExportOptions(str(checkpoint), checkpoint.parent / "out")
+    assert max_length(options, opened) == 48
+    with pytest.raises(UsageError, match=rf"at most 48 positions \({name} in config.json\)"):
+        max_length(replace(options, max_length=49), opened)

@@ -27,6 +27,8 @@ MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.default)?(?:\.(weight|b
 MAGNITUDE = re.compile(r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?")
 WHOLE = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
 """What peft may put into the name of a parameter that it keeps whole."""
+ORIGINAL = re.compile(r"\.original_module(?=\.)")
+"""In the name of a parameter that `modules_to_save` replaces; peft saves it as well, and does not use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ def _sorted(folder: Path, file: str, config: AdapterConfig, tensors: list[Tensor
         )
     for info in tensors:
         tensor, name = AdapterTensor(folder, info), info.name.removeprefix(PREFIX)
+        if ORIGINAL.search(name):
+            continue
         if found := MATRIX.fullmatch(name):
             module, embedding, letter, kind = found.groups()
             field = "bias" if kind == "bias" else {"A": "down", "B": "up"}[letter]

@@ -22,6 +22,8 @@ from partita.export.naming import Sources, match_names
 from partita.export.origins import Stored
 from partita.export.weight_files import Decoder, TensorInfo, few
 
+Shape = tuple[int, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -48,13 +50,16 @@ class _Merging:
     """Of the model's parameters and stored buffers."""
     made: dict[str, TensorInfo] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
-    misfits: list[str] = field(default_factory=list)
+    misfits: list[tuple[str, int | None]] = field(default_factory=list)
+    """Parameters of another shape, and how many tokens the adapter has where only the vocabulary is another size."""
     computed: list[str] = field(default_factory=list)
+    vocabulary: int = 0
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.sources = match_names(self.model, self.checkpoint.tensors)
         self.names = frozenset(self.model.state_dict())
+        self.vocabulary = int(self.checkpoint.config.get_text_config(decoder=True).vocab_size)
 
 
 def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> tuple[Checkpoint, list[str]]:
@@ -68,7 +73,7 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
     for name, value in adapter.whole.items():
         site = _site(work, name)
         if site is not None and site.base.shape != value.shape:
-            work.misfits.append(f"{name} is {list(value.shape)}, the model's is {list(site.base.shape)}")
+            _misfit(work, f"{name} is {list(value.shape)}", value.shape, site.base.shape)
         elif site is not None:
             _place(work, name, site, Replaced(site.base, value))
     for name, matrices in adapter.modules.items():  # afterwards: peft may save what a head or embedding adds to as well
@@ -118,7 +123,7 @@ def _merge_bias(work: _Merging, name: str, bias: AdapterTensor, scale: float) ->
     if site is None:
         return
     if site.base.shape != bias.shape:
-        work.misfits.append(f"{name}.bias is {list(bias.shape)}, the model's is {list(site.base.shape)}")
+        _misfit(work, f"{name}.bias is {list(bias.shape)}", bias.shape, site.base.shape)
     else:
         _place(work, f"{name}.bias", site, Shifted(site.base, bias, scale))
 
@@ -128,18 +133,23 @@ def _fits(work: _Merging, name: str, matrices: Matrices, site: Site) -> bool:
     assert matrices.down is not None and matrices.up is not None
     if site.embedding != matrices.embedding:
         kind = "an embedding" if site.embedding else "no embedding"
-        work.misfits.append(f"{name} is {kind} of the model, and the adapter has it otherwise")
+        work.misfits.append((f"{name} is {kind} of the model, and the adapter has it otherwise", None))
         return False
     shape = tuple(reversed(site.base.shape)) if site.turned or site.embedding else site.base.shape
     wanted = (matrices.up.shape[0], matrices.down.shape[1])
     magnitudes = shape[0] if matrices.magnitude is None else math.prod(matrices.magnitude.shape)
     if shape == wanted and magnitudes == shape[0]:
         return True
-    work.misfits.append(
-        f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}, the model's weight is "
-        f"{list(site.base.shape)}"
-    )
+    said = f"{name} has lora_A {list(matrices.down.shape)} and lora_B {list(matrices.up.shape)}"
+    _misfit(work, said, wanted if shape != wanted else (magnitudes,), shape)
     return False
+
+
+def _misfit(work: _Merging, said: str, given: Shape, own: Shape) -> None:
+    """Note a parameter whose shape is `given` by the adapter, and not the model's `own`."""
+    odd = [pair for pair in zip(given, own, strict=False) if pair[0] != pair[1]]
+    resized = len(given) == len(own) and len(odd) == 1 and odd[0][1] == work.vocabulary
+    work.misfits.append((f"{said}, the model's is {list(own)}", odd[0][0] if resized else None))
 
 
 def _site(work: _Merging, name: str) -> Site | None:
@@ -202,12 +212,20 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
 def _refuse(work: _Merging) -> None:
     """Raise for what does not belong together."""
     folder = work.adapter.folder
-    if work.unknown or work.misfits:
+    misfits, resized = [said for said, _ in work.misfits], {tokens for _, tokens in work.misfits}
+    if len(resized) == 1 and None not in resized and not work.unknown:
+        tokens = next(iter(resized))
+        raise CheckpointError(
+            f"{folder}: the adapter has a vocabulary of {tokens:,} tokens, the checkpoint {work.vocabulary:,}: "
+            f"{few(misfits, '; ')}; resize the checkpoint first (model.resize_token_embeddings({tokens}) and "
+            "save_pretrained of transformers), and export that"
+        )
+    if work.unknown or misfits:
         told = [
             f"{what} {few(items, separator)}"
             for what, items, separator in (
                 ("not in the model:", work.unknown, ", "),
-                ("of another shape:", work.misfits, "; "),
+                ("of another shape:", misfits, "; "),
             )
             if items
         ]

@@ -132,6 +132,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
+        work.notes += weights.absent_notes(checkpoint, fake.module)
         if adapter is not None:
             checkpoint, notes = merged(checkpoint, fake.module, adapter)
             work.notes += notes

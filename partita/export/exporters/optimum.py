@@ -23,6 +23,7 @@ from partita.export.optimum.graphs import contract_of, load, vocabulary, weights
 from partita.export.options import WINDOW, ExportOptions, max_length
 from partita.export.progress import stage
 from partita.export.target import Target
+from partita.export.weight_files import few
 from partita.export.work import Work
 from partita.package_records import TargetRecord, Verification
 from partita.spelling import spelled
@@ -83,6 +84,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     options = work.options
     if checkpoint.file is not None:
         raise UsageError(f"{checkpoint.where}: {spelled('exporter', NAME)} reads no GGUF file; leave it out")
+    if checkpoint.absent:
+        listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard holds"
+        raise UsageError(f"{checkpoint.where}: {listed}; correct the index, or leave {spelled('exporter', NAME)} out")
     there, length = environment.required(), max_length(options, checkpoint)
     prefix = f"{work.folder.name}-optimum-"  # by which the next export knows what a killed one has left
     place = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))

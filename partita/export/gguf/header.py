@@ -30,6 +30,16 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 LEAST_SETTING, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8
 """Bytes that one takes at least."""
 TOKENS = "tokenizer.ggml.tokens"
+ENDS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"),
+        *("<end_of_turn>", "<end_of_utterance>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+    )
+)
+"""Texts of tokens at which llama.cpp ends a generation (llama-vocab.cpp, special_eog_ids)."""
+HARMONY = frozenset({"<|return|>", "<|call|>", "<|end|>"})
+"""In a vocabulary that has all of them, <|end|> ends a message and not the generation."""
 BESIDE_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 """Arrays with a value for each token."""
 MOST_AXES, DEEPEST, MOST_ALIGNMENT = 4, 4, 1 << 20
@@ -67,6 +77,8 @@ class Header:
     settings: Mapping[str, Any]
     """Numbers and texts by name; a tuple for a short array of numbers, None for any other array."""
     tensors: Mapping[str, GgufTensor]
+    ends: tuple[int, ...] = ()
+    """Ids of the tokens whose text ends a generation in llama.cpp."""
 
     @property
     def architecture(self) -> str:
@@ -94,6 +106,7 @@ class _Reader:
     def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
         self.path, self.data, self.size, self.at = path, data, size, 0
         self.counts: dict[str, int] = {}
+        self.ends: tuple[int, ...] = ()
 
     def header(self) -> Header:
         """All of it."""
@@ -120,7 +133,7 @@ class _Reader:
         self._check_settings(found)
         infos = [self.tensor() for _ in range(tensors)]
         start = -(-self.at // self._alignment(found)) * self._alignment(found)
-        return Header(self.path, found, self._placed(infos, start, self._alignment(found)))
+        return Header(self.path, found, self._placed(infos, start, self._alignment(found)), self.ends)
 
     def wrong(self, what: str) -> CheckpointError:
         """The error of a damaged file."""
@@ -184,6 +197,8 @@ class _Reader:
             if token and first != place:
                 shown = token[:SHOWN_CHARACTERS]
                 raise self.wrong(f"its vocabulary has {shown!r} twice, as {first:,} and as {place:,}")
+        ends = ENDS - {"<|end|>"} if seen.keys() >= HARMONY else ENDS
+        self.ends = tuple(sorted(seen[text] for text in ends & seen.keys()))
 
     def skip(self, count: int) -> None:
         """Go over bytes that nobody reads here."""

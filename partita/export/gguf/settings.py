@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import modeling_gguf_pytorch_utils
 
+from partita.contract import CONTEXT_LENGTHS
 from partita.errors import UnsupportedModelError
 from partita.export.gguf.header import Header
 from partita.export.weight_files import few
@@ -50,6 +51,7 @@ COPIED = {
     "attention.shared_kv_layers": ("num_kv_shared_layers",),
     "attention.sliding_window": ("sliding_window",),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "context_length": CONTEXT_LENGTHS,
     "expert_weights_norm": ("norm_topk_prob",),
     "final_logit_softcapping": ("final_logit_softcapping",),
 }
@@ -68,7 +70,7 @@ HARMLESS = frozenset(
         "attention.layer_norm_epsilon",  # of a kind of norm that the model has none of, where it has no place
         "attention.layer_norm_rms_epsilon",
         "classifier.output_labels",
-        "context_length",
+        "context_length",  # where a model has no limit
         "decoder_block_count",  # encoder-decoders are refused as such
         "embedding_length_out",
         "features_length",
@@ -77,6 +79,9 @@ HARMLESS = frozenset(
     }
 )
 """Settings without which the logits are the same: a note names them."""
+TOKENIZER = "tokenizer."
+END_TOKENS = tuple(f"{TOKENIZER}ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""Settings of the tokens that end a generation."""
 ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 """What the lengths of texts are measured by for scaling: of every phi3, also where nothing is scaled."""
 LARGEST = {"gemma2": 46, "gemma3": 62}
@@ -98,9 +103,10 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
     """
     prefix = f"{header.architecture}."
     given = {name.removeprefix(prefix): value for name, value in header.settings.items() if name.startswith(prefix)}
-    table: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
-    known: Mapping[str, str | None] = table.get(mapped_as(header.architecture), {})
+    tables: Any = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING
+    known: Mapping[str, str | None] = tables["config"].get(mapped_as(header.architecture), {})
     read = {name for name, key in known.items() if key is not None}  # None: it goes over them
+    read -= {"context_length"}  # read of gpt2 as n_ctx, which its config does not use
     made = {**raw, **_sizes(given, read, raw)}
     left = {
         name: value
@@ -113,15 +119,30 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
         if put is not None:
             made |= put
             del left[name]
-    made |= _attention_scale(header, made)
+    made |= _attention_scale(header, made) | _ends(header, raw)
     _check_rotated(header, given, made)
     if wrong := sorted(set(left) - HARMLESS):
         raise UnsupportedModelError(
             f"{header.path}: it says {few([_shown(name, left[name]) for name in wrong])}, which transformers' reader "
             f"of {header.architecture} leaves out, and the model would not be the same without; {INSTEAD}"
         )
-    note = f"settings of the GGUF file that transformers does not read: {few(sorted(left))}"
-    return made, (note,) if left else ()
+    heard = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
+    left |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
+    unread = sorted(name for name in left.keys() - heard.union(END_TOKENS) if left[name] not in NOTHING)
+    note = f"settings of the GGUF file that transformers does not read: {few(unread)}"
+    return made, (note,) if unread else ()
+
+
+def _ends(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokens that end a generation in llama.cpp: those of the settings, and those that are known by their text."""
+    said = [header.settings[name] for name in END_TOKENS if isinstance(header.settings.get(name), int)]
+    own = raw.get("eos_token_id")
+    if isinstance(own, list):  # transformers knows all of some types
+        said += own
+    elif own is not None and END_TOKENS[0] not in header.settings:
+        said.append(own)
+    found = list(dict.fromkeys((*said, *header.ends)))
+    return {"eos_token_id": found if len(found) > 1 else found[0]} if found else {}
 
 
 def _sizes(given: Mapping[str, Any], read: set[str], raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
         tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else (("a", wider),)}
     )
     assert "of another shape:" in str(error) and "[8 in all]" not in str(error) and "(8 in all)" in str(error)
-    assert "has lora_A [4, 32]" in str(error) and "the model's weight is [64, 64]" in str(error)
+    assert "has lora_A [4, 32]" in str(error) and "the model's is [64, 64]" in str(error)
 
 
 def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -227,3 +227,30 @@ def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tin
         pytest.raises(PartitaError, match=r"has no adapter of this name; it has none; export it with with_adapters"),
     ):
         model.generate([[1, 2]], adapter="any")
+
+
+@pytest.mark.parametrize("ends", [(), ("lm_head",)])
+def test_an_adapter_of_a_resized_vocabulary(
+    ends: tuple[str, ...], tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Its embedding is kept whole, or its head is changed by a LoRA."""
+    import torch
+
+    sizes: Any = {"vocab_size": 296}
+    rows = {} if ends else {f"{PREFIX}model.embed_tokens.weight": torch.zeros(296, 64)}
+    resized = save_adapter(tmp_path / "a", tiny_checkpoint("llama", **sizes), ("q_proj", *ends), extra=rows)
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", adapter=resized)
+    assert "has a vocabulary of 296 tokens, the checkpoint 288: " in str(error)
+    assert "resize the checkpoint first (model.resize_token_embeddings(296)" in str(error)
+
+
+def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """peft adds `original_module` where the vocabulary was resized; merged weights are those of `modules_to_save`."""
+    import torch
+
+    rows = {
+        f"{PREFIX}lm_head.{part}weight": torch.full((2048, 64), number)
+        for part, number in (("modules_to_save.", 1.0), ("original_module.", 2.0))
+    }
+    found = read_adapter(save_adapter(tmp_path / "a", tiny_checkpoint("llama"), extra=rows))
+    assert list(found.whole) == ["lm_head.weight"] and "modules_to_save" in found.whole["lm_head.weight"].info.name

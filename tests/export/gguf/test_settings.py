@@ -134,3 +134,32 @@ def test_text_that_is_split_in_a_way_transformers_does_not_know(
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), tokenizer__ggml__pre=name)
     notes = open_checkpoint(str(file)).notes
     assert any(f"has text split as '{name}' (tokenizer.ggml.pre)" in note for note in notes) is noted
+
+
+def test_a_generation_ends_where_llama_cpp_ends_it(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """By the settings, and by the text of a token."""
+    require("gguf")
+    ends: Any = {"tokenizer__ggml__eos_token_id": 1, "tokenizer__ggml__eot_token_id": 10}
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), tokenizer=False, **ends)
+    assert open_checkpoint(str(file)).config.eos_token_id == [1, 10]
+    tokens = [f"t{number}" for number in range(2045)] + ["<|im_end|>", "<end_of_turn>", "<|fim_pad|>"]
+    tokens_too: Any = {"tokenizer__ggml__tokens": tokens, "tokenizer__ggml__eos_token_id": 1}
+    file = save_gguf(tmp_path / "text.gguf", tiny_checkpoint("llama"), tokenizer=False, **tokens_too)
+    assert open_checkpoint(str(file)).config.eos_token_id == [1, 2045, 2046]
+
+
+def test_settings_of_the_tokenizer_that_are_not_read_are_a_note(tmp_path: Path) -> None:
+    require("gguf")
+    settings = {"tokenizer.ggml.fim_pad_token_id": 3, "tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.add_sep": False}
+    file = save_settings(tmp_path / "model.gguf", "llama", {}, settings)
+    note = "settings of the GGUF file that transformers does not read: tokenizer.ggml.fim_pad_token_id"
+    assert prepare(file).notes[0] == note
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [("gpt2", "n_positions"), ("llama", "max_position_embeddings"), ("falcon", "max_position_embeddings")],
+)
+def test_the_context_length_of_the_file_is_the_configs(architecture: str, key: str, tmp_path: Path) -> None:
+    require("gguf")
+    assert config_of(tmp_path, architecture, {"context_length": 256})[0][key] == 256
