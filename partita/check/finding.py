@@ -23,7 +23,7 @@ from partita.observations.names import UNKNOWN
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.partition_reports.copies import copies_inside
 from partita.partition_reports.groups import provider_of, total_us
-from partita.partition_reports.node_keys import Part, is_added, parts_of
+from partita.partition_reports.node_keys import INSIDE, Part, inlined_parts, is_added, parts_of
 from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.spelling import spelled
@@ -37,10 +37,6 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-
-
-INSIDE = -1
-"""The position of a node in a body, which is in no plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure, phase)}")
     holds = COMPARE[measure.sign](value, measure.value)
     shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _say(measure, value)
-    left_out = phase.bodies.nodes - len(_parts(phase)) if phase.bodies and measure.field in COUNTED else 0
+    left_out = phase.bodies.nodes - len(inlined_parts(phase)) if phase.bodies and measure.field in COUNTED else 0
     bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
@@ -162,7 +158,7 @@ class Chosen:
         reasons = {(e.node, e.provider): e.codes for e in report.fallbacks if e.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
-        there = (*phase.nodes, *_parts(phase))
+        there = (*phase.nodes, *inlined_parts(phase))
         meant = {id(node): _count_meant(node, kinds) for node in there}
         base = tuple(node for node in there if meant[id(node)][True])
         doubtful = tuple(node for node in there if meant[id(node)][None])
@@ -232,30 +228,9 @@ class Chosen:
         return f"{node.name} ({node.op_type or 'unknown'} on {where}{why})"
 
 
-def _parts(phase: Phase) -> tuple[NodePlacement, ...]:
-    """Nodes in bodies of functions that ONNX Runtime unfolded: parts of nodes of the file like those of the plan."""
-    return tuple(
-        NodePlacement(
-            position=INSIDE,
-            name=part.name,
-            op_type=part.op_type,
-            provider=part.provider,
-            module=part.module,
-            layer=None,
-            host_us_per_run=None,
-            output_bytes=None,
-            replaces=part.replaces,
-            replaces_op_types=part.replaces_op_types,
-            replaces_modules=part.replaces_modules,
-            sources=("assignment",),
-        )
-        for part in (phase.bodies.parts if phase.bodies else ())
-    )
-
-
 def _is_nowhere(modules: Sequence[Selector], report: Report) -> bool:
     """Whether no node of any phase is known to be of such modules, or may be, where some are named."""
-    there = (node for phase in report.phases for node in (*phase.nodes, *_parts(phase)))
+    there = (node for phase in report.phases for node in (*phase.nodes, *inlined_parts(phase)))
     counts = (_count_meant(node, modules) for node in there)
     return any(entry.equal for entry in modules) and not any(count[True] or count[None] for count in counts)
 

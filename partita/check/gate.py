@@ -12,7 +12,7 @@ from partita.check.finding import find
 from partita.check.limits import Limits
 from partita.check.requirements import Requirement, short_form
 from partita.observations.records import Record
-from partita.partition_reports.outcome import is_known
+from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Report
 from partita.spelling import spelled
 
@@ -119,7 +119,10 @@ def _sound(report: Report) -> Iterator[Outcome]:
 
 
 def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
-    """That a report does not add up, if so: what was not on a provider in it cannot have left one."""
+    """That a run failed or a report does not add up, if so: what was not on a provider in it cannot have left one."""
+    if (why := failure_of(report)) is not None:
+        whose = "the run of the baseline" if what == "the baseline" else "the run"
+        yield Outcome(check="report", holds=False, detail=f"{whose} failed, so nothing is confirmed: {why}")
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:
         yield Outcome(check="report", holds=False, detail=f"{what} does not add up: {'; '.join(failed)}")
@@ -128,6 +131,8 @@ def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
 def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Outcome:
     """What came of one requirement."""
     findings = find(requirement, report, beside)
+    if failure_of(report) is not None:
+        findings = [(False, "cannot be confirmed: the run failed")]
     bad = [said for holds, said in findings if not holds]
     return Outcome(
         check=requirement.written,

@@ -101,6 +101,17 @@ def _count_copy_bytes(report: Report) -> Found:
     )
 
 
+def _count_unavailable(report: Report) -> Found:
+    """Providers that are there and did not start; one that is not in this build is none of them."""
+    named = [
+        f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence or 'no evidence'})"
+        for entry in report.chain
+        if entry.status == "unavailable" and entry.reason != "not_in_build"
+    ]
+    said = f"{plural(len(named), 'provider')} could not start"
+    return Found(len(named), held=said, broken=f"{said}: {name_some(named)}")
+
+
 def _count_unexplained(report: Report) -> Found:
     """Nodes for which no reason was found why some preferred provider does not have them, in the phase with most."""
     per_phase: dict[str, list[str]] = {}
@@ -145,6 +156,7 @@ MEASURES: dict[str, Callable[[Report], Found]] = {
     "cpu_nodes": _count_cpu_nodes,
     "memcpy_nodes": _count_memcpy_nodes,
     "copy_bytes": _count_copy_bytes,
+    "unavailable": _count_unavailable,
     "unexplained": _count_unexplained,
     "cache_in_place": is_cache_in_place,
     "decode_tokens_per_second": _measure_speed,

@@ -46,6 +46,7 @@ STATED = {
     "cpu_nodes": "nodes on the CPU provider, in the phase that has most of them; control-flow subgraphs are counted",
     "memcpy_nodes": "Memcpy nodes of decode or of the only phase; control-flow subgraphs are counted",
     "copy_bytes": "bytes that a run of decode or of the only phase copies; those at the session border are counted",
+    "unavailable": "installed providers of the chain that could not start, those that a default chain skipped included",
     "unexplained": "fallbacks without a reason, in the phase that has most of them",
     "cache_in_place": "1 when every state was observed to stay in one buffer, 0 when one was not",
     "decode_tokens_per_second": "speed of decode, or of the only phase",

@@ -9,7 +9,7 @@ from partita.diff.headline import headline
 from partita.diff.phase_diff import BothPhases
 from partita.diff.records import ReportDiff, Side
 from partita.observations.text_format import listing
-from partita.partition_reports.outcome import is_known
+from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Report
 
 RELATED = 0.5
@@ -31,7 +31,8 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
         unrelated=_why_unrelated(before, after, phases, names),
         same=not (moved or came or gone or reasons or copies)
         and all(both.as_many_inside for both in phases)
-        and _same_phases(before, after),
+        and _same_phases(before, after)
+        and (failure_of(before) is None) is (failure_of(after) is None),
         changes=changes_around(before, after),
         moved=moved,
         came=came,
@@ -57,6 +58,7 @@ def _side(report: Report, name: str) -> Side:
         what=f"{what}, {report.request.verb}{dry}",
         onnxruntime=report.environment.onnxruntime_version,
         chain=tuple(entry.provider for entry in report.chain),
+        failed=failure_of(report),
     )
 
 
@@ -97,6 +99,9 @@ def _common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
 
 def _notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[str]:
     """What a reader has to know to read the figures."""
+    for letter, report in (("A", before), ("B", after)):
+        if (why := failure_of(report)) is not None:
+            yield f"the run of {letter} failed, so nothing shows that its nodes run: {why}"
     for both in phases:
         if both.tokens_differ:
             was, now = both.tokens

@@ -26,6 +26,8 @@ def headline(diff: ReportDiff) -> str:
     """One sentence. Names come from the reports as they are: a view has to make them harmless."""
     if diff.unrelated:
         return f"not comparable: {diff.unrelated}"
+    failed = [side.name for side in (diff.before, diff.after) if side.failed is not None]
+    head = [f"the run of {listing(dict.fromkeys(failed))} FAILED"] if failed else []
     around = list(_versions(diff))
     if diff.same:
         counts: dict[int, list[str]] = {}
@@ -33,10 +35,10 @@ def headline(diff: ReportDiff) -> str:
             if figure.name == "nodes":
                 counts.setdefault(int(figure.after or 0), []).append(figure.phase)
         where = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in counts.items())
-        head = f"no difference in placement, reasons and copies ({where})"
+        told = f"no difference in placement, reasons and copies ({where})"
     else:
-        head = ", ".join(_placement(diff))
-    return "; ".join([head, *around])
+        told = ", ".join(_placement(diff))
+    return "; ".join([*head, told, *around])
 
 
 def _placement(diff: ReportDiff) -> Iterator[str]:

@@ -19,6 +19,8 @@ class Side(Record):
     """Package or model, and verb."""
     onnxruntime: str
     chain: tuple[str, ...]
+    failed: str | None = None
+    """Why its run failed; null when it did not."""
 
 
 class Change(Record):

@@ -14,13 +14,14 @@ from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
 from partita.partition_reports.groups import is_about, share, total_us
-from partita.partition_reports.outcome import active_of, fallbacks_of
+from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
 from partita.partition_reports.records import Copy, Disagreement, NodePlacement, Phase, RejectedPart, Report
 from partita.partition_reports.request_records import BlockingNode
 from partita.spelling import spelled
 
 NEAR = 5
 """Most names that are suggested for one that is not there."""
+RUN_FAILED = "the run failed, so nothing shows that the node runs"
 Role = Literal["runs", "replaced", "copy", "border", "body", "listed"]
 """runs: in the plan. replaced: another node stands for it. copy: a Memcpy node. border: a session input or output that
 is copied. body: in a body of If, Loop or Scan. listed: nothing but a reason, a rejection or a disagreement names it."""
@@ -231,6 +232,8 @@ def explain(report: Report, name: str) -> Explanation:
 
 def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
     """What limits the answer."""
+    if (why := failure_of(report)) is not None:
+        yield f"{RUN_FAILED}: {why}"
     for phase in report.phases:
         inner = {each.name for each in (phase.bodies.on_cpu if phase.bodies else ())}
         for name in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):

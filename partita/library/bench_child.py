@@ -103,10 +103,11 @@ class Worker:
             for entry in self.runner.resolutions
             if entry.status != "active"
         ]
+        skipped = [not_used(entry.provider, entry) for entry in self.target.skipped]
         return {
             "load_seconds": sum(graph.session.load_seconds for graph in self.runner.graphs),
             "active": _active(self.runner),
-            "unused": [*missing, *(f"{name} was assigned no nodes" for name in idle)],
+            "unused": [*skipped, *missing, *(f"{name} was assigned no nodes" for name in idle)],
             "environment": environment().model_dump(mode="json"),
         }
 
@@ -182,6 +183,7 @@ class Worker:
             chain=tuple(resolution.provider.ort_name for resolution in resolutions),
             chain_source=self.target.source,
             options=said_of(self.target, self.choice),
+            skipped=self.target.skipped,
             threads=self.where.threads,
             prompt_tokens=longest,
             max_new_tokens=self.task.max_new_tokens,

@@ -40,6 +40,8 @@ class Lineup:
     chain: tuple[Provider, ...]
     note: str = ""
     """Why it is measured, where nobody named it."""
+    skipped: tuple[str, ...] = ()
+    """As `ChainOptions` has it."""
 
     @property
     def name(self) -> str:
@@ -71,9 +73,12 @@ def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
 
 def default_chain(options: BenchOptions) -> Lineup:
     """What every verb runs on when no chain is named, and why."""
-    target = read_chain_options(ChainOptions(threads=options.threads))
+    given = ChainOptions(threads=options.threads)
+    target = read_chain_options(given)
     names = ",".join(provider.name for provider in target.chain)
-    return Lineup(names, target.chain, f"provider {names}, by default: {target.by_default}")
+    return Lineup(
+        names, target.chain, f"provider {names}, by default: {target.by_default}", given.resolved(target).skipped
+    )
 
 
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
@@ -105,6 +110,7 @@ def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, seve
         provider_libraries=tuple(filter(of_chain("="), options.provider_libraries)),
         threads=options.threads,
         source=options.source,
+        skipped=lineup.skipped,
     )
     notes = (*([lineup.note] if lineup.note else []), *read_chain_options(where).notes)
     stem = lineup.name.replace(",", "-")

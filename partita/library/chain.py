@@ -12,6 +12,7 @@ from typing import Any
 
 from partita.errors import UsageError
 from partita.files import STDIN
+from partita.observations.records import ChainEntry
 from partita.observations.text_format import listing
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
@@ -41,11 +42,14 @@ class ChainOptions:
     """The process is the command's own and may be forked; False when somebody calls the command line as a function."""
     source: str = COMMAND_LINE
     """Where the chain comes from, as the report says it, when there is one."""
+    skipped: tuple[str, ...] = ()
+    """Each a `ChainEntry` as JSON: installed providers that the default chain leaves out."""
 
     def resolved(self, target: Target) -> ChainOptions:
         """The same with the chain that it comes to, for a child process that shall not look for it again."""
         names = ",".join(provider.ort_name for provider in target.chain)
-        return replace(self, provider=names, source=target.source)
+        skipped = tuple(entry.model_dump_json() for entry in target.skipped)
+        return replace(self, provider=names, source=target.source, skipped=skipped)
 
 
 def chain_options(given: Mapping[str, Any]) -> ChainOptions:
@@ -90,6 +94,8 @@ class Target:
     own_process: bool
     by_default: str | None = None
     """Why it is this chain, when nobody named one."""
+    skipped: tuple[ChainEntry, ...] = ()
+    """Installed providers that a default chain would begin with, and that could not start."""
 
     @property
     def asked_names(self) -> tuple[str, ...]:
@@ -105,13 +111,15 @@ def read_chain_options(given: ChainOptions) -> Target:
     if given.threads is not None and not 1 <= given.threads <= MAX_THREADS:
         raise UsageError(f"{spelled('threads')} is {given.threads}; it must be between 1 and {MAX_THREADS:,}")
     libraries = parse_libraries(given.provider_libraries, all_names())
-    by_default = None
+    by_default, skipped = None, tuple(map(ChainEntry.model_validate_json, given.skipped))
     if given.provider is None:
+        from partita.runtime.chain import chain_entry
         from partita.runtime.ort.registry import available_ort_names
         from partita.runtime.provider_check import best_chain
 
         best = best_chain(available_ort_names())
         chain, source, by_default = best.chain, f"default: {best.reason}", best.reason
+        skipped = tuple(map(chain_entry, best.skipped))
     else:
         chain = parse_chain(given.provider, libraries)
         source = given.source
@@ -124,4 +132,4 @@ def read_chain_options(given: ChainOptions) -> Target:
     if given.graph_capture:
         options = _recording(chain, options)
     notes = tuple(unchecked_notes(options, chain))
-    return Target(chain, source, options, given.pins, notes, given.own_process, by_default)
+    return Target(chain, source, options, given.pins, notes, given.own_process, by_default, skipped)

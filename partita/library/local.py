@@ -102,7 +102,7 @@ class LocalEngine:
         self._speculators = Speculators(folder, target, threads)
         graphs = self.runner.graphs
         self.opened = Opened(
-            chain=tuple(chain_entry(entry) for entry in self.runner.resolutions),
+            chain=(*target.skipped, *map(chain_entry, self.runner.resolutions)),
             idle=tuple(sorted({name for entry in graphs for name in idle_providers(entry.session, entry.model)})),
             load_seconds=sum(entry.session.load_seconds for entry in graphs),
         )
@@ -224,6 +224,7 @@ class LocalEngine:
                 prompt_tokens=last.longest,
                 max_new_tokens=last.max_new_tokens,
                 limits=request.limits,
+                skipped=self.target.skipped,
                 prefill_chunk_tokens=runner.executor.graphs.chunk_of(last.prefill_chunk, last.longest),
             )
             seconds = request.probe_seconds

@@ -101,6 +101,8 @@ def place(
     facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds, audience)
     if EXPERIMENTS in crashed:
         facts = replace(facts, notes=(*facts.notes, NO_EXPERIMENTS))
+    if placed.error is not None and played is None and not isinstance(placed.error, RunInterruptedError):
+        facts = replace(facts, failed=str(placed.error).removeprefix(f"{options.model}: "))
     if played is not None:
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None and not isinstance(placed.error, RunInterruptedError):
@@ -122,6 +124,7 @@ def _asked(options: PlaceOptions, target: Target) -> Asked:
         threads=options.where.threads,
         runs=options.runs,
         limits=options.limits,
+        skipped=target.skipped,
     )
 
 

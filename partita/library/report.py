@@ -78,6 +78,7 @@ class Report(records.Report):
     def __repr__(self) -> str:
         ran = [f"{phase.name} {_where(phase)}" for phase in self.phases]
         over = [] if self.totals is None else [f"finish {self.totals.finish_reason}"]
+        over += [] if self.failed is None else ["its run failed"]
         checks = [] if all(check.passed for check in self.checks) else ["not all of its checks pass"]
         return f"<partita.Report of {self.request.verb} {self.request.path}: {'; '.join([*ran, *over, *checks])}>"
 

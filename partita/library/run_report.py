@@ -13,7 +13,7 @@ from partita.errors import ProviderError
 from partita.foreign.folder import Choice
 from partita.library.chain import Target
 from partita.observations.facts import RunFacts
-from partita.observations.records import PackageFacts
+from partita.observations.records import ChainEntry, PackageFacts
 from partita.package import Manifest
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
@@ -41,6 +41,8 @@ class Asked:
     prefill_chunk_tokens: int | None = None
     runs: int | None = None
     limits: Limits = field(default_factory=Limits)
+    skipped: tuple[ChainEntry, ...] = ()
+    """Installed providers that the default chain leaves out because they could not start."""
 
 
 def make_report(
@@ -80,7 +82,7 @@ def join(
             runs=asked.runs,
             limits=asked.limits.by_option(),
         ),
-        chain=tuple(chain_entry(resolution) for resolution in resolutions),
+        chain=(*asked.skipped, *map(chain_entry, resolutions)),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
     )

@@ -362,6 +362,8 @@ class RunFacts:
     """None when probing was off, or no node fell back."""
     interrupted: tuple[Interruption, ...] = ()
     """What Ctrl-C cut short; how a generation ended is in `finish_reason`."""
+    failed: str | None = None
+    """Why a run failed, for a verb that generates nothing; None when none did."""
     notes: tuple[str, ...] = field(default=())
     """Anything the observer wants said in the report, one sentence each."""
     speculation: SpeculationFact | None = None

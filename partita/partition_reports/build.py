@@ -73,6 +73,7 @@ def build_report(
         rejected=find_rejected(facts.sessions, chain),
         probing=facts.probing,
         interrupted=facts.interrupted,
+        failed=facts.failed,
         cache=_build_cache(facts.states) if package is not None else None,
         memory=facts.memory,
         cpu=tuple(session.cpu for session in facts.sessions if session.cpu is not None),

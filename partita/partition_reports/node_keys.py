@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from partita.diagnosis import naming
 from partita.observations.names import UNKNOWN
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.records import NodePlacement
+from partita.partition_reports.records import NodePlacement, Phase
 
 DIGITS = re.compile(r"\d+")
+INSIDE = -1
+"""The position of a node in a body, which is in no plan."""
 
 
 def stands_for(node: NodePlacement) -> tuple[str, ...]:
@@ -51,6 +53,27 @@ def parts_of(node: NodePlacement) -> tuple[Part, ...]:
 def is_added(node: NodePlacement) -> bool:
     """Whether it is ONNX Runtime's own: the file does not have it, nor what it stands for."""
     return "model_file" not in node.sources and not node.replaces
+
+
+def inlined_parts(phase: Phase) -> tuple[NodePlacement, ...]:
+    """Nodes in bodies of functions that ONNX Runtime unfolded: parts of nodes of the file like those of the plan."""
+    return tuple(
+        NodePlacement(
+            position=INSIDE,
+            name=part.name,
+            op_type=part.op_type,
+            provider=part.provider,
+            module=part.module,
+            layer=None,
+            host_us_per_run=None,
+            output_bytes=None,
+            replaces=part.replaces,
+            replaces_op_types=part.replaces_op_types,
+            replaces_modules=part.replaces_modules,
+            sources=("assignment",),
+        )
+        for part in (phase.bodies.parts if phase.bodies else ())
+    )
 
 
 def keyed(nodes: Sequence[NodePlacement]) -> tuple[NodePlacement, ...]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from partita.diagnosis.records import Fallback
+from partita.observations.records import ChainEntry
 from partita.partition_reports.groups import provider_of
+from partita.partition_reports.node_keys import inlined_parts, is_added, parts_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 
-StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing"]
+StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
 
 
 def state_name(report: Report) -> StateName:
     """All, all but what is harmless, partly, not at all, or refused; empty where no node is left to run, nothing where
-    none is known.
+    none is known, failed where a run failed.
     """
+    if failure_of(report) is not None:
+        return "failed"
     phases = used_phases(report)
     away = [node for phase in phases for node in strays(report, phase)]
     if not phases:
@@ -37,6 +42,30 @@ def _is_mild(report: Report) -> bool:
     if is_timed(report):
         return all(entry.cost is not None and entry.cost.harmless is True for entry in report.fallbacks)
     return all(entry.cost is not None and not entry.cost.copies for entry in report.fallbacks)
+
+
+def failure_of(report: Report) -> str | None:
+    """Why a run failed, on one line; None when none did. A run that was interrupted did not fail."""
+    totals, why = report.totals, report.failed
+    if why is None and totals is not None and totals.finish_reason == "error":
+        why = totals.finish_detail or "the generation ended with an error"
+    return None if why is None else " ".join(why.split())
+
+
+def was_interrupted(report: Report) -> bool:
+    """Whether Ctrl-C ended the run."""
+    return "runs" in report.interrupted or (report.totals is not None and report.totals.finish_reason == "interrupted")
+
+
+def skipped_by_default(report: Report) -> ChainEntry | None:
+    """The installed provider that the default chain would begin with, had it started; None when there is none."""
+    first = report.chain[0] if report.chain else None
+    return first if first is not None and first.provider not in report.request.chain else None
+
+
+def has_run(report: Report) -> bool:
+    """Whether a run ended: a dry run has no times, and a model may only have been opened."""
+    return is_timed(report) and any(phase.steps or phase.observed_runs for phase in report.phases)
 
 
 def wanted_of(report: Report) -> str:
@@ -76,6 +105,24 @@ def main_phase(report: Report) -> Phase | None:
     """The phase that is run for every token, or the only one; None where nothing is known of any."""
     phases = used_phases(report) or tuple(filter(is_known, report.phases))
     return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
+
+
+def file_counts(phase: Phase) -> Counter[str]:
+    """Nodes of the ONNX file behind those of a phase, per provider: what every share is of. A compiled or fused node
+    counts as all that it was made of, and one that ONNX Runtime added, as Memcpy, not at all. Nodes of the plan, where
+    none is of the file.
+    """
+    counts: Counter[str] = Counter()
+    for node in (*phase.nodes, *inlined_parts(phase)):
+        if not is_added(node):
+            counts[provider_of(node)] += len(parts_of(node))
+    return counts or Counter(map(provider_of, phase.nodes))
+
+
+def share_of(phase: Phase, provider: str) -> float:
+    """The part of them that is on a provider, 0 .. 1."""
+    counts = file_counts(phase)
+    return counts[provider] / counts.total() if counts else 0.0
 
 
 def strays(report: Report, phase: Phase) -> list[NodePlacement]:

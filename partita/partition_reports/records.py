@@ -363,8 +363,9 @@ class Summary(Record):
 
     wanted: str | None
     """The first provider of the chain; null when there is none."""
-    state: Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing"]
-    """How much of it ran there: nearly is all but what is harmless, nothing that no node is known."""
+    state: Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
+    """How much of it ran there: nearly is all but what is harmless, nothing that no node is known, failed that a run
+    failed, wherever the nodes are."""
     verdict: str
     """In one line."""
     phases: tuple[PhaseSummary, ...]
@@ -400,6 +401,10 @@ class Report(Record):
     interrupted: tuple[Interruption, ...] = ()
     """What Ctrl-C cut short: the session runs of `place`, or the experiments on nodes that fell back. That of a
     generation is in `totals`.
+    """
+    failed: str | None = None
+    """Why a run of `place` failed: the nodes were placed, and nothing shows that they run. That of a generation is in
+    `totals`. Null when none failed, and in a report that was written without.
     """
     cache: Cache | None
     """null for a model that is no package."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.text_format import human_bytes, in_phases, listing, plural
 from partita.partition_reports.cache_state import status_of
+from partita.partition_reports.node_keys import is_added
+from partita.partition_reports.outcome import failure_of, file_counts, was_interrupted
 from partita.partition_reports.records import Cache, Phase, Report
 
 
@@ -24,8 +28,10 @@ def give_verdict(report: Report) -> str:
         parts.append(f"{plural(failed, 'check')} FAILED")
     if report.exceeded:
         parts.append(f"{plural(len(report.exceeded), 'limit')} EXCEEDED")
-    if report.totals is not None and report.totals.finish_reason in ("interrupted", "error"):
-        parts.append(f"run ended early: {report.totals.finish_reason}")
+    if failure_of(report) is not None:
+        parts.insert(0, "the run FAILED")
+    if was_interrupted(report):
+        parts.append("run ended early: interrupted")
     return "; ".join(part for part in parts if part)
 
 
@@ -54,21 +60,32 @@ def _describe_placement(phases: list[Phase]) -> str:
         )
     if not total:
         return f"no node known in {phase_names(phases)}"
-    first, *others = phase.providers
-    placed = [f"{first.nodes:,} of {plural(total, 'node')} on {_provider_name(first.provider)}"]
-    placed += [f"{other.nodes:,} on {_provider_name(other.provider)}" for other in others]
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
     inside = len(phase.bodies.on_cpu) if phase.bodies else 0
     bodies = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
-    return f"{', '.join(placed)}{in_phases(phase.name for phase in phases)}; {parts}{bodies}"
+    return f"{say_placed(phases)}; {parts}{bodies}"
 
 
-def _provider_name(provider: str) -> str:
+def say_placed(phases: Sequence[Phase], first: str | None = None, name: Callable[[str], str] = str) -> str:
+    """Nodes of the file per provider, and those that ONNX Runtime added, of phases that share a placement.
+
+    `first`: the provider to begin with, also where it has none; None for the one with most. `name`: what to call one.
+    """
+    counts = file_counts(phases[0])
+    head = counts.most_common(1)[0][0] if first is None else first
+    others = [f"{count:,} on {_named(each, name)}" for each, count in counts.most_common() if each != head]
+    placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {_named(head, name)}", *others])
+    added = sum(map(is_added, phases[0].nodes))
+    more = f" and {added:,} that ONNX Runtime added" if 0 < added < len(phases[0].nodes) else ""
+    return f"{placed}{in_phases(phase.name for phase in phases)}{more}"
+
+
+def _named(provider: str, name: Callable[[str], str]) -> str:
     """The provider, or words for the one that no source knows."""
-    return "an unknown provider" if provider == UNKNOWN else provider
+    return "an unknown provider" if provider == UNKNOWN else name(provider)
 
 
 def describe_cache(cache: Cache) -> str:

@@ -61,6 +61,8 @@ class DefaultChain:
     chain: tuple[Provider, ...]
     reason: str
     """Why this one, as a sentence without a full stop."""
+    skipped: tuple[Resolution, ...] = ()
+    """Installed providers that come before it and could not start."""
 
 
 def check(resolutions: Sequence[Resolution], *, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[Check, ...]:
@@ -160,6 +162,7 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
     """
     known = {entry.resolution.provider.name: entry for entry in checks}
     failed: dict[str, str] = {}
+    skipped: list[Resolution] = []
     for resolution in candidates(available_ort_names):
         provider = resolution.provider
         tried = known.get(provider.name) or check([resolution])[0]
@@ -167,11 +170,13 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
             return DefaultChain(
                 _with_cpu(provider),
                 "; ".join([*told(failed), f"{provider.name} is usable; so {provider.name}, then cpu"]),
+                tuple(skipped),
             )
+        skipped += [] if tried.usable else [tried.resolution]
         failed[provider.name] = tried.resolution.reason or "usable, but on the CPU: there is no GPU"
     absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
     parts = [*told(failed), *([f"{listing(absent)}: not in this build"] if absent else []), "so cpu"]
-    return DefaultChain((known_providers()["cpu"],), "; ".join(parts))
+    return DefaultChain((known_providers()["cpu"],), "; ".join(parts), tuple(skipped))
 
 
 def told(failed: Mapping[str, str]) -> list[str]:

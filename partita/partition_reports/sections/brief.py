@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partita.diagnosis.records import Fallback
-from partita.observations.text_format import decimals, in_phases, plural, short_provider
-from partita.partition_reports.outcome import active_of, main_phase
+from partita.observations.text_format import in_phases, plural, short_provider
+from partita.partition_reports.outcome import active_of, main_phase, wanted_of
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_title, say_cost
 from partita.partition_reports.sections.glance import Glance, find_flags, glance
 from partita.partition_reports.sections.model import Command, text_of
-from partita.partition_reports.sections.shared import count_and_bytes, placements, said_inside
-from partita.partition_reports.verdict import phase_names, say_cache
+from partita.partition_reports.sections.shared import count_and_bytes, placements, said_inside, say_speed
+from partita.partition_reports.verdict import say_cache, say_placed
 
 MOST_LINES = 10
 MOST_PLACEMENTS = 2
@@ -36,10 +36,7 @@ def brief(report: Report) -> list[tuple[str, str]]:
 def where(report: Report) -> Iterator[tuple[str, str]]:
     """Nodes per provider, of each placement."""
     for phases in placements(report)[:MOST_PLACEMENTS]:
-        total = len(phases[0].nodes)
-        shares = [f"{entry.nodes:,} on {short_provider(entry.provider)}" for entry in phases[0].providers]
-        name = "" if phase_names(phases) == "run" else f"{phase_names(phases)}: "
-        yield "where", f"{name}{', '.join(shares)} of {plural(total, 'node')}"
+        yield "where", say_placed(phases, wanted_of(report), short_provider)
 
 
 def why(report: Report) -> Iterator[tuple[str, str]]:
@@ -90,12 +87,7 @@ def _copies(phase: Phase) -> str:
 
 def _speed(report: Report) -> Iterator[str]:
     """Tokens per second, or time per run, of every phase, the one that is run for every token first."""
-    told = [
-        f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}"
-        if phase.tokens_per_second is not None
-        else f"{decimals(phase.step_p50_ms)} ms a run{in_phases([phase.name])}"
-        for phase in reversed(report.phases)
-        if phase.tokens_per_second is not None or phase.step_p50_ms is not None
-    ]
-    if told:
-        yield ", ".join(told)
+    told = [(*say_speed(phase), in_phases([phase.name])) for phase in reversed(report.phases)]
+    known = [f"{speed}{where} ({of})" for speed, *basis, where in told if speed for of in basis]
+    if known:
+        yield ", ".join(known)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from partita.observations.native_text import cut
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import (
     decimals,
@@ -20,22 +21,34 @@ from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import (
     StateName,
     active_of,
+    failure_of,
+    has_run,
     is_folded,
     is_timed,
     main_phase,
+    share_of,
+    skipped_by_default,
     state_name,
     strays,
     used_phases,
     wanted_of,
+    was_interrupted,
 )
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
 from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
-from partita.partition_reports.sections.shared import COPY_OPERATORS, in_bytes, placements, runtime_name, said_inside
+from partita.partition_reports.sections.shared import (
+    COPY_OPERATORS,
+    in_bytes,
+    placements,
+    runtime_name,
+    said_inside,
+    say_speed,
+)
 from partita.partition_reports.time_split import split_time, whole_percent
-from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.verdict import give_verdict, say_placed
 from partita.remedies import shell
 
 SIGNS: dict[StateName, str] = {
@@ -46,6 +59,7 @@ SIGNS: dict[StateName, str] = {
     "refused": "⊘",
     "empty": "○",
     "nothing": "–",
+    "failed": "✕",
 }
 """A shape for each state, so that it is not told by colour alone."""
 TONES: dict[StateName, Tone] = {
@@ -56,9 +70,12 @@ TONES: dict[StateName, Tone] = {
     "refused": "bad",
     "empty": "good",
     "nothing": "bad",
+    "failed": "bad",
 }
 WORTH_A_HEADLINE = 0.1
 """Part of the node time from which copies, or nodes elsewhere, are the news."""
+LONGEST = 240
+"""Most characters of a headline's reason."""
 NAMED_CHECKS = 3
 """Failed checks that are named at the top."""
 
@@ -140,13 +157,16 @@ def _say_asked(report: Report) -> str:
 def find_state(report: Report) -> State:
     """Where it ran, and what of that is the news."""
     name = state_name(report)
-    return State(name, TONES[name], SIGNS[name], _say_headline(report, name))
+    shown = "partly" if name == "none" and skipped_by_default(report) is not None else name
+    return State(name, TONES[shown], SIGNS[shown], _say_headline(report, name))
 
 
 def _say_headline(report: Report, name: StateName) -> str:
     """What happened, in time where that is known."""
     wanted = short_provider(wanted_of(report))
-    ran = "ran" if is_timed(report) else "would run"
+    ran = "ran" if has_run(report) else "would run"
+    if (failed := failure_of(report)) is not None:
+        return f"Placed on {_used(report)}; its run failed: {cut(failed, LONGEST)}"
     if name == "empty":
         return "ONNX Runtime folded the whole graph at load time; nothing executes"
     if name == "nothing":
@@ -156,29 +176,39 @@ def _say_headline(report: Report, name: StateName) -> str:
         return f"{wanted} rejected part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
     if name == "all":
         return f"All of it {ran} on {wanted}"
+    if name == "none" and (skipped := skipped_by_default(report)) is not None:
+        could_not = f"{wanted} is installed but could not start: {skipped.reason or 'no reason known'}"
+        return f"{ran.capitalize()} on {_used(report)}; {could_not}{f'; {skipped.remedy}' if skipped.remedy else ''}"
     if name == "none":
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
         why = f": {missing.reason or 'not available'}" if missing is not None and missing is report.chain[0] else ""
         return f"Nothing {ran} on {wanted}{why}"
     away = {node.name for phase in report.phases for node in strays(report, phase)}
     elsewhere = f"{plural(len(away), 'node')} elsewhere" if away else "nodes in control flow elsewhere"
+    cause = "causes" if len(away) == 1 else "cause"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
         copies = "" if is_timed(report) else "; none of them causes a copy"
         return (
             f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {elsewhere}"
         )
-    return _say_time(report) or f"Partly on {wanted}: {elsewhere}{_say_copying(report)}"
+    return _say_time(report) or f"Partly on {wanted}: {elsewhere}{_say_copying(report, cause)}"
 
 
-def _say_copying(report: Report) -> str:
+def _used(report: Report) -> str:
+    """The providers that have nodes: `WebGpu and CPU`."""
+    used = dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers)
+    return listing(used) if used else "no known provider"
+
+
+def _say_copying(report: Report, cause: str) -> str:
     """How many copies the fallbacks make necessary in a run of the main phase; empty when none is known."""
     main = main_phase(report)
     entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
     copies = {name for entry in entries if entry.cost is not None for name in entry.cost.copies}
     if main is None or not copies:
         return ""
-    return f" cause {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
+    return f" {cause} {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
 
 
 def _say_time(report: Report) -> str:
@@ -220,8 +250,8 @@ def find_flags(report: Report) -> Iterator[Flag]:
     if report.disagreements:
         nodes = len({entry.node for entry in report.disagreements})
         yield Flag("Sources disagree", f"on {plural(nodes, 'node')}", told=True)
-    if report.totals is not None and report.totals.finish_reason in ("interrupted", "error"):
-        yield Flag("The run ended early", report.totals.finish_reason, told=True)
+    if was_interrupted(report):
+        yield Flag("The run ended early", "interrupted", told=True)
 
 
 def _answer_questions(report: Report) -> tuple[Answer, ...]:
@@ -231,20 +261,22 @@ def _answer_questions(report: Report) -> tuple[Answer, ...]:
 def _answer_where(report: Report) -> Answer:
     """Nodes on the preferred provider, per placement."""
     wanted, phase = wanted_of(report), main_phase(report)
-    lines = []
-    for phases in placements(report):
-        total, on = len(phases[0].nodes), len(phases[0].nodes) - len(strays(report, phases[0]))
-        where = in_phases(each.name for each in phases)
-        lines.append(f"{on:,} of {plural(total, 'node')} on {short_provider(wanted)}{where}")
-    share = None if phase is None or not phase.nodes else 1 - len(strays(report, phase)) / len(phase.nodes)
-    if share is None:
+    lines = [say_placed(phases, wanted, short_provider) for phases in placements(report)]
+    if phase is None or not phase.nodes:
         return _no_node(report, "Did it run where I asked?", "layers")
+    share = share_of(phase, wanted)
     figure = {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
     others = [each.name for each in used_phases(report) if strays(report, each)]
     if share == 1 and phase is not None and others:
         figure = f"all of it{in_phases([phase.name])} only"
+    elif share == 1 and strays(report, phase):
+        figure = "all but what ONNX Runtime added"
     elif share == 1 and report.fallbacks:
         figure = "all but control flow"
+    if skipped_by_default(report) is not None:
+        figure = f"not on {short_provider(wanted)}"
+    if failure_of(report) is not None:
+        figure = "no: its run failed"
     return Answer("Did it run where I asked?", figure, tuple(lines), "layers")
 
 
@@ -291,6 +323,8 @@ def _answer_why(report: Report) -> Answer:
         for entry in report.chain
         if entry.status == "unavailable"
     ]
+    if (failed := failure_of(report)) is not None:
+        lines.insert(0, f"The run failed: {failed}")
     groups = by_reason(report)
     for number, ((reason, _), entries) in enumerate(groups):
         kinds = listing(sorted({entry.evidence_kind for entry in entries}))
@@ -300,6 +334,8 @@ def _answer_why(report: Report) -> Answer:
         return Answer("Why?", "-", ("Nothing to explain.",), "fallbacks")
     reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
     figure = reasons[0] if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "not available"
+    if failed is not None:
+        figure = "a run failed"
     return Answer("Why?", figure, tuple(lines), "fallbacks")
 
 
@@ -308,21 +344,13 @@ def _answer_cost(report: Report) -> Answer:
     phase = main_phase(report)
     if phase is None or not phase.nodes:
         return _no_node(report, "What does it cost?", "phases")
-    lines = [*_say_step(phase), *_say_waits(phase), _say_moves(phase)]
-    speed = phase.tokens_per_second
-    if speed is not None:
-        figure = f"{decimals(speed)} tokens/s"
-    elif phase.step_p50_ms is not None:
-        figure = f"{decimals(phase.step_p50_ms)} ms"
-    else:
+    lines = [*_say_waits(phase), _say_moves(phase)]
+    figure, *basis = say_speed(phase)
+    if state_name(report) == "none":  # the speed of another provider is no cost
+        figure, basis = "not known", [f"Nothing ran on {short_provider(wanted_of(report))} to compare with."]
+    elif not figure:
         figure = plural(len(phase.copies), "copy") if phase.copies else "no copy"
-    return Answer("What does it cost?", figure, tuple(lines), "phases")
-
-
-def _say_step(phase: Phase) -> Iterator[str]:
-    """The time of a step, where the speed is the figure."""
-    if phase.tokens_per_second is not None and phase.step_p50_ms is not None:
-        yield f"{decimals(phase.step_p50_ms)} ms a {phase.name} step"
+    return Answer("What does it cost?", figure, (*basis, *lines), "phases")
 
 
 def _say_waits(phase: Phase) -> Iterator[str]:
@@ -361,10 +389,13 @@ def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
 def _answer_do(report: Report) -> Answer:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
+    if failure_of(report) is not None:
+        return Answer(question, "make it run", ("See why the run failed; no other remedy matters before.",), more)
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
-        return Answer(question, "nothing", ("Everything ran where you asked.",), more)
+        ran = "ran" if has_run(report) else "would run"
+        return Answer(question, "nothing", (f"Everything {ran} where you asked.",), more)
     if not missing and state == "empty":
         return Answer(question, "nothing", ("ONNX Runtime folded the whole graph at load time.",), more)
     if not missing and state == "nearly":
