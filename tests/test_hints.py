@@ -19,6 +19,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import partita
 from partita.cli import run
 from partita.commands.terminal import fold
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
@@ -210,3 +211,17 @@ def test_values_in_a_file_whose_name_is_no_text(gather, tmp_path, capsys):
     np.save(tmp_path / name, np.array([1], np.int64))
     given = ["--input", f"ids={tmp_path / name}", "--report", tmp_path / "report.json"]
     assert "not UTF-8 text" in failed(capsys, 2, "place", gather, "-e", "cpu", *given)
+
+
+def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
+    file = tmp_path / "report.json"
+    np.save(tmp_path / "far.npy", np.array([99], np.int64))
+    given = ["--input", f"ids={tmp_path / 'far.npy'}", "--report", file, "--max-copies", 9]
+    assert "failed" in failed(capsys, 1, "place", gather, "-e", "cpu", *given)
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["summary"]["state"] == "failed" and report["failed"].startswith("a run on the values given for ids")
+    assert report["exceeded"] == ["--max-copies 9: cannot be confirmed: the run failed"]
+    assert "2 of 2 checks failed" in failed(capsys, 5, "report", "check", file, "--require", "provider=cpu,share>=1")
+    assert "its run failed" in partita.Report.read(file).to_markdown()
+    with pytest.raises(partita.CheckFailedError, match="a run that failed"):
+        partita.Report.read(file).check("provider=cpu,share>=1")

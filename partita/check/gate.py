@@ -121,8 +121,8 @@ def _sound(report: Report) -> Iterator[Outcome]:
 def _adds_up(report: Report, what: str) -> Iterator[Outcome]:
     """That a run failed or a report does not add up, if so: what was not on a provider in it cannot have left one."""
     if (why := failure_of(report)) is not None:
-        whose = "the run of the baseline" if what == "the baseline" else "the run"
-        yield Outcome(check="report", holds=False, detail=f"{whose} failed, so nothing is confirmed: {why}")
+        detail = f"{what} is of a run that failed, so nothing is confirmed: {why}"
+        yield Outcome(check="report", holds=False, detail=detail)
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:
         yield Outcome(check="report", holds=False, detail=f"{what} does not add up: {'; '.join(failed)}")

@@ -13,7 +13,7 @@ from partita.observations.names import CPU
 from partita.observations.text_format import decimals, listing, name_some, plural
 from partita.partition_reports.cache_state import is_in_place, status_of
 from partita.partition_reports.copies import copies_inside
-from partita.partition_reports.outcome import is_known, main_phase
+from partita.partition_reports.outcome import TOO_FEW, is_known, main_phase, too_few_steps
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
 
@@ -144,7 +144,8 @@ def _measure_speed(report: Report) -> Found:
     if phase.tokens_per_second is None:
         why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
         return Found(value=None, held="", broken=f"cannot be confirmed: {why}")
-    return Found(phase.tokens_per_second, f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}")
+    few = f", {plural(phase.steps, 'step')}: {TOO_FEW}" if too_few_steps(phase) else ""
+    return Found(phase.tokens_per_second, f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}{few}")
 
 
 def repeated_phase(phases: Sequence[Phase]) -> Phase:

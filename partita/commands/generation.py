@@ -37,6 +37,7 @@ from partita.library.run_report import limits_error
 from partita.observations.text_format import percent
 from partita.package import Manifest
 from partita.partition_reports import storage
+from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.runtime.pins import parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
@@ -275,7 +276,8 @@ def _say_timings(engine: LocalEngine, generation: Generation) -> None:
     if figures["first_token_seconds"]:
         parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
     if figures["decode_tokens_per_second"]:
-        parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s")
+        few = f" ({TOO_FEW})" if figures["decode_steps"] < FEW_STEPS else ""
+        parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s{few}")
     guesses = generation.speculation
     if guesses is not None and guesses.acceptance is not None:
         speed = "" if guesses.gain is None else f", {guesses.gain:.2f} times the speed without"
@@ -294,7 +296,7 @@ def _report_request(
 ) -> ReportRequest:
     """What the report says of the generation beside the facts of the run."""
     return ReportRequest(
-        finish_reason="interrupted" if outcome.interrupted else generation.finish_reason,
+        finish_reason="interrupted" if outcome.interrupted else "error" if outcome.error else generation.finish_reason,
         finish_detail=str(outcome.error) if outcome.error else _unread(outcome),
         complete=outcome.error is None and not outcome.interrupted,
         tokenizer_load_seconds=tokenizer_seconds,

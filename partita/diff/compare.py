@@ -9,7 +9,7 @@ from partita.diff.headline import headline
 from partita.diff.phase_diff import BothPhases
 from partita.diff.records import ReportDiff, Side
 from partita.observations.text_format import listing
-from partita.partition_reports.outcome import failure_of, is_known
+from partita.partition_reports.outcome import TOO_FEW, failure_of, is_known, too_few_steps
 from partita.partition_reports.records import Report
 
 RELATED = 0.5
@@ -103,6 +103,8 @@ def _notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[
         if (why := failure_of(report)) is not None:
             yield f"the run of {letter} failed, so nothing shows that its nodes run: {why}"
     for both in phases:
+        if too_few_steps(both.before) or too_few_steps(both.after):
+            yield f"{both.name}: {both.before.steps:,} steps in A and {both.after.steps:,} in B: {TOO_FEW}"
         if both.tokens_differ:
             was, now = both.tokens
             yield (

@@ -302,6 +302,8 @@ def _remarks(told: Explanation) -> Iterator[Section]:
         Line(f"sources disagree in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
         for entry in told.disagreements
     ]
+    if told.run_failed is not None:
+        blocks.append(Line(f"nothing shows that the node runs: {told.run_failed}", "run failed"))
     blocks += (Line(note, "note", "quiet") for note in told.notes)
     if blocks:
         yield Section("notes", "Notes", tuple(blocks))

@@ -21,7 +21,6 @@ from partita.spelling import spelled
 
 NEAR = 5
 """Most names that are suggested for one that is not there."""
-RUN_FAILED = "the run failed, so nothing shows that the node runs"
 Role = Literal["runs", "replaced", "copy", "border", "body", "listed"]
 """runs: in the plan. replaced: another node stands for it. copy: a Memcpy node. border: a session input or output that
 is copied. body: in a body of If, Loop or Scan. listed: nothing but a reason, a rejection or a disagreement names it."""
@@ -94,6 +93,8 @@ class Explanation(Record):
     """Why it cannot be in a captured CUDA graph."""
     disagreements: tuple[Disagreement, ...]
     notes: tuple[str, ...]
+    run_failed: str | None = None
+    """Why the run failed, so that nothing shows that the node runs; null when it did not."""
 
 
 class Match(Record):
@@ -227,13 +228,12 @@ def explain(report: Report, name: str) -> Explanation:
         graph_capture=tuple(dict.fromkeys(entry for entry in _blocking(report) if entry.node in runs_in)),
         disagreements=tuple(entry for entry in report.disagreements if entry.node in runs_in),
         notes=tuple(notes(report, runs_in)),
+        run_failed=failure_of(report),
     )
 
 
 def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
     """What limits the answer."""
-    if (why := failure_of(report)) is not None:
-        yield f"{RUN_FAILED}: {why}"
     for phase in report.phases:
         inner = {each.name for each in (phase.bodies.on_cpu if phase.bodies else ())}
         for name in dict.fromkeys(node.name for node in phase.nodes if node.name in inner and node.name in runs_in):

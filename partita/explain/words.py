@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from partita.diagnosis.records import Fallback
-from partita.explain.node_explanation import RUN_FAILED, Explanation, Matches, Place
+from partita.explain.node_explanation import Explanation, Matches, Place
 from partita.observations.names import UNKNOWN
 from partita.observations.text_format import listing, named_provider, plural
 
@@ -36,8 +36,7 @@ def headline(told: Explanation) -> str:
         said = _say_place(told, places[0]) if len(places) == 1 else _say_parts(told, places)
         parts.setdefault(said, []).append(phase)
     where = "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
-    failed = any(note.startswith(RUN_FAILED) for note in told.notes)
-    return f"{told.node}: {where}{f'; {RUN_FAILED}' if failed else ''}"
+    return f"{told.node}: {where}{'; ITS RUN FAILED' if told.run_failed is not None else ''}"
 
 
 def places_by_phase(told: Explanation) -> dict[str, list[Place]]:

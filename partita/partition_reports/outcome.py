@@ -7,10 +7,15 @@ from typing import Literal
 
 from partita.diagnosis.records import Fallback
 from partita.observations.records import ChainEntry
+from partita.observations.text_format import short_provider
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.node_keys import inlined_parts, is_added, parts_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 
+FEW_STEPS = 10
+"""With fewer steps a speed is too uncertain to compare."""
+TOO_FEW = "too few to tell a speed"
 StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing", "failed"]
 
 
@@ -59,8 +64,11 @@ def was_interrupted(report: Report) -> bool:
 
 def skipped_by_default(report: Report) -> ChainEntry | None:
     """The installed provider that the default chain would begin with, had it started; None when there is none."""
+    asked = {short_provider(name).casefold() for name in report.request.chain}
     first = report.chain[0] if report.chain else None
-    return first if first is not None and first.provider not in report.request.chain else None
+    if first is None or first.status == "active" or short_provider(first.provider).casefold() in asked:
+        return None
+    return first
 
 
 def has_run(report: Report) -> bool:
@@ -109,14 +117,25 @@ def main_phase(report: Report) -> Phase | None:
 
 def file_counts(phase: Phase) -> Counter[str]:
     """Nodes of the ONNX file behind those of a phase, per provider: what every share is of. A compiled or fused node
-    counts as all that it was made of, and one that ONNX Runtime added, as Memcpy, not at all. Nodes of the plan, where
-    none is of the file.
+    counts as all that it was made of, and one that ONNX Runtime added, as Memcpy, not at all. Where no node is known to
+    be of the file: those that are no Memcpy node.
     """
     counts: Counter[str] = Counter()
     for node in (*phase.nodes, *inlined_parts(phase)):
         if not is_added(node):
             counts[provider_of(node)] += len(parts_of(node))
-    return counts or Counter(map(provider_of, phase.nodes))
+    return counts or Counter(provider_of(node) for node in phase.nodes if not is_memcpy(node))
+
+
+def added_nodes(phase: Phase) -> int:
+    """How many nodes of a phase `file_counts` does not count, because ONNX Runtime added them."""
+    every = all(map(is_added, phase.nodes))
+    return sum(map(is_memcpy if every else is_added, phase.nodes))
+
+
+def too_few_steps(phase: Phase) -> bool:
+    """Whether the speed of a phase is of so few steps that it tells little. Prefill has one or few in every run."""
+    return phase.name != "prefill" and 0 < phase.steps < FEW_STEPS
 
 
 def share_of(phase: Phase, provider: str) -> float:

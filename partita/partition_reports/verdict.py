@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.text_format import human_bytes, in_phases, listing, plural
 from partita.partition_reports.cache_state import status_of
-from partita.partition_reports.node_keys import is_added
-from partita.partition_reports.outcome import failure_of, file_counts, was_interrupted
+from partita.partition_reports.outcome import added_nodes, failure_of, file_counts, was_interrupted
 from partita.partition_reports.records import Cache, Phase, Report
 
 
@@ -78,9 +77,9 @@ def say_placed(phases: Sequence[Phase], first: str | None = None, name: Callable
     head = counts.most_common(1)[0][0] if first is None else first
     others = [f"{count:,} on {_named(each, name)}" for each, count in counts.most_common() if each != head]
     placed = ", ".join([f"{counts[head]:,} of {plural(counts.total(), 'node')} on {_named(head, name)}", *others])
-    added = sum(map(is_added, phases[0].nodes))
-    more = f" and {added:,} that ONNX Runtime added" if 0 < added < len(phases[0].nodes) else ""
-    return f"{placed}{in_phases(phase.name for phase in phases)}{more}"
+    added = added_nodes(phases[0])
+    more = f" (and {added:,} that ONNX Runtime added)" if added else ""
+    return f"{placed}{more}{in_phases(phase.name for phase in phases)}"
 
 
 def _named(provider: str, name: Callable[[str], str]) -> str:

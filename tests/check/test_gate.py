@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import typer.main
 from partita.check.compared import Beside
 from partita.check.finding import find
 from partita.check.gate import Gate, check
-from partita.check.limits import Limits
+from partita.check.limits import Limits, exceeded
 from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError, UsageError
@@ -20,7 +21,16 @@ from partita.partition_reports.records import Bodies, BodyNode, Cache, CacheStat
 from partita.partition_reports.speculation import speculation_figures
 from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
-from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    GPU_CHAIN,
+    MISSING_FIRST_CHAIN,
+    NO_GPU_CHAIN,
+    PACKAGE,
+    recorded_facts,
+    report_of,
+)
 from tests.partition_reports.test_speculation_section import NGRAM, STEPS
 
 NAMES = {"webgpu": GPU, "cpu": CPU}
@@ -311,7 +321,7 @@ def test_speed_is_that_of_decode_and_must_be_known():
     report = each_phase(mixed(), lambda phase: {"tokens_per_second": 5.0 if phase.name == "decode" else 1.0})
     assert failures(Gate(min_tokens_per_second=5), report) == {}
     assert failures(Gate(min_tokens_per_second=5.1), report) == {
-        "--min-tokens-per-second 5.1": "5.00 tokens/s in decode"
+        "--min-tokens-per-second 5.1": "5.00 tokens/s in decode, 1 step: too few to tell a speed"
     }
     report = each_phase(report, lambda phase: {"tokens_per_second": None})
     assert "cannot be confirmed" in failures(Gate(min_tokens_per_second=0), report)["--min-tokens-per-second 0"]
@@ -630,3 +640,57 @@ def test_every_field_is_documented(field):
     command = typer.main.get_command(report_app).commands["check"]  # type: ignore[attr-defined]
     told = next(option.help for option in command.params if option.name == "require")
     assert re.search(rf"\b{field}\b", told)
+
+
+@pytest.mark.parametrize(
+    ("chain", "told"),
+    [
+        (
+            MISSING_FIRST_CHAIN,
+            "1 provider could not start: TensorrtExecutionProvider (library_missing: libnvinfer.so.10",
+        ),
+        (NO_GPU_CHAIN, ""),
+        (GPU_CHAIN, ""),
+    ],
+    ids=["could not start", "not in this build", "there"],
+)
+def test_that_every_installed_provider_started_can_be_asked_for(chain, told):
+    holds, said = required("unavailable=0", report_of(recorded_facts(), chain))
+    assert holds is not bool(told) and said.startswith(told)
+
+
+GATES = {
+    "--require": Gate(requirements=(parse_requirement("provider=cpu,share>=0", WORDS),)),
+    "--max-cpu-nodes": Gate(limits=Limits(max_cpu_nodes=999)),
+    "--max-copies": Gate(limits=Limits(max_copies=999)),
+    "--max-copy-bytes-per-token": Gate(limits=Limits(max_copy_bytes_per_token=10**9)),
+    "--max-unexplained": Gate(max_unexplained=999),
+    "--require-cache-in-place": Gate(cache_in_place=True),
+    "--min-tokens-per-second": Gate(min_tokens_per_second=0),
+    "--max-slowdown": Gate(max_slowdown=99),
+}
+
+
+@pytest.mark.parametrize("option", GATES)
+@pytest.mark.parametrize("how", ["a run of place", "a generation"])
+def test_every_gate_fails_on_a_run_that_failed(option, how):
+    facts, gate = recorded_facts(), GATES[option]
+    good = report_of(facts)
+    baseline = ("a.json", good) if option == "--max-slowdown" else None
+    assert check(good, gate, "r.json", baseline).passed
+    changes = (
+        {"failed": "no kernel"} if how == "a run of place" else {"finish_reason": "error", "finish_detail": "boom"}
+    )
+    bad = report_of(replace(facts, **changes))
+    found = check(bad, gate, "r.json", baseline)
+    assert not found.passed and not any(outcome.holds for outcome in found.outcomes)
+    assert found.outcomes[0].detail.endswith("boom" if how == "a generation" else "no kernel")
+    assert exceeded(bad, gate.limits) or gate.limits == Limits()
+
+
+def test_a_baseline_whose_run_failed_confirms_nothing_and_an_interrupted_run_is_no_failed_one():
+    facts = recorded_facts()
+    good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
+    assert "the baseline is of a run that failed" in failures(Gate(), good, bad)["report"]
+    assert "it is of a run that failed" in failures(Gate(), bad, good)["report"]
+    assert failures(GATES["--max-copies"], report_of(replace(facts, finish_reason="interrupted"))) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -402,3 +403,12 @@ def test_a_cache_that_no_longer_stays_is_told_in_whatever_words(monkeypatch):
     assert [change.cache_moved for change in found.changes] == [True] and "cache" in found.headline
     found = compare(report, smaller)
     assert [change.cache_moved for change in found.changes] == [False] and "cache" not in found.headline
+
+
+def test_a_run_that_failed_is_a_difference_and_the_first_thing_that_is_said():
+    facts = recorded_facts()
+    good, bad = report_of(facts), report_of(replace(facts, failed="no kernel"))
+    found = compare(good, bad, names=("a.json", "b.json"))
+    assert found.headline.startswith("the run of b.json FAILED; no node moved") and not found.same
+    assert found.notes[0] == "the run of B failed, so nothing shows that its nodes run: no kernel"
+    assert compare(bad, bad).headline.startswith("the run of A and B FAILED; ")

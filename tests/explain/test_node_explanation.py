@@ -11,7 +11,7 @@ from rich.console import Console
 from partita.diagnosis.records import FallbackCost, Trial
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.explain.views import text as view
-from partita.explain.words import say_no_single
+from partita.explain.words import headline, say_no_single
 from partita.observations.records import Probing
 from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
@@ -265,3 +265,10 @@ def test_a_provider_that_is_not_there_is_no_reason_of_a_node_that_another_could_
     found = find(report, "rotary_emb/")
     assert isinstance(found, Matches)
     assert {entry.node: entry.reason for entry in found.matches}[GATHER] == "no_kernel_op"
+
+
+def test_a_node_of_a_run_that_failed_is_only_placed():
+    report = mixed().model_copy(update={"failed": "no kernel"})
+    assert headline(explained(report, MUL)).endswith("; ITS RUN FAILED")
+    assert "FAILED" not in headline(explained(mixed(), MUL))
+    assert "nothing shows that the node runs: no kernel" in words(explained(report, MUL))

@@ -98,7 +98,8 @@ MEMORY = Memory(
 
 def report_of(facts: RunFacts, chain: tuple[ChainEntry, ...] = CPU_CHAIN, **changes: Any) -> Report:
     """The report of `facts`, with the sample environment, package and request unless changed."""
-    given: dict[str, Any] = {"environment": ENVIRONMENT, "package": PACKAGE, "request": REQUEST}
+    asked = REQUEST if chain == CPU_CHAIN else REQUEST.model_copy(update={"chain": tuple(e.provider for e in chain)})
+    given: dict[str, Any] = {"environment": ENVIRONMENT, "package": PACKAGE, "request": asked}
     given |= {"created": "2026-11-21T08:00:00Z", "partita_version": "0.1.0"}
     return build_report(facts, chain=chain, **(given | changes))
 

@@ -105,7 +105,7 @@ def test_no_session_at_all():
     report = report_of(run_facts(steps=(), new_tokens=0, prompt_tokens=5, finish_reason="error", finish_detail="boom"))
     assert report.phases == ()
     assert failed(report) == []
-    assert text.VIEW.to_text(report).startswith("no phase was run")
+    assert text.VIEW.to_text(report).startswith("the run FAILED; no phase was run")
 
 
 def test_a_pair_of_static_files_gives_each_phase_its_own_session():

@@ -8,8 +8,19 @@ from partita.partition_reports.sections.fallbacks import by_reason, section
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Group
 from partita.partition_reports.summary import summarise
+from partita.partition_reports.views import html, markdown
 from tests.partition_reports.changed import mixed
-from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, NO_GPU_CHAIN, TENSORRT
+from tests.partition_reports.samples import (
+    CPU,
+    CPU_CHAIN,
+    GPU,
+    MISSING_FIRST_CHAIN,
+    NO_GPU_CHAIN,
+    REQUEST,
+    TENSORRT,
+    recorded_facts,
+    report_of,
+)
 
 REPORT = mixed(MISSING_FIRST_CHAIN)
 OWN = {"no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
@@ -49,3 +60,32 @@ def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_
     assert (
         told.startswith("Tensorrt is not available: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
     )
+
+
+DEFAULT = report_of(
+    recorded_facts(),
+    (MISSING_FIRST_CHAIN[0], *CPU_CHAIN),
+    request=REQUEST.model_copy(update={"chain": (CPU,), "chain_source": "default: tensorrt: library_missing; so cpu"}),
+)
+"""A run that named no chain, and whose best installed provider could not start."""
+
+
+def test_a_default_chain_without_its_first_provider_is_not_all_where_it_was_asked() -> None:
+    top = glance(DEFAULT)
+    said = "Ran on CPU; Tensorrt is installed but could not start: library_missing; install TensorRT"
+    assert (top.state.headline, top.state.tone, top.state.sign) == (said, "warn", "◐")
+    where, _, why, cost, do = top.answers
+    assert where.figure == "not on Tensorrt" and cost.figure == "not known"
+    assert "library_missing" in str(why.lines) and "install TensorRT" in str(do.lines)
+    assert "tokens/s" not in str(cost), "the speed of another provider is no cost"
+    told = dict(brief(DEFAULT))
+    assert told[""].endswith(said) and "install TensorRT" in told["remedy"]
+    assert said in markdown.to_text(DEFAULT) and said in html.to_text(DEFAULT) and "✓" not in markdown.to_text(DEFAULT)
+    summary = summarise(DEFAULT)
+    assert (summary.wanted, summary.state) == (TENSORRT, "none")
+    assert "unavailable (library_missing)" in summary.verdict
+
+
+def test_of_a_chain_that_was_named_it_is_still_nothing_that_ran_there() -> None:
+    named = report_of(recorded_facts(), (MISSING_FIRST_CHAIN[0], *CPU_CHAIN))
+    assert glance(named).state.headline == "Nothing ran on Tensorrt: library_missing"

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 
 import pytest
 
+from partita.check.finding import find
+from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diff.compare import compare
 from partita.diff.node_matching import units
 from partita.partition_reports import storage
 from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Report
+from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.sections.shared import say_speed
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.views import html, markdown
 from tests.partition_reports.changed import compiled, each_phase, mixed, moved, renamed
 from tests.partition_reports.reports import RECORDED, recorded
-from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of
+from tests.partition_reports.samples import CPU, GPU, recorded_facts, report_of, with_session
 
 OLDER = sorted(path.name.removesuffix(".json.gz") for path in RECORDED.glob("*.json.gz"))
 """Reports as Partitas of before this field wrote them."""
@@ -115,3 +121,40 @@ def test_what_is_elsewhere_in_another_phase_alone_is_not_said_to_be_copies_or_no
     told = glance(clean)
     assert "0 %" not in told.state.headline and "nodes elsewhere" in told.state.headline
     assert told.answers[0].figure == "all of it in decode only"
+
+
+def test_a_run_that_failed_is_the_first_thing_that_every_view_says():
+    report = report_of(replace(recorded_facts(), failed="Non-zero status\nin node x"))
+    top, told = glance(report), dict(brief(report))
+    said = "Placed on CPU; its run failed: Non-zero status in node x"
+    assert (top.state.name, top.state.tone, top.state.headline) == ("failed", "bad", said)
+    assert told[""].endswith(said) and summarise(report).state == "failed"
+    assert summarise(report).verdict.startswith("the run FAILED; ")
+    for view in (markdown, html):
+        assert said in view.to_text(report) and "✓" not in view.to_text(report)
+    assert [answer.figure for answer in top.answers if "all of it" in answer.figure or answer.figure == "nothing"] == [
+        "nothing"
+    ], "no node is elsewhere, and nothing else is good"
+
+
+def test_a_model_that_was_opened_alone_would_run():
+    facts = recorded_facts()
+    opened = replace(with_session(facts, events=(), runs=()), steps=(), finish_reason=None)
+    assert glance(report_of(opened)).state.headline == "All of it would run on CPU"
+
+
+def test_shares_are_of_nodes_of_the_file_in_every_view_and_in_requirements():
+    report = mixed()
+    holds, said = find(parse_requirement("provider=webgpu,share>=0.66", Vocabulary(lambda _: GPU, ())), report)[0]
+    assert holds and said.startswith("share 0.6667 ")
+    where = glance(report).answers[0]
+    placed = "6 of 9 nodes on WebGpu, 3 on CPU (and 4 that ONNX Runtime added) in prefill and decode"
+    assert (where.figure, where.lines) == ("66.7 %", (placed,)) and dict(brief(report))["where"] == placed
+    assert f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 4 that ONNX Runtime added)" in summarise(report).verdict
+
+
+def test_a_speed_has_its_name_and_says_when_its_steps_are_too_few():
+    phase = mixed().phases[-1].model_copy(update={"steps": 5, "tokens_per_second": 53.2, "step_p50_ms": 1.91})
+    assert say_speed(phase) == ("53.2 tokens/s", "mean of 5 decode steps; median step 1.91 ms; too few to tell a speed")
+    assert say_speed(phase.model_copy(update={"steps": 50}))[1] == "mean of 50 decode steps; median step 1.91 ms"
+    assert say_speed(phase.model_copy(update={"tokens_per_second": None, "step_p50_ms": None})) == ("",)

@@ -45,8 +45,8 @@ def rendered(report, width=80, encoding="utf-8"):
 def test_the_verdict_comes_first():
     report = report_of(recorded_facts())
     assert give_verdict(report) == (
-        "113 of 113 nodes on CPUExecutionProvider in prefill and decode; 1 partition, 0 Memcpy nodes; "
-        "cache in place (64 KiB on Cpu)"
+        "111 of 111 nodes on CPUExecutionProvider (and 2 that ONNX Runtime added) in prefill and decode; 1 partition, "
+        "0 Memcpy nodes; cache in place (64 KiB on Cpu)"
     )
     lines = rendered(report, 200).splitlines()
     assert lines[0] == give_verdict(report)
@@ -55,7 +55,9 @@ def test_the_verdict_comes_first():
 def test_the_verdict_tells_what_went_wrong():
     facts = replace(mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),)), finish_reason="interrupted")
     verdict = give_verdict(report_of(facts, GPU_CHAIN))
-    assert verdict.startswith(f"9 of 14 nodes on {GPU}, 4 on {CPU}, 1 on an unknown provider in prefill and decode")
+    assert verdict.startswith(
+        f"6 of 9 nodes on {GPU}, 3 on {CPU} (and 5 that ONNX Runtime added) in prefill and decode"
+    )
     assert "3 Memcpy nodes, 1 copy at the session border" in verdict
     assert "sources disagree on 1 node" in verdict
     assert "3 checks FAILED" in verdict

@@ -259,6 +259,7 @@ def test_the_best_usable_provider_leads_and_the_cpu_follows():
     found = best_chain(names, (failed, Check(openvino, True, True)))
     assert [entry.name for entry in found.chain] == ["openvino", "cpu"]
     assert found.reason == "cuda: device_missing; openvino is usable; so openvino, then cpu"
+    assert [entry.provider.name for entry in found.skipped] == ["cuda"]
 
 
 def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
@@ -267,7 +268,7 @@ def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
     disguised = judge(resolution, outcome(result={**ran, "hardware": ["CPU"]}))
     assert (disguised.usable, disguised.software) == (True, True)
     found = best_chain(("WebGpuExecutionProvider", "CPUExecutionProvider"), (disguised,))
-    assert [entry.name for entry in found.chain] == ["cpu"]
+    assert [entry.name for entry in found.chain] == ["cpu"] and found.skipped == (), "it could start"
     assert "webgpu: usable, but on the CPU: there is no GPU" in found.reason
     for hardware in (["CPU", "GPU"], []):
         real = judge(resolution, outcome(result={**ran, "hardware": hardware}))

@@ -160,11 +160,10 @@ def check(
             metavar="CONDITIONS",
             help="FIELD OP VALUE, comma-separated; all have to hold in every phase; can be "
             "repeated. Nodes: phase, op, module, provider, reason (= or !=). Numbers: nodes, share, time_share "
-            "of those "
-            "nodes; partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, "
-            "memcpy_nodes, copy_bytes, unexplained, cache_in_place, decode_tokens_per_second of the report; with "
-            "--baseline nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, "
-            "slowdown (= != < <= > >=).",
+            "of those nodes; partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase; "
+            "cpu_nodes, memcpy_nodes, copy_bytes, unavailable, unexplained, cache_in_place, decode_tokens_per_second "
+            "of the report; with --baseline nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, "
+            "lost_cache, wanted_other, slowdown (= != < <= > >=).",
         ),
     ] = None,
     baseline: Annotated[

@@ -166,7 +166,8 @@ def _say_headline(report: Report, name: StateName) -> str:
     wanted = short_provider(wanted_of(report))
     ran = "ran" if has_run(report) else "would run"
     if (failed := failure_of(report)) is not None:
-        return f"Placed on {_used(report)}; its run failed: {cut(failed, LONGEST)}"
+        placed = f"Placed on {_used(report)}; its" if used_phases(report) else "The"
+        return f"{placed} run failed: {cut(failed, LONGEST)}"
     if name == "empty":
         return "ONNX Runtime folded the whole graph at load time; nothing executes"
     if name == "nothing":
@@ -198,7 +199,7 @@ def _say_headline(report: Report, name: StateName) -> str:
 def _used(report: Report) -> str:
     """The providers that have nodes: `WebGpu and CPU`."""
     used = dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers)
-    return listing(used) if used else "no known provider"
+    return listing(used)
 
 
 def _say_copying(report: Report, cause: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from partita.observations.text_format import NOT_KNOWN, decimals, percent, plural, short_provider
 from partita.partition_reports.cache_state import status_of
-from partita.partition_reports.outcome import is_timed
+from partita.partition_reports.outcome import TOO_FEW, added_nodes, file_counts, is_timed, too_few_steps
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
@@ -28,7 +28,9 @@ def section(report: Report) -> Section:
 
 def note(report: Report, phase: Phase) -> str:
     """Which steps the figures of a phase cover."""
-    return phase.timing_note if is_timed(report) else f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
+    if not is_timed(report):
+        return f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
+    return f"{phase.timing_note}; {TOO_FEW}" if too_few_steps(phase) else phase.timing_note
 
 
 def figures(report: Report) -> Table:
@@ -46,20 +48,22 @@ def figures(report: Report) -> Table:
 
 def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
     """Nodes per provider, with their part of the node time."""
+    counts = [file_counts(phase) for phase in phases]
     for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
         shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
         timed = any(entry is not None and entry.time_share is not None for entry in shares)
         yield (
             f"nodes on {short_provider(provider)}{' (node time)' if timed else ''}",
-            *(_say_nodes(entry) for entry in shares),
+            *(_say_nodes(each[provider], entry) for each, entry in zip(counts, shares, strict=True)),
         )
+    added = [added_nodes(phase) for phase in phases]
+    if any(added):
+        yield "nodes that ONNX Runtime added", *(f"{count:,}" for count in added)
 
 
-def _say_nodes(entry: ProviderShare | None) -> str:
-    """A count, and its part of the node time."""
-    if entry is None:
-        return "0"
-    return f"{entry.nodes:,}" + ("" if entry.time_share is None else f" ({percent(entry.time_share)})")
+def _say_nodes(count: int, entry: ProviderShare | None) -> str:
+    """A count, and the provider's part of the node time."""
+    return f"{count:,}" + ("" if entry is None or entry.time_share is None else f" ({percent(entry.time_share)})")
 
 
 def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
@@ -98,7 +102,7 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
         yield "tokens", *(f"{phase.tokens:,}" for phase in phases)
     yield "seconds", *(decimals(phase.seconds) for phase in phases)
     if any(phase.tokens for phase in phases):
-        yield "tokens per second", *(decimals(phase.tokens_per_second) for phase in phases)
+        yield "tokens per second (mean)", *(decimals(phase.tokens_per_second) for phase in phases)
     yield "step p50, ms", *(decimals(phase.step_p50_ms) for phase in phases)
     for share, least in TAILS.items():
         if any(phase.steps >= least for phase in phases):

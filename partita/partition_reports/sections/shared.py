@@ -8,15 +8,12 @@ from partita.observations.records import Environment
 from partita.observations.text_format import decimals, human_bytes, plural, short_provider
 from partita.partition_reports.copies import copies_inside
 from partita.partition_reports.cost import total_bytes
-from partita.partition_reports.outcome import used_phases
+from partita.partition_reports.outcome import TOO_FEW, too_few_steps, used_phases
 from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
 from partita.partition_reports.verdict import merge_phases
 
 COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
 """Memcpy nodes, and the arrow that stands for each: down to the device, up to the host."""
-
-FEW_STEPS = 10
-"""With fewer steps a speed is marked as too uncertain to compare."""
 
 
 def is_copy(node: NodePlacement) -> bool:
@@ -33,12 +30,14 @@ def say_speed(phase: Phase) -> tuple[str, ...]:
     """The speed of a phase, then the figures that it is of, by name; an empty text where none is known."""
     if phase.tokens_per_second is None and phase.step_p50_ms is None:
         return ("",)
-    few = ": too few to tell" if phase.name != "prefill" and phase.steps < FEW_STEPS else ""
-    of = f"{plural(phase.steps, 'run' if phase.name == 'run' else f'{phase.name} step')}{few}"
+    few = f"; {TOO_FEW}" if too_few_steps(phase) else ""
+    of = plural(phase.steps, "run" if phase.name == "run" else f"{phase.name} step")
     if phase.tokens_per_second is None:
-        return f"{decimals(phase.step_p50_ms)} ms a run", f"median of {of}"
-    median = "" if phase.step_p50_ms is None else f"; median step {decimals(phase.step_p50_ms)} ms"
-    return f"{decimals(phase.tokens_per_second)} tokens/s", f"mean of {of}{median}"
+        return f"{decimals(phase.step_p50_ms)} ms a run", f"{'median of ' if phase.steps > 1 else ''}{of}{few}"
+    speed = f"{decimals(phase.tokens_per_second)} tokens/s"
+    if phase.steps < 2 or phase.step_p50_ms is None:
+        return speed, f"{of}{few}"
+    return speed, f"mean of {of}; median step {decimals(phase.step_p50_ms)} ms{few}"
 
 
 def best_observed(phases: Sequence[Phase]) -> Phase:

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -157,6 +158,9 @@ class Lab:
             by_key.setdefault(key, []).append(turn)
         if waiting:
             self.carry_out(waiting, answers, one_node, by_key)
+        for key in (key for key, count in Counter(keys).items() for _ in range(count - 1) if key in answers):
+            self.cached += answers[key].cached  # variants that come to the same model count each
+            self.experiments += not answers[key].cached
         return [answers.get(key) for key in keys]
 
     def starts(self) -> bool:
