@@ -24,7 +24,7 @@ from partita.observations.text_format import decimals, listing, name_some, plura
 from partita.partition_reports.copies import copies_inside
 from partita.partition_reports.groups import provider_of, total_us
 from partita.partition_reports.node_keys import INSIDE, Part, inlined_parts, is_added, parts_of
-from partita.partition_reports.outcome import is_known
+from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.spelling import spelled
 
@@ -55,6 +55,8 @@ def find(requirement: Requirement, report: Report, beside: Beside | None = None)
     `beside`: the report beside its baseline, which measures of `LOST` need. Without a phase that is meant there is one
     sentence, and it does not hold.
     """
+    if failure_of(report) is not None:
+        return [(False, "cannot be confirmed: the run failed")]
     whole = [measure for measure in requirement.measures if measure.field in STATED or measure.field in LOST]
     found = [_weigh_whole(measure, report, beside) for measure in whole]
     parts = [measure for measure in requirement.measures if measure not in whole]

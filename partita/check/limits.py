@@ -9,7 +9,6 @@ from partita.check.finding import find
 from partita.check.requirements import Requirement, short_form
 from partita.errors import UsageError
 from partita.observations.names import CPU
-from partita.partition_reports.outcome import failure_of
 from partita.partition_reports.records import Report
 from partita.spelling import flag_of, spelled
 
@@ -58,7 +57,5 @@ def exceeded(report: Report, limits: Limits) -> tuple[str, ...]:
     """One sentence for each limit that the report does not meet, with the figures and the nodes."""
     if not any(phase.nodes for phase in report.phases):
         return ()
-    if failure_of(report) is not None:
-        return tuple(f"{each.written}: cannot be confirmed: the run failed" for each in limits.requirements())
     asked = [(requirement, find(requirement, report)) for requirement in limits.requirements()]
     return tuple(f"{requirement.written}: {said}" for requirement, found in asked for holds, said in found if not holds)

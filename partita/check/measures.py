@@ -103,13 +103,10 @@ def _count_copy_bytes(report: Report) -> Found:
 
 def _count_unavailable(report: Report) -> Found:
     """Providers that are there and did not start; one that is not in this build is none of them."""
-    named = [
-        f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence or 'no evidence'})"
-        for entry in report.chain
-        if entry.status == "unavailable" and entry.reason != "not_in_build"
-    ]
-    said = f"{plural(len(named), 'provider')} could not start"
-    return Found(len(named), held=said, broken=f"{said}: {name_some(named)}")
+    lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
+    said = f"{plural(len(lost), 'provider')} could not start"
+    named = listing(f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)
+    return Found(len(lost), held=said, broken=f"{said}: {named}")
 
 
 def _count_unexplained(report: Report) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Self
 
@@ -17,8 +16,9 @@ from partita.explain.node_explanation import Explanation
 from partita.files import check_writable, write_text
 from partita.library.checking import Wanted, gate_of, vocabulary
 from partita.library.edge import public
-from partita.observations.text_format import plural, short_provider
+from partita.observations.text_format import short_provider
 from partita.partition_reports import records, storage
+from partita.partition_reports.verdict import say_placed
 
 NAMES = 5
 """Most nodes that an error lists."""
@@ -76,7 +76,7 @@ class Report(records.Report):
         return _put(text.VIEW.to_text(self), path, "text")
 
     def __repr__(self) -> str:
-        ran = [f"{phase.name} {_where(phase)}" for phase in self.phases]
+        ran = [say_placed([phase], name=short_provider) for phase in self.phases]
         over = [] if self.totals is None else [f"finish {self.totals.finish_reason}"]
         over += [] if self.failed is None else ["its run failed"]
         checks = [] if all(check.passed for check in self.checks) else ["not all of its checks pass"]
@@ -147,13 +147,6 @@ class Report(records.Report):
         if found.unrelated:
             raise ReportError(f"the reports cannot be compared: {found.unrelated}")
         return found
-
-
-def _where(phase: records.Phase) -> str:
-    """Nodes of a phase by provider: `412 nodes (410 WebGPU, 2 CPU)`."""
-    counts = Counter(short_provider(node.provider or "unknown") for node in phase.nodes)
-    each = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    return f"{plural(len(phase.nodes), 'node')}{f' ({each})' if each else ''}"
 
 
 def _put(text: str, path: str | os.PathLike[str] | None, what: str) -> str:

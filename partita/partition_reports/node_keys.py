@@ -57,21 +57,9 @@ def is_added(node: NodePlacement) -> bool:
 
 def inlined_parts(phase: Phase) -> tuple[NodePlacement, ...]:
     """Nodes in bodies of functions that ONNX Runtime unfolded: parts of nodes of the file like those of the plan."""
+    unknown = dict.fromkeys(("layer", "host_us_per_run", "output_bytes"))
     return tuple(
-        NodePlacement(
-            position=INSIDE,
-            name=part.name,
-            op_type=part.op_type,
-            provider=part.provider,
-            module=part.module,
-            layer=None,
-            host_us_per_run=None,
-            output_bytes=None,
-            replaces=part.replaces,
-            replaces_op_types=part.replaces_op_types,
-            replaces_modules=part.replaces_modules,
-            sources=("assignment",),
-        )
+        NodePlacement.taken_from(part, position=INSIDE, sources=("assignment",), **unknown)
         for part in (phase.bodies.parts if phase.bodies else ())
     )
 

@@ -6,8 +6,6 @@ from collections import Counter
 from typing import Literal
 
 from partita.diagnosis.records import Fallback
-from partita.observations.records import ChainEntry
-from partita.observations.text_format import short_provider
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.node_keys import inlined_parts, is_added, parts_of
@@ -62,13 +60,9 @@ def was_interrupted(report: Report) -> bool:
     return "runs" in report.interrupted or (report.totals is not None and report.totals.finish_reason == "interrupted")
 
 
-def skipped_by_default(report: Report) -> ChainEntry | None:
-    """The installed provider that the default chain would begin with, had it started; None when there is none."""
-    asked = {short_provider(name).casefold() for name in report.request.chain}
-    first = report.chain[0] if report.chain else None
-    if first is None or first.status == "active" or short_provider(first.provider).casefold() in asked:
-        return None
-    return first
+def is_default_without_first(report: Report) -> bool:
+    """Whether the default chain would begin with a provider that is installed and could not start."""
+    return bool(report.chain) and report.chain[0].status != "active" and wanted_of(report) not in report.request.chain
 
 
 def has_run(report: Report) -> bool:
@@ -136,12 +130,6 @@ def added_nodes(phase: Phase) -> int:
 def too_few_steps(phase: Phase) -> bool:
     """Whether the speed of a phase is of so few steps that it tells little. Prefill has one or few in every run."""
     return phase.name != "prefill" and 0 < phase.steps < FEW_STEPS
-
-
-def share_of(phase: Phase, provider: str) -> float:
-    """The part of them that is on a provider, 0 .. 1."""
-    counts = file_counts(phase)
-    return counts[provider] / counts.total() if counts else 0.0
 
 
 def strays(report: Report, phase: Phase) -> list[NodePlacement]:

@@ -22,12 +22,12 @@ from partita.partition_reports.outcome import (
     StateName,
     active_of,
     failure_of,
+    file_counts,
     has_run,
+    is_default_without_first,
     is_folded,
     is_timed,
     main_phase,
-    share_of,
-    skipped_by_default,
     state_name,
     strays,
     used_phases,
@@ -157,7 +157,7 @@ def _say_asked(report: Report) -> str:
 def find_state(report: Report) -> State:
     """Where it ran, and what of that is the news."""
     name = state_name(report)
-    shown = "partly" if name == "none" and skipped_by_default(report) is not None else name
+    shown = "partly" if name == "none" and is_default_without_first(report) else name
     return State(name, TONES[shown], SIGNS[shown], _say_headline(report, name))
 
 
@@ -177,29 +177,30 @@ def _say_headline(report: Report, name: StateName) -> str:
         return f"{wanted} rejected part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
     if name == "all":
         return f"All of it {ran} on {wanted}"
-    if name == "none" and (skipped := skipped_by_default(report)) is not None:
-        could_not = f"{wanted} is installed but could not start: {skipped.reason or 'no reason known'}"
-        return f"{ran.capitalize()} on {_used(report)}; {could_not}{f'; {skipped.remedy}' if skipped.remedy else ''}"
+    if name == "none" and is_default_without_first(report):
+        why = "; ".join(filter(None, (report.chain[0].reason, report.chain[0].remedy)))
+        return f"{ran.capitalize()} on {_used(report)}; {wanted} is installed but could not start: {why}"
     if name == "none":
         missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
         why = f": {missing.reason or 'not available'}" if missing is not None and missing is report.chain[0] else ""
         return f"Nothing {ran} on {wanted}{why}"
     away = {node.name for phase in report.phases for node in strays(report, phase)}
     elsewhere = f"{plural(len(away), 'node')} elsewhere" if away else "nodes in control flow elsewhere"
-    cause = "causes" if len(away) == 1 else "cause"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
         copies = "" if is_timed(report) else "; none of them causes a copy"
         return (
             f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {elsewhere}"
         )
-    return _say_time(report) or f"Partly on {wanted}: {elsewhere}{_say_copying(report, cause)}"
+    return (
+        _say_time(report)
+        or f"Partly on {wanted}: {elsewhere}{_say_copying(report, 'causes' if len(away) == 1 else 'cause')}"
+    )
 
 
 def _used(report: Report) -> str:
     """The providers that have nodes: `WebGpu and CPU`."""
-    used = dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers)
-    return listing(used)
+    return listing(dict.fromkeys(short_provider(each.provider) for phase in report.phases for each in phase.providers))
 
 
 def _say_copying(report: Report, cause: str) -> str:
@@ -265,19 +266,19 @@ def _answer_where(report: Report) -> Answer:
     lines = [say_placed(phases, wanted, short_provider) for phases in placements(report)]
     if phase is None or not phase.nodes:
         return _no_node(report, "Did it run where I asked?", "layers")
-    share = share_of(phase, wanted)
+    counts = file_counts(phase)
+    share = counts[wanted] / (counts.total() or 1)
     figure = {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
-    others = [each.name for each in used_phases(report) if strays(report, each)]
-    if share == 1 and phase is not None and others:
-        figure = f"all of it{in_phases([phase.name])} only"
-    elif share == 1 and strays(report, phase):
-        figure = "all but what ONNX Runtime added"
-    elif share == 1 and report.fallbacks:
-        figure = "all but control flow"
-    if skipped_by_default(report) is not None:
-        figure = f"not on {short_provider(wanted)}"
     if failure_of(report) is not None:
         figure = "no: its run failed"
+    elif is_default_without_first(report):
+        figure = f"not on {short_provider(wanted)}"
+    elif share == 1 and strays(report, phase):
+        figure = "all but what ONNX Runtime added"
+    elif share == 1 and any(strays(report, each) for each in used_phases(report)):
+        figure = f"all of it{in_phases([phase.name])} only"
+    elif share == 1 and report.fallbacks:
+        figure = "all but control flow"
     return Answer("Did it run where I asked?", figure, tuple(lines), "layers")
 
 
@@ -395,8 +396,7 @@ def _answer_do(report: Report) -> Answer:
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
-        ran = "ran" if has_run(report) else "would run"
-        return Answer(question, "nothing", (f"Everything {ran} where you asked.",), more)
+        return Answer(question, "nothing", ("Everything is where you asked.",), more)
     if not missing and state == "empty":
         return Answer(question, "nothing", ("ONNX Runtime folded the whole graph at load time.",), more)
     if not missing and state == "nearly":
