@@ -24,8 +24,9 @@ from partita.export.stored_formats.base import (
     Sources,
     StoredFormat,
     StoredWeight,
+    contradiction,
 )
-from partita.export.weight_files import SHOWN_CHARACTERS, TensorInfo
+from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
 
 __all__ = [
     "AffineWeight",
@@ -111,6 +112,11 @@ def read(
             f"{folder}: the checkpoint is quantised: {found.method.name} ({found.where}), and none of its tensors is "
             "stored so; correct config.json, or download the weights again"
         )
+    with OpenFiles(folder) as files:
+        for weight in made.weights:
+            wrong = [contradiction(weight, claims, files) for claims in sources.claims.get(weight.name, ())]
+            if wrong and wrong[0] is not None and None not in wrong:
+                raise sources.wrong(wrong[0][0], f"{wrong[0][1]}; correct the settings, or quantise the model again")
     left = {name: info for name, info in tensors.items() if name not in sources.taken}
     for info in left.values():
         if len(info.shape) > 1 and re.fullmatch(INTEGER, info.dtype):

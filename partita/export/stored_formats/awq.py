@@ -28,6 +28,7 @@ from partita.export.stored_formats.base import (
     Read,
     Sources,
     StoredFormat,
+    claims_of,
     words,
 )
 from partita.export.weight_files import OpenFiles, TensorInfo
@@ -106,8 +107,12 @@ def _weight(sources: Sources, stem: str, size: int | None) -> _Weight | None:
                 f"is {list(info.shape)}; {qweight.name} {list(qweight.shape)} in groups of {size} asks for "
                 f"{list(shape)}: the group size of the quantisation settings is wrong",
             )
-    tensors = (qweight, scales, qzeros)
-    return _Weight(f"{stem}.weight", (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales)
+    tensors, name = (qweight, scales, qzeros), f"{stem}.weight"
+    symmetric = sources.settings.get("zero_point") is False
+    sources.claims[name] = [
+        {"zero_point false": ("symmetric", symmetric)} | claims_of(sources.settings, {"sym": "symmetric"})
+    ]
+    return _Weight(name, (rows, width), tensors, scales.dtype, BITS, 1, group, qweight, qzeros, scales)
 
 
 FORMAT = StoredFormat("awq", ("AWQ",), "integers of 4 bits and zero points, packed for GEMM kernels", _read)

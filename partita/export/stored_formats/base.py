@@ -142,6 +142,60 @@ class CodedWeight(StoredWeight):
         return torch.zeros([end - begin for begin, end in region])
 
 
+Claims = dict[str, tuple[str, Any]]
+"""What settings say of a weight, by their names: a fact of it (`_fact`), and its value."""
+SHOWN_BY = {"symmetric": "zero", "ordered": "g_idx", "group": "scale|absmax", "nested": "absmax"}
+"""Names of the tensors that show facts; others show in the first of a weight."""
+WORDS = {
+    "symmetric": "its zero points are not all 2^(bits-1)",
+    "ordered": "its groups are not in order",
+    "zeros": "it has no zero points",
+    "g_idx": "nothing says the group of each input",
+}
+ONE_SIDED = ("symmetric", "ordered")
+"""Facts that contradict a setting only where it says that they are so."""
+
+
+def claims_of(settings: Mapping[str, Any], facts: Mapping[str, str]) -> Claims:
+    """The claims of settings that are there and not null."""
+    return {key: (fact, settings[key]) for key, fact in facts.items() if settings.get(key) is not None}
+
+
+def contradiction(weight: StoredWeight, claims: Claims, files: OpenFiles) -> tuple[str, str] | None:
+    """The tensor of a weight that contradicts a claim, and how; None where none does."""
+    for key, (fact, said) in claims.items():
+        if fact in ONE_SIDED and not said:
+            continue
+        found, wanted = _fact(weight, fact, files), weight.shape[-1] if (fact, said) == ("group", -1) else said
+        if found is not None and (_plain(str(said)) not in found if fact == "kind" else found != wanted):
+            names = [info.name for info in weight.tensors]
+            shown = next((name for name in names if re.search(SHOWN_BY.get(fact, ""), name)), names[0])
+            return shown, f"contradicts the setting {key}: {WORDS.get(fact, f'{fact} is {found}, not {said}')}"
+    return None
+
+
+def _fact(weight: Any, fact: str, files: OpenFiles) -> Any:
+    """A fact of a weight; None where it has none such."""
+    affine, stored = isinstance(weight, AffineWeight), _plain(weight.tensors[0].dtype)
+    if fact == "symmetric":  # every zero point is in the middle
+        return bool((weight.zero_points(files) == 1 << (weight.bits - 1)).all()) if affine else None
+    if fact == "ordered":  # groups follow one another
+        plain = torch.arange(weight.shape[-1]) // weight.block if affine else None
+        return None if plain is None else torch.equal(weight.blocks_along(files), plain)
+    if fact == "kind":  # nf4, int4, float8e4m3, ...
+        return getattr(weight, "style", stored if "float8" in stored else f"int{getattr(weight, 'bits', '')}")
+    if fact == "group":  # numbers that share a scale, along the last axis
+        return getattr(weight, "block", getattr(weight, "group", getattr(weight, "blocks", [None])[-1]))
+    if fact in ("zeros", "g_idx"):
+        return getattr(weight, fact, fact) is not None
+    found = getattr(weight, fact, None)
+    return bool(found) if fact == "nested" and found is not None else found
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix("fn").replace("f8_", "float8").replace("_", "")
+
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -159,6 +213,8 @@ class Sources:
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)
+    claims: dict[str, Sequence[Claims]] = field(default_factory=dict)
+    """What the settings say of weights, by their names: alternatives, one of which the tensors have to fit."""
 
     def stems(self, end: str, kind: str = ANY) -> list[str]:
         """Names without `end` of the tensors of that end and type, in the order of the files."""

@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,6 +34,7 @@ from partita.export.stored_formats.base import (
     FLOAT,
     SIGNED_BYTE,
     AffineWeight,
+    Claims,
     CodedWeight,
     Coding,
     Parts,
@@ -41,6 +42,7 @@ from partita.export.stored_formats.base import (
     Sources,
     StoredFormat,
     StoredWeight,
+    claims_of,
 )
 from partita.export.weight_files import OpenFiles, TensorInfo
 
@@ -61,6 +63,9 @@ class _Table(CodedWeight):
     rounded: torch.dtype
     """What the library rounds the numbers to."""
     table: tuple[float, ...]
+    style: str
+    """nf4 or fp4."""
+    bits: ClassVar[int] = 4
 
     @property
     def fits(self) -> bool:
@@ -154,7 +159,13 @@ def _read(sources: Sources) -> Read:
         weights.append(_rows(sources, stem))
     for stem in sources.stems(".weight_format"):
         _check_layout(sources, f"{stem}.weight_format")
-    return Read([weight for weight in weights if weight is not None])
+    found, given = [weight for weight in weights if weight is not None], sources.settings
+    loaded: Claims = {
+        key: ("bits", bits) for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)) if given.get(key) is True
+    }
+    of_tables = claims_of(given, {"bnb_4bit_quant_type": "kind", "bnb_4bit_use_double_quant": "nested"})
+    sources.claims |= {each.name: [loaded | (of_tables if isinstance(each, _Table) else {})] for each in found}
+    return Read(found)
 
 
 def _check_layout(sources: Sources, name: str) -> None:
@@ -204,8 +215,8 @@ def _table(sources: Sources, name: str) -> StoredWeight | None:
     assert isinstance(shape, list)
     tensors = (data, absmax, table, *(each for each in others if each is not None))
     numbers = _numbers(sources, table)
-    kind = str(settings["dtype"])
-    found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers)
+    kind, style = str(settings["dtype"]), said.name.removeprefix(f"{name}{STATE}")
+    found = _Table(name, (shape[0], shape[1]), tensors, kind, block, nested, float(offset), rounded, numbers, style)
     if not found.fits:
         shapes = ", ".join(str(list(each.shape)) for each in tensors)
         raise sources.wrong(name, f"is stored as {shapes}; {said.name} says {shape} in blocks of {block}")

@@ -31,11 +31,13 @@ from partita.export.stored_formats.base import (
     SIGNED_BYTE,
     WORD,
     AffineWeight,
+    Claims,
     Parts,
     Read,
     Sources,
     StoredFormat,
     StoredWeight,
+    claims_of,
     read_words,
 )
 from partita.export.stored_formats.fp8 import ACTIVATIONS, BLOCK, scaled, take_activation_scales
@@ -63,7 +65,7 @@ class _Weight(AffineWeight):
             if self.bits < 8 and bool(((signed < 0) | (signed >= 2 * middle)).any()):
                 raise CheckpointError(
                     f"quantised tensor {self.integers.name} has integers beyond the {self.bits} bits that "
-                    f"{self.integers.file} says it has; download it again"
+                    "its settings say; correct them, or download it again"
                 )
             integers = signed.to(torch.uint8)
         groups = self._groups(begin, end, files)
@@ -133,17 +135,32 @@ def _read(sources: Sources) -> Read:
         if weight is None or scales is None:
             continue
         if weight.dtype in ("I8", "torch.int8"):
-            weights.append(_of_module(sources, stem, weight, scales, 8, weight.shape))
+            widths = {each.get("num_bits") for each in _groups_with(sources.settings, "weights")}
+            bits = [bits for bits in BITS if widths == {bits}] or [8]
+            weights.append(_of_module(sources, stem, weight, scales, bits[0], weight.shape))
         else:
-            if _is_by(sources.settings, "channel", "tensor") and len(scales.shape) > 1 and scales.shape[-1] != 1:
-                raise sources.wrong(scales.name, f"is {list(scales.shape)}, and the settings say a scale for each row")
-            said_so = _is_by(sources.settings, "block") and any(_block_structures(sources.settings))
+            structures, groups = _block_structures(sources.settings), _groups_with(sources.settings, "weights")
+            said_so = 0 < len(list(structures)) == len(list(groups))
             weights.append(scaled(sources, weight, scales, blocks, said_so=said_so))
             sources.optional(f"{stem}.weight_zero_point")
+    found = [weight for weight in weights if weight is not None]
+    said = list(_groups_with(sources.settings, "weights"))
+    sources.claims |= {weight.name: [_claims(each) for each in said] for weight in found}
     notes = take_activation_scales(sources)
     if not notes and any(_groups_with(sources.settings, "input_activations")):
         notes = (ACTIVATIONS.format(sources.method),)
-    return Read([weight for weight in weights if weight is not None], notes)
+    return Read(found, notes)
+
+
+def _claims(said: Mapping[str, Any]) -> Claims:
+    """What a group of the settings says of its weights."""
+    found = claims_of(said, {"num_bits": "bits", "type": "kind", "symmetric": "symmetric"})
+    if said.get("symmetric") is False:
+        found["symmetric"] = ("zeros", True)
+    if said.get("strategy") != "block":
+        found["group_size"] = ("group", said.get("group_size") or -1)
+    order = said.get("actorder")
+    return found | {f"actorder {order}": ("g_idx" if order in (True, "group", "dynamic") else "ordered", True)}
 
 
 def _packed(sources: Sources, stem: str) -> StoredWeight | None:
@@ -201,11 +218,8 @@ def of_integers(
     fits = len(scales.shape) < 2 and scales.shape in ((), (1,), (rows,))
     if len(scales.shape) == 2:
         fits = scales.shape[0] in (1, rows) and groups > 0 and width % groups == 0
-    sizes = _group_sizes(sources.settings)
-    said = next((size for size in sizes if size is not None), None)
-    if not fits or (sizes and (width if groups == 1 else width // groups) not in [size or width for size in sizes]):
-        asked = "" if said is None else f" in groups of {said}"
-        raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not fit {list(shape)}{asked}")
+    if not fits:
+        raise sources.wrong(scales.name, f"is {list(scales.shape)}, which does not fit {list(shape)}")
     if zeros is not None:
         lines = -(-rows * bits // WORD) if _is_packed(zeros) else rows
         if zeros.shape not in ((lines, groups), *([] if _is_packed(zeros) or groups > 1 else [(1,), (), (1, 1)])):
@@ -223,18 +237,6 @@ def _groups_with(settings: Mapping[str, Any], key: str) -> Iterator[Mapping[str,
         found = group.get(key) if isinstance(group, Mapping) else None
         if isinstance(found, Mapping):
             yield found
-
-
-def _group_sizes(settings: Mapping[str, Any]) -> list[int | None]:
-    """Sizes of groups that the settings name, None for whole rows; more than one where modules differ."""
-    sizes = (each.get("group_size") for each in _groups_with(settings, "weights"))
-    return [size if isinstance(size, int) and size > 0 else None for size in sizes]
-
-
-def _is_by(settings: Mapping[str, Any], *strategies: str) -> bool:
-    """Whether the settings say of all weights that they have scales in one of these ways."""
-    said = [each.get("strategy") for each in _groups_with(settings, "weights")]
-    return bool(said) and all(each in strategies for each in said)
 
 
 def _block_structures(settings: Mapping[str, Any]) -> Iterator[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from partita.export.origins import Region
-from partita.export.stored_formats.base import FLOAT8, CodedWeight, Coding, Read, Sources, StoredFormat
+from partita.export.stored_formats.base import FLOAT8, CodedWeight, Coding, Read, Sources, StoredFormat, claims_of
 from partita.export.weight_files import OpenFiles, TensorInfo
 
 BLOCK = 128
@@ -150,6 +150,7 @@ def _read(sources: Sources) -> Read:
         weight, scales = sources.take(name), sources.scale(name + end for end in ENDS)
         if weight is not None and scales is not None:
             weights.append(scaled(sources, weight, scales, wanted, said_so=said_so))
+            sources.claims[name] = [claims_of(sources.settings, {"fmt": "kind"})]
     notes = take_activation_scales(sources)
     if not notes and sources.settings.get("activation_scheme") == "dynamic":
         notes = (ACTIVATIONS.format(sources.method),)

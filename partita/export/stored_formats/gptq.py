@@ -31,6 +31,7 @@ from partita.export.stored_formats.base import (
     Read,
     Sources,
     StoredFormat,
+    claims_of,
     read_words,
 )
 from partita.export.weight_files import OpenFiles, TensorInfo
@@ -107,7 +108,8 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         return None
     _check_ranks(sources, (qweight, scales, qzeros))
     rows = qweight.shape[1]
-    bits, size = _settings_of(sources, stem)
+    settings = _settings_of(sources, stem)
+    bits, size = settings["bits"], settings["group_size"]
     bits = bits or qzeros.shape[1] * WORD // max(1, rows)
     if bits not in BITS:
         raise sources.wrong(qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} can be read")
@@ -129,6 +131,9 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
+    sources.claims[name] = [claims_of(settings, {"sym": "symmetric"})]
+    if settings["desc_act"] is False:
+        sources.claims[name][0]["desc_act false"] = ("ordered", True)
     return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
 
 
@@ -139,11 +144,12 @@ def _check_ranks(sources: Sources, infos: Iterable[TensorInfo]) -> None:
             raise sources.wrong(info.name, f"is {list(info.shape)}, not a matrix")
 
 
-def _settings_of(sources: Sources, stem: str) -> tuple[int | None, int | None]:
-    """Bits and group size of a module, as far as they are said: GPTQModel may have others for some ("dynamic", regular
+def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
+    """Settings of a module, as far as they are said: GPTQModel may have others for some ("dynamic", regular
     expressions, of which the first that fits counts; one with "-:" says that a module is not quantised).
     """
     found: dict[str, Any] = {"bits": sources.number("bits"), "group_size": sources.number("group_size", least=-1)}
+    found |= {key: sources.settings.get(key) for key in ("sym", "desc_act")}
     dynamic = sources.settings.get("dynamic")
     for pattern, override in (dynamic if isinstance(dynamic, Mapping) else {}).items():
         excludes = pattern.startswith("-:")
@@ -162,7 +168,7 @@ def _settings_of(sources: Sources, stem: str) -> tuple[int | None, int | None]:
     size = found["group_size"]
     if size is not None and (size == 0 or size < -1):
         raise sources.wrong(f"{stem}.qweight", f"has a group size of {size}")
-    return found["bits"], size
+    return found
 
 
 FORMAT = StoredFormat("gptq", ("GPTQ",), "integers of 2, 3, 4 or 8 bits, zero points, act-order", _read)

@@ -13,12 +13,15 @@ packed product is exact; a package keeps the integers as codes where a group is 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from partita.export.origins import Region
-from partita.export.stored_formats.base import FLOAT, INTEGER, Read, Sources, StoredFormat
+from partita.export.stored_formats.base import FLOAT, INTEGER, Read, Sources, StoredFormat, claims_of
 from partita.export.stored_formats.groups import GroupedWeight
 from partita.export.weight_files import OpenFiles, TensorInfo
 
@@ -104,6 +107,10 @@ def _weight(sources: Sources, stem: str) -> _Weight | None:
             )
     name = dtype.removeprefix("torch.")
     tensors = (data, scale, zero)
+    given: Any = sources.settings.get("quant_config")
+    own = given.get(re.sub(r"^model\.layers\.\d+\.", "", stem), given) if isinstance(given, Mapping) else {}
+    own = own.get("weight_quant_params", own) if isinstance(own, Mapping) else {}
+    sources.claims[f"{stem}.weight"] = [claims_of(own, {"nbits": "bits", "group_size": "group", "axis": "in_rows"})]
     whole = shape[0], shape[1]
     return _Weight(f"{stem}.weight", whole, tensors, name, group, bits, rounded, "before", axis == 1, per_number)
 

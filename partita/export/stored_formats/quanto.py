@@ -33,6 +33,7 @@ from partita.export.stored_formats.base import (
     StoredFormat,
     StoredWeight,
     Zeros,
+    claims_of,
 )
 from partita.export.stored_formats.compressed_tensors import of_integers
 from partita.export.stored_formats.fp8 import scaled
@@ -87,9 +88,11 @@ def _read(sources: Sources) -> Read:
             weights.append(of_integers(sources, stem, data.shape, 8, data, scales, None))
         else:
             weights.append(scaled(sources, data, scales, (1, data.shape[-1]), stem))
+    found = [weight for weight in weights if weight is not None]
+    sources.claims |= {weight.name: [claims_of(sources.settings, {"weights": "kind"})] for weight in found}
     for end in (".input_scale", ".output_scale"):
         sources.taken.update(stem + end for stem in sources.stems(end))
-    return Read([weight for weight in weights if weight is not None])
+    return Read(found)
 
 
 def _grouped(sources: Sources, stem: str, shape: tuple[int, ...] | None) -> StoredWeight | None:

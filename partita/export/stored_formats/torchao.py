@@ -33,10 +33,12 @@ from partita.export.stored_formats.base import (
     FLOAT,
     FLOAT8,
     SIGNED_BYTE,
+    Claims,
     Read,
     Sources,
     StoredFormat,
     StoredWeight,
+    claims_of,
 )
 from partita.export.stored_formats.compressed_tensors import of_integers
 from partita.export.stored_formats.fp8 import scaled
@@ -89,6 +91,7 @@ def _read(sources: Sources) -> Read:
         kind = declared.get(name, {})
         if stem + BEFORE in sources.tensors:
             raise sources.refused(f"with a scale of activations ({stem}{BEFORE})", ADVICE)
+        sources.claims[name] = [_claims(sources.settings, kind)]
         if _is_plain(sources, stem, kind):
             weights.append(_plain(sources, stem, name))
             continue
@@ -106,6 +109,20 @@ def _read(sources: Sources) -> Read:
         else:
             weights.append(scaled(sources, data, scales, (1, data.shape[-1]), name))
     return Read([weight for weight in weights if weight is not None])
+
+
+def _claims(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
+    """What config.json says of all weights, and the header of the file of one."""
+    said, attributes = settings.get("quant_type"), kind.get("_data")
+    default = said.get("default") if isinstance(said, Mapping) else None
+    of_all = default.get("_data") if isinstance(default, Mapping) else settings.get("quant_type_kwargs")
+    found = claims_of(of_all, {"group_size": "group"}) if isinstance(of_all, Mapping) else {}
+    named = re.search(
+        r"(int4|int8|float8)_?weight", str(default.get("_type") if isinstance(default, Mapping) else said).lower()
+    )
+    block = attributes.get("block_size") if isinstance(attributes, Mapping) else None
+    found |= {"block_size": ("group", block[-1])} if isinstance(block, list) and block else {}
+    return found | ({"quant_type": ("kind", named[1])} if named else {})
 
 
 def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:

@@ -89,9 +89,11 @@ def test_groups_of_another_size_than_the_settings_say(tmp_path: Path) -> None:
         if "config_groups" in settings:
             (group,) = settings["config_groups"].values()
             group["weights"] |= {"group_size": 16, "strategy": "group"}
+            words = r"X\.weight_scale contradicts the setting group_size: group is (32|64), not 16"
         else:
             settings["group_size"] = 16
-        with pytest.raises(CheckpointError, match=r"quantised tensor X\.(weight_scale|scales|qzeros) is"):
+            words = r"X\.(scales|qzeros) is"
+        with pytest.raises(CheckpointError, match=rf"quantised tensor {words}"):
             opened(tmp_path, settings, tensors)
 
 
@@ -152,9 +154,10 @@ def test_one_weight_in_both_forms_of_gptq(tmp_path: Path) -> None:
 def test_packed_integers_in_the_order_of_activations(tmp_path: Path) -> None:
     """compressed-tensors with g_idx: each input has the scale of its own group."""
     settings, tensors = tensors_of("compressed_w4a16")
+    settings["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     groups = (torch.arange(64) // (64 // tensors["X.weight_scale"].shape[1])).to(torch.int32)[order]
-    (plain,) = opened(tmp_path, settings, tensors).weights.values()
+    (plain,) = opened(tmp_path, tensors_of("compressed_w4a16")[0], tensors).weights.values()
     region = ((0, 32), (0, 64))
     with OpenFiles(tmp_path) as files:
         integers = plain.parts(region, files).integers  # type: ignore[attr-defined]
@@ -207,7 +210,7 @@ def test_a_scale_for_each_row_may_have_one_axis(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 def test_all_rows_may_have_one_zero_point(shape: tuple[int, ...], tmp_path: Path) -> None:
-    settings, tensors = tensors_of("compressed_int8")
+    settings, tensors = tensors_of("compressed_int8_asymmetric")
     more = {"X.weight_zero_point": torch.full(shape, 3, dtype=torch.int8)}
     (weight,) = opened(tmp_path, settings, {**tensors, **more}).weights.values()
     assert isinstance(weight, AffineWeight)
@@ -242,3 +245,72 @@ def test_settings_of_the_cache_alone(tmp_path: Path) -> None:
         ({"config_groups": {"group_0": {"weights": {"num_bits": 8}}}}, True),
     ):
         assert (by_config(tmp_path, {"quantization_config": {**cache, **more}}) is not None) is quantised
+
+
+def settings_of_hqq(**changes: int) -> dict[str, Any]:
+    return {"quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 1, **changes}}}
+
+
+def one_group(**weights: Any) -> dict[str, Any]:
+    """Settings of compressed-tensors with one group."""
+    said = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True, **weights}
+    return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": said}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("gptq_4", {"sym": True}, "X.qzeros contradicts the setting sym: its zero points are not all 2^(bits-1)"),
+        ("gptq_4_symmetric", {"checkpoint_format": "gptq_v2"}, "X.qzeros contradicts the setting sym"),
+        ("gptq_4", {"dynamic": {"X": {"sym": True}}}, "X.qzeros contradicts the setting sym"),
+        ("gptq_act_order", {"desc_act": False}, "X.g_idx contradicts the setting desc_act false: its groups are not"),
+        ("awq", {"zero_point": False}, "X.qzeros contradicts the setting zero_point false"),
+        (
+            "bnb_nf4",
+            {"bnb_4bit_quant_type": "fp4"},
+            "X.weight contradicts the setting bnb_4bit_quant_type: kind is nf4",
+        ),
+        ("bnb_nf4", {"load_in_4bit": False, "load_in_8bit": True}, "the setting load_in_8bit: bits is 4, not 8"),
+        ("bnb_int8", {"load_in_4bit": True}, "the setting load_in_4bit: bits is 8, not 4"),
+        (
+            "bnb_nf4_nested",
+            {"bnb_4bit_use_double_quant": False},
+            "X.weight.absmax contradicts the setting bnb_4bit_use",
+        ),
+        ("quanto_int4", {"weights": "int8"}, "the setting weights: kind is int4, not int8"),
+        ("quanto_float8", {"weights": "int8"}, "the setting weights: kind is float8"),
+        ("hqq_4", settings_of_hqq(nbits=8), "the setting nbits: bits is 4, not 8"),
+        ("hqq_4", settings_of_hqq(group_size=64), "X.scale contradicts the setting group_size: group is 32, not 64"),
+        ("hqq_4", settings_of_hqq(axis=0), "the setting axis"),
+        ("fp8_block", {"fmt": "e5m2"}, "the setting fmt: kind is float8e4m3, not e5m2"),
+        ("torchao_int8", {"quant_type": {"default": {"_type": "Int4WeightOnlyConfig"}}}, "quant_type: kind is int8"),
+        (
+            "torchao_int4_plain",
+            {"quant_type_kwargs": {"group_size": 64}},
+            "the setting group_size: group is 32, not 64",
+        ),
+        ("compressed_w4a16_asymmetric", one_group(), "X.weight_zero_point contradicts the setting symmetric: its zero"),
+        ("compressed_w4a16", one_group(symmetric=False), "the setting symmetric: it has no zero points"),
+        ("compressed_w4a16", one_group(type="float"), "the setting type: kind is int4, not float"),
+        ("compressed_w4a16", one_group(actorder="group"), "the setting actorder group: nothing says the group of each"),
+        (
+            "compressed_fp8",
+            one_group(num_bits=8, strategy="channel", group_size=None),
+            "the setting type: kind is float8e4m3",
+        ),
+    ],
+)
+def test_settings_that_the_tensors_contradict(name: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    settings, tensors = tensors_of(name)
+    with pytest.raises(CheckpointError) as caught:
+        opened(tmp_path, {**settings, **changes}, tensors, width_of(name))
+    assert said in str(caught.value) and "correct the settings, or quantise the model again" in str(caught.value)
+
+
+def test_one_of_several_groups_has_to_fit(tmp_path: Path) -> None:
+    settings, tensors = tensors_of("compressed_w4a16")
+    groups = {"a": one_group(num_bits=8)["config_groups"]["group_0"], "b": one_group()["config_groups"]["group_0"]}
+    assert opened(tmp_path, {**settings, "config_groups": groups}, tensors).weights
+    groups["b"]["weights"]["symmetric"] = False
+    with pytest.raises(CheckpointError, match="contradicts the setting"):
+        opened(tmp_path, {**settings, "config_groups": groups}, tensors)
