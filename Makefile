@@ -53,7 +53,7 @@ TEST_THREADS ?= OMP_NUM_THREADS=1
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda truth breadth check bench clean
+.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) $(GPU_PEER_ENV) bench-peers demo test test-heavy test-optimum test-ray test-cuda unconstrained truth breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -74,6 +74,17 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	@touch $(STAMP)
+
+# What a plain `pip install "partita[cpu,export]"` gives: the newest versions that pyproject.toml allows. torch comes first, in the
+# tested build, so that pip does not fetch CUDA libraries. The second round has the oldest transformers that it allows.
+unconstrained: ## export, verify and generate with eight families in a fresh environment without constraints; minutes
+	@rm -rf $(VENVS)/unconstrained && mkdir -p $(VENVS)
+	@$(PYTHON) -m venv $(VENVS)/unconstrained
+	@pip() { $(VENVS)/unconstrained/bin/python -m pip --disable-pip-version-check --quiet install "$$@" \
+	  || { echo "unconstrained: NOT RUN: pip could not install $$*" >&2; exit 1; }; }; \
+	check() { PYTHONPATH=. $(VENVS)/unconstrained/bin/python -m tests.unconstrained; }; \
+	pip "$$(grep '^torch==' $(CONSTRAINTS))" && pip ".[cpu,export]" && check \
+	  && pip "transformers==$$(sed -n 's/.*"transformers>=\([0-9.]*\),.*/\1/p' pyproject.toml).*" && check
 
 envs: $(ENV_TARGETS) ## create the environments of the other ONNX Runtime wheels, in .venvs/; `make -j2 envs` is faster
 

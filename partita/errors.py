@@ -45,6 +45,11 @@ class PartitaError(Exception):
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
 
+    def prefix(self, said: str) -> None:
+        """Put `said` in front of the message."""
+        self.problem = f"{said}; {self.problem}"
+        self.args = (f"{said}; {self.args[0]}", *self.args[1:])
+
     def __reduce__(self) -> tuple[Any, ...]:
         # An exception is pickled as a call of its class with `args`, the message, and some take more than that: one
         # that cannot be read back breaks a pool of processes, which then tells nothing of it.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from types import ModuleType
 
-from partita.errors import InstallationError
+from partita.errors import InstallationError, PartitaError, UsageError
 from partita.remedies import Remedy
 
 RUNTIME = "onnxruntime"
@@ -68,7 +69,10 @@ def _module_of(error: BaseException) -> str:
 def _explain(module: str, error: BaseException) -> InstallationError:
     if _found(module):
         said = " ".join(str(error).split())
-        return InstallationError(f"{module} is installed but does not load ({said})", remedy=_repair(module))
+        failed = InstallationError(f"{module} is installed but does not load ({said})", remedy=_repair(module))
+        if versions := unsupported_versions():
+            failed.prefix(versions)
+        return failed
     return InstallationError(_not_installed(_missing_beside(module)), remedy=remedy(module))
 
 
@@ -162,12 +166,8 @@ def _found(module: str) -> bool:
 @cache
 def declared() -> dict[str, tuple[str, ...]]:
     """Distributions that Partita declares, by extra; those it always needs are under `ALWAYS`."""
-    try:
-        lines = metadata.requires("partita") or ()
-    except metadata.PackageNotFoundError:  # a source tree that is not installed
-        lines = ()
     read: dict[str, list[str]] = {}
-    for line in lines:
+    for line in _requirements():
         name = NAME.match(line)
         if name is None:
             continue
@@ -175,6 +175,52 @@ def declared() -> dict[str, tuple[str, ...]]:
         for extra in extras:
             read.setdefault(extra, []).append(_normal(name.group()))
     return {extra: tuple(dict.fromkeys(wheels)) for extra, wheels in read.items()}
+
+
+@contextmanager
+def checked_versions() -> Iterator[None]:
+    """Put installed versions that pyproject.toml excludes in front of an error of the block, with the pip command.
+
+    A mistake in the arguments passes as it is. An unexpected exception becomes an InstallationError then, because a
+    changed interface is its likely cause.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        versions = unsupported_versions()
+        if not versions:
+            raise
+        if isinstance(error, PartitaError):
+            error.prefix(versions)
+            raise
+        raise InstallationError(f"{versions}; {type(error).__name__}: {error}") from error
+
+
+def unsupported_versions() -> str:
+    """A sentence that names installed packages whose version Partita excludes, and the pip command; empty for none."""
+    from packaging.requirements import Requirement  # not at import time: `partita --help` imports this module
+
+    found = {}
+    for requirement in map(Requirement, _requirements()):
+        if requirement.specifier and _installed([requirement.name]):
+            version = metadata.version(requirement.name)
+            if not requirement.specifier.contains(version, prereleases=True):
+                found[requirement.name] = (version, str(requirement.specifier))
+    if not found:
+        return ""
+    installed = " and ".join(f"{name} {version}" for name, (version, _) in found.items())
+    install = Remedy("", ("pip", "install", *(f"{name}{bounds}" for name, (_, bounds) in found.items())))
+    return f"{installed} {'is' if len(found) == 1 else 'are'} outside the supported range: {install}"
+
+
+def _requirements() -> list[str]:
+    """The requirements of the installed Partita, extras included."""
+    try:
+        return metadata.requires("partita") or []
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        return []
 
 
 def _normal(name: str) -> str:

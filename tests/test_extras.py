@@ -6,11 +6,14 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+import partita
 from partita import extras
+from partita.errors import CheckpointError, InstallationError, UsageError
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 # For the command and every child it starts: the modules cannot be imported, and pip does not know of them.
@@ -170,3 +173,36 @@ def test_a_module_of_ours_that_is_missing_is_a_bug():
     assert (
         extras.explain(ModuleNotFoundError("No module named 'partita.gone'", name="partita.gone"), foreign=True) is None
     )
+
+
+def test_installed_versions_are_inside_the_declared_bounds():
+    assert extras.unsupported_versions() == ""
+
+
+def test_a_failed_export_begins_with_the_versions_outside_the_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = metadata.version("transformers")
+    monkeypatch.setattr(extras, "_requirements", lambda: ["transformers>=4,<5; extra == 'export'", "numpy>=1"])
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
+    with pytest.raises(CheckpointError) as caught:
+        partita.export(tmp_path, tmp_path / "out")
+    assert str(caught.value).startswith(
+        f"transformers {installed} is outside the supported range: pip install \"transformers<5,>=4\"; "
+    )
+
+
+def test_an_unexpected_exception_outside_the_bounds_is_an_installation_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "_requirements", lambda: ["transformers<5"])
+    message = 'pip install "transformers<5"; AttributeError: no forward'
+    with pytest.raises(InstallationError, match=message), extras.checked_versions():
+        raise AttributeError("no forward")
+    monkeypatch.setattr(extras, "_requirements", lambda: ["transformers"])
+    with pytest.raises(AttributeError), extras.checked_versions():
+        raise AttributeError("no forward")
+
+
+def test_a_wrong_argument_is_not_blamed_on_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "_requirements", lambda: ["transformers<5"])
+    with pytest.raises(UsageError, match="^max_length"), extras.checked_versions():
+        raise UsageError("max_length is 0")

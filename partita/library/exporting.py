@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.demo import heldout_path
 from partita.errors import UsageError
+from partita.extras import checked_versions
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import public
 from partita.library.scratch import own_compile_cache
@@ -194,20 +195,21 @@ def run_export(
         target = _choose_target(options, wanted, audience)
     if options.activations == "int8" and (target is None or target.provider == "cpu"):
         _warn_without_integer_unit(audience)
-    return write(
-        options,
-        replay=replay,
-        smoke=smoke,
-        reader=_reader(),
-        scorer=scorer,
-        target=target,
-        takes=taken_by_cpu,
-        write_adapter=write_adapter,
-        progress=shown,
-        quality_text=heldout_path(),
-        offer=offered,
-        asked=asked,
-    )
+    with checked_versions():
+        return write(
+            options,
+            replay=replay,
+            smoke=smoke,
+            reader=_reader(),
+            scorer=scorer,
+            target=target,
+            takes=taken_by_cpu,
+            write_adapter=write_adapter,
+            progress=shown,
+            quality_text=heldout_path(),
+            offer=offered,
+            asked=asked,
+        )
 
 
 def _warn_without_integer_unit(audience: Audience) -> None:
