@@ -9,7 +9,7 @@ import copy
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -105,7 +105,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
     handle = register_module_parameter_registration_hook(fake_parameter)
     try:
-        with quiet(), translated("building the model from config.json"):
+        with quiet(), translated("building the model from config.json"), _constructors_may_convert():
             module = _build(config, dtype).eval()
             _refuse_by_modules(module)
             limit = static_up_to(module)
@@ -128,6 +128,27 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
 RealTensor = tuple[dict[str, Any], str, torch.Tensor]
 """Where a tensor with values stands, its name there, and the tensor."""
+
+
+@contextmanager
+def _constructors_may_convert() -> Iterator[None]:
+    """Let a constructor call `module.to(dtype)`: torch would swap the converted tensor in, which fails on fake ones."""
+    swapping = torch.nn.Module._apply
+
+    def convert(self: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        for each in self.modules() if recurse else (self,):
+            for name, value in each._parameters.items():
+                if value is not None:
+                    each._parameters[name] = torch.nn.Parameter(fn(value), requires_grad=False)
+            for name, buffer in each._buffers.items():
+                each._buffers[name] = None if buffer is None else fn(buffer)
+        return self
+
+    torch.nn.Module._apply = convert  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = swapping  # type: ignore[method-assign]
 
 
 def _real_tensors(module: torch.nn.Module) -> list[RealTensor]:
