@@ -69,6 +69,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "inkling2_text": {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]},
+    "inkling2_loop_text": {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]},
     "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]},
     "jamba": {
         "num_hidden_layers": 4,
