@@ -21,6 +21,7 @@ HEADS = ("decoder_attention_heads", "num_attention_heads", "n_head", "n_heads", 
 """What is of the decoder comes first: configurations of models with an encoder call its numbers by the plain name."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HIDDEN = ("hidden_size", "n_embd", "d_model")
+WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size")
 UNEVEN = ("layer_types", "layers_block_type", "num_kv_shared_layers", "attn_layer_period", "hybrid_override_pattern")
 """Keys of models in which not every layer has keys and values of its own."""
 CAUSAL = ("CausalLM", "LMHead", "ForCausal")
@@ -120,8 +121,18 @@ def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
         head_sizes=_head_sizes(text, head_size),
         vocab_size=_whole(text.get("vocab_size")),
         max_length=_first(text, CONTEXT_LENGTHS),
-        window=_whole(text.get("sliding_window")) if text.get("use_sliding_window", True) else 0,
+        window=_window(text),
     )
+
+
+def _window(text: Mapping[str, Any]) -> int:
+    """The window, or chunk, of the attention in some layers; 0 where none has any."""
+    kinds = text.get("layer_types") or text.get("attention_layers")
+    if isinstance(kinds, list) and not any(word in str(kinds) for word in ("sliding", "chunk", "local")):
+        return 0
+    first = 0 if isinstance(kinds, list) else _whole(text.get("max_window_layers"))  # the first layer that has one
+    nowhere = not text.get("use_sliding_window", True) or 0 < _first(text, LAYERS) <= first
+    return 0 if nowhere else _first(text, WINDOWS)
 
 
 def _head_sizes(text: Mapping[str, Any], head_size: int) -> frozenset[int]:

@@ -65,6 +65,10 @@ class GraphFacts:
     """Tables of sines in which the row of the first position comes twice, and where it comes again. Looked for only in
     those with more rows than a text may have tokens.
     """
+    compared: frozenset[int] = frozenset()
+    """Whole numbers that nodes of any graph in the file add, subtract, divide by or compare with, without their sign; 0
+    where it holds a mask of all positions.
+    """
     data_files: tuple[str, ...] = ()
     """Relative to the folder."""
     weight_bytes: int = 0

@@ -323,12 +323,15 @@ class Inference:
         return found
 
     def missing_window(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
-        """The sliding window that the configuration has and no attention of the graph, where operators say which; else
-        0.
-        """
+        """The window that the configuration has and no attention of the graph; 0 where it may have it."""
         makers = [graph.producer_of(pair.present.name) for pair in pairs]
+        window, compared = self.evidence.window, frozenset[int]().union(*(each.compared for each, _ in self.graphs))
         told = bool(makers) and all(node is not None and node.op_type == GQA for node in makers)
-        return self.evidence.window if told and not any(window_of(pair, graph) for pair in pairs) else 0
+        if any(window_of(pair, graph) for pair in pairs) or (
+            not told and compared & {0, window - 1, window, window + 1}
+        ):
+            return 0
+        return window
 
     def short(self, graph: GraphFacts, pairs: Sequence[Pair], meant: Mapping[str, Meaning]) -> Short | None:
         """Up to which length texts have the tokens of the model, where that is not all lengths."""

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 ONNX_DOMAINS = ("", "ai.onnx")
 PACKED = "MatMulNBits"
+HANDED_ON = frozenset({"Cast", "Identity", "Neg", "Squeeze", "Unsqueeze", "Reshape", "Expand"})
+COMPARING = frozenset(
+    ("Add", "Sub", "Div", "Mod", "Max", "Min", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Trilu")
+)
+"""Operators by which a graph may limit attention to a window or a chunk."""
 
 
 def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
@@ -48,6 +53,7 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
         whole=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
         begins_anew=_begin_anew(proto.graph, sine_tables(nodes), inside(folder, str(within)), longest),
+        compared=_compared(proto),
         nodes=nodes,
         node_count=len(model.nodes) + len(model.inner),
         opsets=dict(model.opsets),
@@ -88,6 +94,34 @@ def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
         return name, int(numpy_helper.to_array(tensor).reshape(()))
     except ValueError:  # its bytes are missing, which is told where the file is opened
         return None
+
+
+def _compared(model: onnx.ModelProto) -> frozenset[int]:
+    """`GraphFacts.compared` of a file."""
+    from partita.runtime.model_file import all_nodes, all_tensors
+
+    whole = dict(filter(None, (_whole(tensor.name, tensor) for tensor in all_tensors(model) if tensor.name)))
+    found = {0} if any(_is_mask(tensor) for tensor in all_tensors(model)) else set[int]()
+    for node in (node for part in (model.graph, *model.functions) for node in all_nodes(part)):
+        for attribute in node.attribute if node.op_type == "Constant" else ():
+            value = _whole(node.output[0], attribute.t) if attribute.name == "value" else None
+            if attribute.name in ("value_int", "value_ints") and len(attribute.ints) < 2:
+                value = node.output[0], sum(attribute.ints) or attribute.i
+            whole |= dict(filter(None, [value]))
+        numbers = [whole[name] for name in node.input if name in whole]
+        if node.op_type in HANDED_ON and node.input[0] in whole:
+            whole[node.output[0]] = -numbers[0] if node.op_type == "Neg" else numbers[0]
+        elif node.op_type in COMPARING:
+            found.update(map(abs, numbers))
+        elif node.op_type == "Slice":  # of the last keys; the parts of a head begin at a number above 0
+            found.update(-number for number in numbers if number < -1)
+    return frozenset(found)
+
+
+def _is_mask(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant may say of every two positions whether the one attends to the other."""
+    square = len(tensor.dims) > 1 and tensor.dims[-1] == tensor.dims[-2] > 1
+    return square and (_dtype(tensor.data_type) == "bool" or len(tensor.dims) > 3)
 
 
 def _begin_anew(graph: onnx.GraphProto, tables: frozenset[str], home: Path, longest: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from onnx import numpy_helper, parser
 
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
-from tests.foreign.conftest import SAMPLES, changed
+from tests.foreign.conftest import SAMPLES, Sample, changed
 from tests.foreign.plain import plain_tokens
 from tests.foreign.test_any_decoder import tokens
 
@@ -189,6 +190,52 @@ def test_texts_end_at_a_window_that_the_graph_lacks(share_buffer: bool, tmp_path
     )
     (windowed / "genai_config.json").write_text(json.dumps(raw), encoding="utf-8")
     assert open_folder(windowed).graph.max_length == LONGEST, "its attention has the window"
+
+
+@pytest.mark.parametrize(
+    ("said", "length"),
+    [
+        ({"sliding_window": 20}, 20),
+        ({"attention_chunk_size": 20}, 20),
+        ({"text_config": {"sliding_window": 20}}, 20),
+        ({"sliding_window": 20, "layer_types": ["sliding_attention"]}, 20),
+        ({"sliding_window": 20, "layer_types": ["full_attention"]}, 64),
+        ({"sliding_window": 20, "use_sliding_window": False}, 64),
+        ({"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 1}, 64),
+        ({"sliding_window": 20, "use_sliding_window": True, "max_window_layers": 0}, 20),
+    ],
+)
+def test_texts_end_at_a_window_that_standard_operators_lack(said: dict[str, Any], length: int, sample: Sample) -> None:
+    folder = sample("optimum")
+    changed(folder / "config.json", **said)
+    manifest = open_folder(folder)
+    assert manifest.graph.max_length == length and manifest.foreign is not None
+    assert any("a window of 20 tokens, and the graph" in note for note in manifest.foreign.notes) is (length == 20)
+    assert open_folder(folder, Choice(max_length=64)).graph.max_length == 64
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        "far = Sub(input_ids, n)",
+        "m = Neg(n) edge = Unsqueeze(m, one) far = Add(input_ids, edge)",
+        "far = Trilu<upper = 0>(input_ids, n)",
+        "chunk = Div(input_ids, n)",
+    ],
+)
+def test_a_window_in_standard_operators(node: str, sample: Sample) -> None:
+    """Nothing is limited: the graph reads the window's size for a mask, also in a body of it."""
+    folder = sample("optimum")
+    changed(folder / "config.json", sliding_window=20)
+    model = onnx.load(folder / "model.onnx")
+    nodes = f"n = Constant<value_int = 20>() one = Constant<value_ints = [0]>() {node}"
+    body = parser.parse_graph(f"b () => (bool at) {{ {nodes} at = Constant<value = bool {{1}}>() }}")
+    yes = onnx.helper.make_node("Constant", [], ["yes"], value=numpy_helper.from_array(np.array(True)))
+    model.graph.node.extend([yes, onnx.helper.make_node("If", ["yes"], ["at"], then_branch=body, else_branch=body)])
+    onnx.save(model, folder / "model.onnx")
+    manifest = open_folder(folder)
+    assert manifest.graph.max_length == 64 and manifest.foreign is not None
+    assert not any("a window of" in note for note in manifest.foreign.notes)
 
 
 OLIVE = "int32[batch_size,1] past_seq_len, int32 total_seq_len"
