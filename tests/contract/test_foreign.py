@@ -103,3 +103,15 @@ def test_what_the_device_lacks_is_named(environment, target, layout, partita, tm
     folder = folder_of(layout, tmp_path)
     for asked in (command(folder, f"{target.provider},cpu"), ("place", folder, "--provider", f"{target.provider},cpu")):
         refused(partita(*asked), "the device cannot run it: ", "requires f16")
+
+
+@cases("layout", lambda environment: [("genai-fp32-cpu",)])
+def test_a_snapshot_of_the_hubs_cache(environment, layout, partita, tmp_path):
+    """Its files are links out of it, which ONNX Runtime 1.24 does not follow by itself."""
+    home = tmp_path / "models--tiny"
+    snapshot, blobs = home / "snapshots" / "1", home / "blobs"
+    snapshot.mkdir(parents=True)
+    folder_of(layout, tmp_path).rename(blobs)
+    for file in sorted(blobs.iterdir()):
+        (snapshot / file.name).symlink_to(file.rename(blobs / f"blob-{file.name}"))
+    assert said(partita, snapshot, "cpu") == TOKENS[layout][:COUNT]

@@ -178,3 +178,35 @@ def test_every_verb_takes_a_foreign_folder(
     bench = ["bench", str(hub_folder), "--token-ids", "-p", ids, "-n", "3", "--rounds", "1", "--json", *choice]
     assert cli.run(bench) == 0
     assert json.loads(capsys.readouterr().out)["contenders"][0]["rounds"]
+
+
+def test_a_snapshot_of_the_hubs_cache_where_onnx_runtime_follows_no_links(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As 1.24 refuses a file that is a link out of the model's folder (microsoft/onnxruntime#27353)."""
+    import onnxruntime
+
+    snapshot, blobs = linked(sample("genai-fp32-cpu"), tmp_path / "hub")
+    opened: list[bool] = []
+    usual = onnxruntime.InferenceSession
+
+    def refuses_links(model: bytes | Path, *arguments: object, **options: object) -> object:
+        opened.append(isinstance(model, bytes))
+        if not isinstance(model, bytes):
+            raise RuntimeError('External data path: "model.onnx.data" escapes model directory: "snapshot"')
+        return usual(model, *arguments, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuses_links)
+    assert generated(snapshot) == TOKENS and opened[:2] == [False, True]
+    assert all(path.is_symlink() for path in snapshot.iterdir()) and any(blobs.iterdir())
+
+
+def linked(folder: Path, hub: Path) -> tuple[Path, Path]:
+    """The folder as the Hugging Face cache has one: links to files that are called by their hashes."""
+    snapshot, blobs = hub / "snapshots" / "1", hub / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for index, file in enumerate(sorted(folder.iterdir())):
+        shutil.copy(file, blobs / str(index))
+        (snapshot / file.name).symlink_to(blobs / str(index))
+    return snapshot, blobs

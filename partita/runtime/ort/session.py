@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
+from partita.runtime.model_file import all_tensors
 from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
 from partita.runtime.ort.buffers import (
     CUDA_MEMORY,
@@ -34,6 +35,7 @@ from partita.runtime.ort.buffers import (
     host_buffer,
     keeper_model,
 )
+from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
 from partita.runtime.ort.native_log import Captured, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
@@ -74,6 +76,8 @@ class Opening:
     """Fail rather than let the CPU provider take a node."""
     model: bytes | None = None
     """The model to open in place of the file; its weights are still those beside the file."""
+    weights: Path | None = None
+    """The folder of the weights of `model`, where that is not the one of the file."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further entries of the session configuration."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -307,7 +311,7 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stubs
-        options = _session_options(folder, active, opening, path.parent)
+        options = _session_options(folder, active, opening, opening.weights or path.parent)
         with captured_output() as captured, variables(opening.environment):
             try:
                 ort.set_default_logger_severity(_log_level(opening))
@@ -324,10 +328,27 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
         return Session(native, path, tuple(active), captured.lines, folder, opening, time.perf_counter() - began)
     except NATIVE_ERRORS as error:
         folder.cleanup()
+        if ESCAPES.search(str(error)) and opening.weights is None:
+            return _open_held(path, active, _without_links(path, opening))
         raise NativeFailureError(error, captured.lines) from error
     except BaseException:
         folder.cleanup()
         raise
+
+
+def _without_links(path: Path, opening: Opening) -> Opening:
+    """To open the model with its weights named as the files that they are links to: ONNX Runtime before 1.27 follows no
+    link out of the model's folder (microsoft/onnxruntime#27353), as a snapshot of the Hugging Face cache has.
+    """
+    import onnx
+
+    model = onnx.load_from_string(opening.model) if opening.model else onnx.load(path, load_external_data=False)
+    places = [entry for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"]
+    files = [(path.parent / entry.value).resolve() for entry in places]
+    home = Path(os.path.commonpath([file.parent for file in files]))
+    for entry, file in zip(places, files, strict=True):
+        entry.value = file.relative_to(home).as_posix()
+    return replace(opening, model=model.SerializeToString(), weights=home)
 
 
 def _log_level(opening: Opening) -> int:
