@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Final, Literal
@@ -109,6 +109,19 @@ class QuantisedSource(Record):
     """How many weights of the checkpoint it quantised."""
     taken: Literal["as stored", "requantised", "dequantised"]
     """Their integers or codes are the package's; or their numbers were rounded a second time, or are floats there."""
+
+
+LOST_INPUTS = {"images": ("visual", "vision", "image"), "audio": ("audio", "speech")}
+"""Inputs of a multimodal model -> words in the names of the modules that read them."""
+
+
+def left_out(unused: Sequence[str]) -> str:
+    """What a package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
+    more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+    names = " ".join(unused).casefold()
+    lost = [given for given, words in LOST_INPUTS.items() if any(word in names for word in words)]
+    cannot = f"; {' and '.join(lost)} cannot be given" if lost else ""
+    return f"{', '.join(unused[:5])}{more}{cannot}" if unused else ""
 
 
 class Source(Record):

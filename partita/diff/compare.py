@@ -8,7 +8,7 @@ from partita.diff.context_diff import changes_around
 from partita.diff.headline import headline
 from partita.diff.phase_diff import BothPhases
 from partita.diff.records import ReportDiff, Side
-from partita.observations.text_format import listing
+from partita.observations.text_format import listing, plural
 from partita.partition_reports.outcome import TOO_FEW, failure_of, is_known, too_few_steps
 from partita.partition_reports.records import Report
 
@@ -79,7 +79,7 @@ def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], name
     largest = max(len(best.units_before), len(best.units_after))
     if best.alike >= RELATED or not largest or _same_file(before, after):
         return ""
-    share = f"{best.pairs.by_name} of {largest} nodes in {best.name}"
+    share = f"{best.pairs.by_name} of {plural(largest, 'node')} in {best.name}"
     return f"only {share} have a name that both reports have, so they are not of one model"
 
 
@@ -104,7 +104,7 @@ def _notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[
             yield f"the run of {letter} failed, so nothing shows that its nodes run: {why}"
     for both in phases:
         if too_few_steps(both.before) or too_few_steps(both.after):
-            yield f"{both.name}: {both.before.steps:,} steps in A and {both.after.steps:,} in B: {TOO_FEW}"
+            yield f"{both.name}: {plural(both.before.steps, 'step')} in A and {both.after.steps:,} in B: {TOO_FEW}"
         if both.tokens_differ:
             was, now = both.tokens
             yield (

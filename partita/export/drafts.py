@@ -43,6 +43,7 @@ from partita.export.tracing import FixedLengthError, Traced, trace, without_unre
 from partita.export.ways import Way
 from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
+from partita.package import left_out
 from partita.package_records import Calibration, PackedKind, PrefillChoice
 from partita.spelling import spelled
 
@@ -345,9 +346,7 @@ def _rewrite(graphs: Graphs) -> None:
             tell(work, f"{said} made no difference: no weight that could be packed is known by such a name")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
-        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        told = f"left out, because the logits do not depend on it: {', '.join(unused[:5])}{more}"
-        tell(work, told)
+        tell(work, f"left out, because the logits do not depend on it: {left_out(unused)}")
 
 
 def _add_prefill(graphs: Graphs, beside: Beside, fits: Callable[[Plain], bool]) -> None:

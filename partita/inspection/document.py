@@ -65,6 +65,7 @@ def _model(found: Inspection) -> Section | None:
         ("precision", model.precision),
         ("attention", model.attention),
         ("layout", model.layout),
+        ("left out", model.left_out or None),
     )
     shown = _pairs("Model", rows)
     return Section("model", "Model", (shown,)) if shown.rows else None

@@ -38,6 +38,8 @@ class ModelFacts(Record):
     """How attention and cache are written, by name."""
     layout: str | None
     """Who wrote the folder, and how: partita, or the name of a foreign layout; null where it is not known."""
+    left_out: str = ""
+    """What the package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
 
 
 class PortFacts(Record):

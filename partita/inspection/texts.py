@@ -49,7 +49,8 @@ def verdict(found: Inspection) -> str:
     wrong = f"; {plural(len(found.findings), 'finding')}" if found.findings else ""
     size = human_bytes(found.weights.size_bytes)
     named = f" of {', '.join(about)}" if about else ""
-    return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}"
+    lacks = f"; left out: {model.left_out}" if model.left_out else ""
+    return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}{lacks}"
 
 
 def adapter_text(adapter: AdapterFacts) -> str:

@@ -143,6 +143,8 @@ class PackageFacts(Record):
     """What it was exported from: the name of a folder, or a hub id; empty in a report that was written without."""
     target: str = ""
     """The provider that its lowering was chosen for; empty when it was not chosen for one."""
+    left_out: str = ""
+    """What the package has not of its checkpoint, and the inputs that it cannot take therefore; empty for nothing."""
     quality: PackageQuality | None = None
     """null where none was measured, and in a report that was written without."""
 

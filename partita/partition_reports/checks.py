@@ -10,7 +10,7 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts, StepFact
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
-from partita.observations.text_format import name_some
+from partita.observations.text_format import name_some, plural
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import Check, GroupShare, Phase, ProviderShare
@@ -39,12 +39,17 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
         counts = Counter(name for stream in facts.plan for name in stream)
         repeated = [name for name, count in counts.items() if count > 1]
         yield _make(
-            "plan_nodes_once", facts.file, "every plan node appears once", repeated, f"{len(counts)} nodes", "repeated"
+            "plan_nodes_once",
+            facts.file,
+            "every plan node appears once",
+            repeated,
+            plural(len(counts), "node"),
+            "repeated",
         )
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
         inside = f"; {len(index.bodies)} more ran inside control flow" if index.bodies else ""
-        good = f"{len(ran)} executed nodes, all in the plan{inside}"
+        good = f"{plural(len(ran), 'executed node')}, all in the plan{inside}"
         yield _make(
             "executed_in_plan",
             facts.file,
@@ -54,12 +59,12 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
             "ran outside the plan",
         )
         idle = [name for name in index.order if name not in ran and name not in index.bodies]
-        good = f"all {len(index.order)} plan nodes were observed"
+        good = f"{plural(len(index.order), 'plan node')}, all observed"
         yield _make("plan_executed", facts.file, "every plan node was executed", idle, good, "never observed")
     if facts.events:
         windows = {window.run for window in facts.runs}
         orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
-        good = f"{len(windows)} session runs, every event in one"
+        good = f"{plural(len(windows), 'session run')}, every event in one"
         yield _make("events_in_runs", facts.file, "every event belongs to a known run", orphans, good, "unknown runs")
 
 
@@ -67,7 +72,7 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     """Checks on the sums, partitions and providers of one phase."""
     for key, label, groups in _groupings(phase):
         total = sum(entry.nodes for entry in groups)
-        detail = f"{total} of {len(phase.nodes)} nodes"
+        detail = f"{total} of {plural(len(phase.nodes), 'node')}"
         passed = total == len(phase.nodes)
         yield _check(f"nodes_per_{key}", phase.name, f"nodes per {label} add up", detail, passed=passed)
         if phase.nodes and any(entry.time_share is not None for entry in groups):
@@ -77,7 +82,7 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
             yield _check(f"time_shares_per_{key}", phase.name, what, f"{whole:.6f}", passed=passed)
     yield _check_partitions(phase)
     yield from _check_costs(phase)
-    good = f"{len(phase.nodes)} nodes"
+    good = plural(len(phase.nodes), "node")
     nameless = [node.name for node in phase.nodes if node.provider is None]
     yield _make(
         "nodes_have_provider", phase.name, "every node has a provider", nameless, good, "without a known provider"
@@ -108,7 +113,7 @@ def _check_partitions(phase: Phase) -> Check:
         if part.first_position != expected or part.nodes < 1 or mixed:
             break
         expected += part.nodes
-    detail = f"{len(phase.partitions)} partitions cover {expected} of {len(phase.nodes)} nodes"
+    detail = f"{plural(len(phase.partitions), 'partition')} for {expected} of {plural(len(phase.nodes), 'node')}"
     passed = expected == len(phase.nodes)
     return _check("partitions_cover_plan", phase.name, "partitions cover the plan", detail, passed=passed)
 
@@ -117,7 +122,7 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     """Every Memcpy node is a copy with a cause among the nodes, and the sums of the phase are those of its parts."""
     memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
     missing = sorted({node.name for node in phase.nodes if is_memcpy(node)} ^ {copy.name for copy in memcpy})
-    good = f"{len(memcpy)} Memcpy nodes"
+    good = plural(len(memcpy), "Memcpy node")
     yield _make(
         "memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without their other half"
     )
@@ -143,7 +148,8 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     )
     counted = (cost.partitions, cost.copies, cost.crossings)
     passed = counted == (len(phase.partitions), len(phase.copies), taken)
-    detail = f"{counted[0]} partitions, {counted[1]} copies, {counted[2]} tensors handed over and {taken} taken"
+    handed = f"{plural(counted[2], 'tensor')} handed over and {taken} taken"
+    detail = f"{plural(counted[0], 'partition')}, {plural(counted[1], 'copy')}, {handed}"
     yield _check("cost_counts", phase.name, "cost counts partitions, copies and crossings", detail, passed=passed)
     known = sum(copy.bytes_per_run for copy in phase.copies if copy.bytes_per_run is not None)
     detail = f"{cost.copy_bytes_at_least} bytes in the cost, {known} in the copies"
@@ -174,13 +180,13 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     less = facts.finish_reason in INCOMPLETE or (again and len(prompts) > 1)
     passed = prefill == asked + beside or (less and prefill < asked)
     where = f"the prompts of {len(prompts)} rows" if len(prompts) > 1 else "the prompt"
-    detail = f"{prefill} tokens in steps, {asked} in {where}, run ended with {facts.finish_reason}"
+    detail = f"{plural(prefill, 'token')} in steps, {asked} in {where}, run ended with {facts.finish_reason}"
     yield _check("prompt_tokens", "prefill", "steps add up to the prompt", detail, passed=passed)
     decode = beside + sum(taken(step) for step in facts.steps if step.phase == "decode")
     least = 0 if less and len(prompts) > 1 else new - len(prompts) * (1 + again)
     passed = max(least, 0) <= decode <= new
     firsts = "the first" if len(prompts) == 1 else "the first of each row"
-    detail = f"{decode} tokens in steps, {new} new ones of which prefill made {firsts}"
+    detail = f"{plural(decode, 'token')} in steps, {new} new ones of which prefill made {firsts}"
     yield _check("new_tokens", "decode", "steps add up to the new tokens", detail, passed=passed)
 
 

@@ -52,8 +52,8 @@ def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         new = [name for name in index.optimised.nodes if name not in index.exported and name not in index.memcpy]
         known = sum(bool(index.replaces(name)) for name in new)
         parts.append(
-            f"{index.facts.file}: {len(index.optimised.nodes)} nodes, {len(index.memcpy)} of them Memcpy, {len(new)} "
-            f"that ONNX Runtime fused or inserted, of which {known} are fused from exported nodes"
+            f"{index.facts.file}: {plural(len(index.optimised.nodes), 'node')}, {len(index.memcpy)} of them Memcpy; "
+            f"fused or inserted by ONNX Runtime: {len(new)}, of them fused from exported nodes: {known}"
         )
     return "; ".join(parts)
 
@@ -100,9 +100,9 @@ def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         inner = named - fused
         branches = f", and do the work of {plural(len(inner), 'node')} of bodies" if inner else ""
         parts.append(
-            f"{index.facts.file}: {len(index.facts.graph)} nodes in the file, {kept} run under their own name, "
-            f"{len(fused)} were fused into another node, {len(gone)} were removed; {len(index.order) - kept} are ONNX "
-            f"Runtime's own{branches}"
+            f"{index.facts.file}: {plural(len(index.facts.graph), 'node')} in the file; under their own name: {kept}, "
+            f"fused into another node: {len(fused)}, removed: {len(gone)}; ONNX Runtime's own: "
+            f"{len(index.order) - kept}{branches}"
         )
     return "; ".join(parts)
 
@@ -123,32 +123,33 @@ def _cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     kept = sum(name in index.listed for index in indexes for name in index.order)
     inside = sum(len(nodes) for index in indexes for nodes in index.compiled.values())
     where = f", {inside} in {sum(len(index.compiled) for index in indexes)} compiled subgraphs" if inside else ""
-    return f"{listed} nodes listed, {kept} of them run{where}"
+    return f"{plural(listed, 'node')} listed, {kept} of them run{where}"
 
 
 def _cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Events and runs."""
     events = sum(len(session.events) for session in facts.sessions)
     runs = sum(len(session.runs) for session in facts.sessions)
-    return f"{events} node executions in {runs} session runs"
+    return f"{plural(events, 'node execution')} in {plural(runs, 'session run')}"
 
 
 def _cover_log(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Lines, and nodes they mention."""
     lines = sum(len(session.log) for session in facts.sessions)
-    return f"{lines} lines of session creation; {sum(len(index.log) for index in indexes)} nodes mentioned"
+    mentioned = sum(len(index.log) for index in indexes)
+    return f"{plural(lines, 'line')} of session creation; {plural(mentioned, 'node')} mentioned"
 
 
 def _cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Graph inputs and outputs."""
-    return f"{sum(len(session.ports) for session in facts.sessions)} graph inputs and outputs"
+    return f"graph inputs and outputs: {sum(len(session.ports) for session in facts.sessions)}"
 
 
 def _cover_binding(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """State buffers, and at how many steps they were looked at."""
     counts = [state.checked_steps for state in facts.states if state.checked_steps is not None]
-    steps = f" at {min(counts)} steps" if len(counts) == len(facts.states) else ""
-    return f"{len(facts.states)} state buffers, compared by address{steps}"
+    steps = f" at {plural(min(counts), 'step')}" if len(counts) == len(facts.states) else ""
+    return f"{plural(len(facts.states), 'state buffer')}, compared by address{steps}"
 
 
 KINDS = (
@@ -211,7 +212,7 @@ KINDS = (
     Kind(
         "clock",
         lambda facts: bool(facts.steps),
-        lambda facts, indexes: f"{len(facts.steps)} steps",
+        lambda facts, indexes: plural(len(facts.steps), "step"),
         "wall time, with everything else the machine was doing",
     ),
     Kind(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, StepFact
 from partita.observations.records import PhaseName
+from partita.observations.text_format import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _speed_note(steps: int, free: int) -> str:
     if not steps:
         return "no step of this phase was run"
     if free:
-        return f"speed over {free} of {steps} steps, those that were not profiled"
+        return f"speed over {free} of {plural(steps, 'step')}, those that were not profiled"
     return (
         "speed over 1 step, slowed by profiling" if steps == 1 else f"speed over {steps} steps, all slowed by profiling"
     )

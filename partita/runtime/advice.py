@@ -13,7 +13,7 @@ from pathlib import Path
 from partita.diagnosis.actions import Action, Situation, steps_for
 from partita.errors import PackageError
 from partita.observations.records import PackageFacts, PackageQuality
-from partita.package import MANIFEST, Manifest, read_manifest, sha256_of
+from partita.package import MANIFEST, Manifest, left_out, read_manifest, sha256_of
 from partita.package_records import Quality
 from partita.remedies import Remedy
 
@@ -36,6 +36,7 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         verification_detail=verification.detail,
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
+        left_out=left_out(manifest.source.unused),
         quality=None if manifest.quality is None else _quality(manifest.quality),
     )
 

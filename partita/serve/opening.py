@@ -17,7 +17,7 @@ from partita.library.loading import Process, in_child, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
-from partita.package import Manifest
+from partita.package import Manifest, left_out
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.prefix_file import read_said
@@ -187,6 +187,7 @@ def _notes(engine: Restarting, manifest: Manifest) -> list[str]:
         *unused,
         *map(idle, opened.idle),
         *unverified(manifest.verification),
+        *([f"left out of the package: {lacks}"] if (lacks := left_out(manifest.source.unused)) else []),
         *inferred(manifest),
         *_turns(manifest),
     ]

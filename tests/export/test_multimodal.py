@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import partita
 from partita.cli import run
 from partita.errors import UnsupportedModelError
-from partita.package import read_manifest
+from partita.package import left_out, read_manifest
 from tests.conftest import Exported, require
 from tests.export.breadth import recipes
 from tests.export.test_parity import NEW_TOKENS, PROMPT, our_tokens
@@ -168,3 +170,37 @@ def test_a_placeholder_in_the_prompt_is_told(
         assert run([*base, prompt]) == 0
         note = f"the prompt holds token {token}, a placeholder for an image: this package has only the text decoder"
         assert (note in capsys.readouterr().err) is told
+
+
+def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
+    tiny: Tiny, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from partita.runtime.advice import package_facts
+    from partita.serve.opening import _notes
+
+    package = exported(tiny("qwen2_vl"), attention="gqa")
+    manifest = read_manifest(package)
+    said = package_facts(package, manifest).left_out
+    assert said.startswith("visual (") and said.endswith("; images cannot be given")
+    assert partita.inspect(package).model.left_out == said
+    assert run(["inspect", str(package)]) == 0 and "images cannot be given" in " ".join(capsys.readouterr().out.split())
+    opened: Any = SimpleNamespace(opened=SimpleNamespace(chain=(), idle=()))
+    assert f"left out of the package: {said}" in _notes(opened, manifest)
+    assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json"), "--json"]) == 0
+    assert "images cannot be given" in " ".join(partita.Report.read(tmp_path / "r.json").to_text().split())
+
+
+@pytest.mark.parametrize(
+    ("unused", "said"),
+    [
+        ((), ""),
+        (("mtp (1 tensor, 16 B)",), "mtp (1 tensor, 16 B)"),
+        (
+            ("audio_tower (2 tensors)", "vision_tower"),
+            "audio_tower (2 tensors), vision_tower; images and audio cannot be given",
+        ),
+        (tuple("abcdefg"), "a, b, c, d, e and 2 more"),
+    ],
+)
+def test_modules_that_are_left_out_and_the_inputs_that_they_read(unused: tuple[str, ...], said: str) -> None:
+    assert left_out(unused) == said

@@ -103,7 +103,7 @@ def test_nothing_is_copied_and_the_cache_stays_in_place(report):
 
 def test_sources_say_what_they_saw(report):
     said = {entry.source: entry for entry in report.sources}
-    assert said["model_file"].covers.startswith("model.onnx: 125 nodes in the file, 105 run under their own name")
+    assert said["model_file"].covers.startswith("model.onnx: 125 nodes in the file; under their own name: 105,")
     assert said["assignment"].covers == "119 nodes listed, 107 of them run"
     assert {name for name, entry in said.items() if not entry.available} == {"optimised_model", "probe"}
     assert all(entry.limits for entry in said.values())

@@ -23,7 +23,7 @@ def section(report: Report) -> Section | None:
     """Every node in execution order, folded; None when no node is known."""
     folds = tuple(
         Fold(
-            f"All {len(phases[-1].nodes):,} nodes{in_phases(phase.name for phase in phases)}",
+            f"All nodes{in_phases(phase.name for phase in phases)}: {len(phases[-1].nodes):,}",
             (_node_table(report, phases),),
         )
         for phases in placements(report)

@@ -129,4 +129,7 @@ def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     first = found.first_token_seconds
     yield "first token", ("no token was generated" if first is None else f"{decimals(first)} s after prefill began",)
     ended = found.finish_reason + (f" ({found.finish_detail})" if found.finish_detail else "")
-    yield "generated", (f"{found.new_tokens:,} tokens after a prompt of {found.prompt_tokens:,}; finish: {ended}",)
+    yield (
+        "generated",
+        (f"{plural(found.new_tokens, 'token')} after a prompt of {found.prompt_tokens:,}; finish: {ended}",),
+    )

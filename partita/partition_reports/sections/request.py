@@ -49,6 +49,8 @@ def _describe_package(package: PackageFacts) -> Iterator[Pair]:
         ),
     )
     yield "package is", (f"{package.verification}: {package.verification_detail}",)
+    if package.left_out:
+        yield "left out", (package.left_out,)
     if (found := package.quality) is not None:
         yield (
             "quality",

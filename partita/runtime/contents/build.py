@@ -30,7 +30,7 @@ from partita.inspection.records import (
 )
 from partita.observations.records import remedy_records
 from partita.observations.text_format import nats
-from partita.package import MANIFEST, FileRecord, Manifest, inside, sha256_of
+from partita.package import MANIFEST, FileRecord, Manifest, inside, left_out, sha256_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.licence import licence_of
 from partita.runtime.contents.modules import module_precisions
@@ -165,6 +165,7 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
             precision=graph.precision or None,
             attention=graph.attention or None,
             layout="partita" if manifest.foreign is None else manifest.foreign.layout,
+            left_out=left_out(source.unused),
         )
     config = read_json(folder / "config.json")
     listed = config.get("architectures")
