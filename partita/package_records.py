@@ -52,7 +52,21 @@ class Verification(Record):
     """
     not_run: tuple[str, ...] = ()
     """Graph files that the known answer did not run: their chunk is longer than its prompt."""
+    not_exercised: tuple[str, ...] = ()
+    """What the text of the known answer is too short for: sliding windows, attention chunks, rotary frequencies, the
+    graph files of `not_run`.
+    """
     steps: tuple[StepError, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The status, and what a verified package was not verified for."""
+        return f"{self.status}{self.exceptions if self.status == 'verified' else ''}"
+
+    @property
+    def exceptions(self) -> str:
+        """What was not exercised, in parentheses; empty when all was."""
+        return f" (not exercised: {'; '.join(self.not_exercised)})" if self.not_exercised else ""
 
 
 class PackedKind(Record):

@@ -84,7 +84,7 @@ def describe(summary: Summary) -> list[str]:
     source = manifest.source
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
     return [
-        f"{summary.out}: {source.architecture} exported, {manifest.verification.status}{_by_twin(manifest)}",
+        f"{summary.out}: {source.architecture} exported, {manifest.verification.headline}{_by_twin(manifest)}",
         f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
         *_quantised(manifest),
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),

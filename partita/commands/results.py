@@ -270,6 +270,8 @@ class VerifyResult(Record):
     """
     not_run: tuple[str, ...] = ()
     """Graphs that the known answer does not reach: its prompt is shorter than their chunk."""
+    not_exercised: tuple[str, ...] = ()
+    """What the text of the known answer is too short for: windows, attention chunks, rotary frequencies, graphs."""
     steps: tuple[StepResult, ...]
 
 

@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 @contextmanager
 def rows_by_position(model: torch.nn.Module, positions: torch.Tensor, keys: int) -> Iterator[None]:
     """In this block a cut of the last S of `keys` rows is one of the rows at `positions` [B, S]."""
-    buffers = {id(buffer) for buffer in model.buffers() if _is_table(buffer)}
+    buffers = {id(buffer) for buffer in model.buffers() if is_table(buffer)}
     with _Rows(buffers, positions, keys):
         yield
 
 
-def _is_table(buffer: torch.Tensor) -> bool:
+def is_table(buffer: torch.Tensor) -> bool:
     """Whether a buffer may say which key a query sees: truth values [1, 1, M, M]."""
     return (
         buffer.dtype == torch.bool

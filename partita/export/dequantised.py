@@ -30,7 +30,7 @@ class _Unread:
 
 
 def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The model in float32 with eager attention, and what transformers says of loading it. Raises what it raises."""
+    """The model in float32 with the default attention, and what transformers says of loading it. Raises what it raises."""
     with torch.device("meta"):
         kind = type(auto_class(config).from_config(config))
     with OpenFiles(checkpoint.folder) as files:
@@ -39,6 +39,6 @@ def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
             config=config,
             state_dict={name: _Unread(info, files) for name, info in checkpoint.tensors.items()},
             dtype=torch.float32,
-            attn_implementation="eager",
+            attn_implementation=None,
             output_loading_info=True,
         )

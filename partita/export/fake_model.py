@@ -185,17 +185,17 @@ def parameter_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
-    """The model with our attention; as eager where it picks its attention by class."""
+    """The model with our attention; with transformers' default one where it picks its attention by class."""
     experts_implementation(config, experts.IMPLEMENTATION)
     try:
         return _from_config(config, dtype, IMPLEMENTATION)
     except (KeyError, ValueError) as error:
         if error.args != (IMPLEMENTATION,) and "attn_implementation" not in str(error):
             raise
-        return _from_config(config, dtype, "eager")
+        return _from_config(config, dtype, None)
 
 
-def _from_config(config: PreTrainedConfig, dtype: str, attention: str) -> torch.nn.Module:
+def _from_config(config: PreTrainedConfig, dtype: str, attention: str | None) -> torch.nn.Module:
     arguments: dict[str, Any] = {
         "attn_implementation": attention,
         "dtype": to_torch(dtype),

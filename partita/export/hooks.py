@@ -2,7 +2,8 @@
 
 transformers routes attention calls through `AttentionInterface`, masks through `AttentionMaskInterface`, and keys,
 values and other states through a `Cache` (`plug_cache.py`). Plugging in our own at these public points is all that is
-needed to see, and to replace, what a decoder does with its cache; no model is named here.
+needed to see, and to replace, what a decoder does with its cache; no model is named here. Models that choose their
+attention by class have transformers' default one, whose calls of torch's scaled_dot_product_attention are replaced.
 
 The mask a model asks for decides which keys a query sees: transformers' eager attention looks at nothing else. Our mask
 function gives the model the mask that eager attention would get, over all N rows of the cache. When the very same
@@ -12,9 +13,10 @@ write the rule; when the model has computed with it (a position bias, say), the 
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +29,7 @@ from partita.errors import UnsupportedModelError
 
 FAR = 1 << 20
 """A token that is beyond any window."""
+SDPA = torch.nn.functional.scaled_dot_product_attention
 IMPLEMENTATION = "partita"
 """The name under which our functions are registered with transformers."""
 
@@ -113,7 +116,10 @@ _active: list[Plug] = []
 
 
 class _Ones(TorchFunctionMode):
-    """Remembers tensors of ones: a padding mask that a model makes of them, for want of one, masks nothing."""
+    """Remembers tensors of ones: a padding mask that a model makes of them, for want of one, masks nothing.
+
+    Calls of torch's scaled_dot_product_attention with a mask go to our attention function.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,6 +133,8 @@ class _Ones(TorchFunctionMode):
         return made is not None and made[1] == tensor._version
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is SDPA and (call := _sdpa_call(*args, **(kwargs or {}))) is not None:
+            return call
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
         same = name in ("to", "bool", "long", "int", "contiguous") and bool(args) and self.knows(args[0])
@@ -142,20 +150,93 @@ _ones: list[_Ones] = []
 def plugged(plug: Plug) -> Iterator[None]:
     """Let the registered functions talk to `plug` for the length of the block.
 
-    Models that pick their attention by class know no name but transformers' own; they run as eager, with our masks.
+    Models that choose their attention by class know no name but transformers' own, and get our masks.
     """
     masks = AttentionMaskInterface._global_mapping
-    eager = masks["eager"]
+    own = {name: masks[name] for name in ("eager", "sdpa")}
     _active.append(plug)
-    masks["eager"] = _mask
+    masks.update(dict.fromkeys(own, _mask))
     _ones.append(_Ones())
     try:
         with _ones[-1]:
             yield
     finally:
         _ones.pop()
-        masks["eager"] = eager
+        masks.update(own)
         _active.pop()
+
+
+def _sdpa_call(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    **_: Any,
+) -> torch.Tensor | None:
+    """Output [B, H, S, Dv] of torch's attention by our function; None for a call without a mask of four axes."""
+    if attn_mask is None or attn_mask.ndim != 4 or query.ndim != 4:
+        return None
+    module = torch.nn.Module()
+    output, _ = _attention(module, query, key, value, attn_mask, scale, dropout_p)
+    return output.transpose(1, 2)
+
+
+@dataclass(slots=True)
+class Observed:
+    """How a model that runs with transformers' own attention uses transformers' interfaces."""
+
+    masks: list[MaskFunction] = field(default_factory=list)
+    """Mask functions that it asked for, in their order."""
+    attends: bool = False
+    """It called sdpa attention through the interface."""
+
+
+@contextmanager
+def observed() -> Iterator[Observed]:
+    """Record what models ask of transformers' interfaces in the block."""
+    found, masks, functions = Observed(), AttentionMaskInterface._global_mapping, AttentionInterface._global_mapping
+    own, sdpa = {name: masks[name] for name in ("eager", "sdpa")}, functions["sdpa"]
+
+    def recording(make: Callable[..., Any]) -> Callable[..., Any]:
+        def mask(*args: Any, **kwargs: Any) -> Any:
+            found.masks.append(kwargs.get("mask_function"))
+            return make(*args, **kwargs)
+
+        return mask
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        found.attends = True
+        return sdpa(*args, **kwargs)
+
+    masks.update({name: recording(make) for name, make in own.items()})
+    functions["sdpa"] = attention
+    try:
+        yield found
+    finally:
+        masks.update(own)
+        functions["sdpa"] = sdpa
+
+
+def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, bool] | None:
+    """The first query that does not see all keys before it, and whether it sees its own key only (attention chunks).
+
+    That is the number of tokens in a window or chunk. None when every query of `max_length` sees all keys before it, or
+    the function cannot be evaluated.
+    """
+    zero = torch.zeros((), dtype=torch.long)
+
+    def visible(query: int) -> int:
+        keys = torch.arange(query + 1)
+        return int(torch.as_tensor(mask_function(zero, zero, torch.full_like(keys, query), keys)).sum())
+
+    try:
+        found = bisect.bisect_left(range(max_length), True, key=lambda query: visible(query) <= query)
+        return None if found == max_length else (found, visible(found) == 1 < found)
+    except Exception:  # noqa: BLE001 - functions may index tensors of the run
+        return None
 
 
 def last_state() -> torch.Tensor | None:

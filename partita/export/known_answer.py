@@ -1,14 +1,17 @@
 """The known answer: what the original model computes for a fixed prompt, stored in the package.
 
-The original runs in float32 with transformers' eager attention, whole sequences at a time and without a cache: nothing
-it does is shared with the exported graph. Only where prompts have a graph with weights of its own, what comes after the
-prompt is computed over transformers' cache. Any execution provider can replay the answer later without torch.
+The original runs in float32 with the attention implementation that transformers uses by default for its type, whole
+sequences at a time and without a cache: nothing it does is shared with the exported graph. Only where prompts have a
+graph with weights of its own, what comes after the prompt is computed over transformers' cache. The text is longer than
+every window, attention chunk and original context of up to `CROSSED_TOKENS` tokens. Any execution provider can replay
+the answer later without torch.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +29,14 @@ from transformers import AutoTokenizer, modeling_utils
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export import dequantised, spilled
 from partita.export.calling import CACHE_ARGUMENTS, cache_argument
+from partita.export.causal_buffers import is_table
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
+from partita.export.hooks import MaskFunction, first_hidden, observed
 from partita.export.original import auto_class, of_text
+from partita.export.rope import static_up_to
+from partita.export.state import text_config
 from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER, Manifest
@@ -39,6 +46,12 @@ from partita.spelling import either, spelled
 SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
 PROMPT_TOKENS = 24
+CROSSED_TOKENS = 1024
+"""The longest window, attention chunk or original context that the text exceeds by default."""
+TOKENS_PAST = 8
+"""Tokens of the prompt after the first that does not see the beginning."""
+DIFFERENT = 1e-3
+"""Relative difference of two attention implementations; rounding of float32 makes 1e-6 to 1e-4."""
 PROMPT_TEXT = (
     "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure "
     "that there is "
@@ -55,13 +68,21 @@ PACKED_COPIES = 3
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """prompt [P] int64; tokens [D] int64; prefill_logits [P, V] float32; decode_logits [D, V] float32."""
+    """prompt [P] int64; tokens [D] int64; prefill_logits [K, V] float32 of the prompt's last K tokens; decode_logits
+    [D, V] float32.
+    """
 
     prompt: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     prefill_logits: npt.NDArray[np.float32]
     decode_logits: npt.NDArray[np.float32]
     reference: str
+    own_frequencies: bool = False
+    """The prompt's logits have the rotary frequencies of a text of P tokens, decode_logits those of one of P + D."""
+    not_exercised: tuple[str, ...] = ()
+    """Windows, attention chunks and rotary frequencies that the text does not reach."""
+    caution: str = ""
+    """How far transformers' eager attention is from the reference; empty where they agree."""
 
 
 def check_memory(
@@ -138,7 +159,9 @@ def clear_for(checkpoint: Checkpoint) -> None:
 
 
 def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
-    """The original model, in float32 with eager attention. Raises UnsupportedModelError when transformers cannot.
+    """The original model, in float32 with the default attention of its type.
+
+    Raises UnsupportedModelError when transformers cannot load it.
 
     Of a quantised checkpoint it is the model of the numbers that its weights stand for, and with a merged adapter that
     of the merged weights. `scratch`: a folder on a disk, where a large one keeps its parameters while it is there.
@@ -158,7 +181,7 @@ def load(checkpoint: Checkpoint, scratch: Path | None = None) -> Any:
                 str(checkpoint.folder),
                 config=config,
                 dtype=torch.float32,
-                attn_implementation="eager",
+                attn_implementation=None,  # the default of its type
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -204,62 +227,157 @@ def compute(
     max_length: int,
     tokens: int = PROMPT_TOKENS,
     *,
+    crossed: int = CROSSED_TOKENS,
     prepare: Callable[[Any], object] | None = None,
     afterwards: Callable[[Any], object] | None = None,
     weights: str = "",
     scratch: Path | None = None,
 ) -> KnownAnswer:
-    """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
+    """Run the original model on a fixed prompt and `DECODE_STEPS` tokens more (fewer when `max_length` has no room).
 
-    `tokens`: how long the prompt is to be, where the cache has room for it. `prepare` is given the loaded model, to put
-    rounded weights into it; `afterwards`, once it has read the prompt, to put others into it; `weights` says which,
-    as the end of a sentence. `scratch`: where a large model keeps its parameters.
+    `tokens`: how long the prompt is to be, where the cache has room for it. It is longer where that crosses a window,
+    an attention chunk or an original context of up to `crossed` tokens; then fixed tokens follow it, else greedy ones.
+    `prepare` is given the loaded model, to put rounded weights into it; `afterwards`, once it has read the prompt, to
+    put others into it; `weights` says which, as the end of a sentence. `scratch`: where a large model keeps its
+    parameters.
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
-    prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
+    keep = max(1, min(tokens, max_length - steps))
+    short = torch.from_numpy(_prompt(checkpoint, vocab_size, keep))[None]
     model = load(checkpoint, scratch)
     if prepare is not None:
         prepare(model)
         spilled.let_go(model)
-    sequence = torch.from_numpy(prompt)[None]
     with quiet(), torch.no_grad(), translated("running the original model"):
-        answer = _answered if afterwards is None else partial(_changed_between, change=afterwards)
-        sequence, logits = answer(model, sequence, steps)
+        with observed() as seen:
+            last = last_logits(model, short, 1)
+        apart = 0.0 if seen.attends else eager_difference(model, short, last)
+        reaches, context = _reaches(model, seen.masks, max_length), static_up_to(model)
+        if context is not None and context >= max_length:
+            context = None
+        count = _prompt_length(keep, steps, reaches, context, crossed, max_length)
+        keep, own = min(keep, count), context is not None and count <= context < count + steps
+        sequence = short
+        if count != short.shape[1]:
+            sequence = torch.from_numpy(_prompt(checkpoint, vocab_size, count + steps))[None]
+        # Before the whole text: transformers keeps dynamic frequencies of a longer one.
+        alone = last_logits(model, sequence[:, :count], keep) if own else None
+        if afterwards is not None:
+            sequence, logits = _changed_between(model, sequence[:, :count], steps, keep, afterwards)
+        else:
+            while sequence.shape[1] < count + steps:
+                sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
+                last = last_logits(model, sequence, keep + steps)
+            logits = last if len(last) == keep + steps else last_logits(model, sequence, keep + steps)
+        name = attention_of(model)
+    caution = (
+        f"eager attention of transformers gives other logits than {name}, its default for {checkpoint.model_type} (by "
+        f"{apart:.1e} of the largest); {name} is the reference"
+    )
     del model
     clear_for(checkpoint)
-    count = len(prompt)
     return KnownAnswer(
-        prompt=prompt,
+        prompt=sequence[0, :count].numpy(),
         tokens=sequence[0, count:].numpy(),
-        prefill_logits=np.ascontiguousarray(logits[:count]),
-        decode_logits=np.ascontiguousarray(logits[count:]),
-        reference=f"transformers {transformers.__version__}, torch {torch.__version__}: eager attention, float32"
+        prefill_logits=np.ascontiguousarray((logits[:keep] if alone is None else alone).numpy()),
+        decode_logits=np.ascontiguousarray(logits[keep:].numpy()),
+        reference=f"transformers {transformers.__version__}, torch {torch.__version__}: {name} attention, float32"
         + weights,
+        own_frequencies=own,
+        not_exercised=_not_exercised(reaches, context, count, steps),
+        caution=caution if apart > DIFFERENT else "",
     )
 
 
-def _answered(model: Any, sequence: torch.Tensor, steps: int) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
-    """The sequence with `steps` greedy tokens more, and the logits [tokens, V] of all of it, each time as a whole."""
-    for _ in range(steps):
-        last = model(input_ids=sequence, use_cache=False).logits[0, -1]
-        sequence = torch.cat([sequence, last.argmax().reshape(1, 1)], dim=1)
-    return sequence, model(input_ids=sequence, use_cache=False).logits[0].float().numpy()
+def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
+    """Float32 logits [count, V] of the last tokens of `sequence` [1, T], which the model reads as a whole."""
+    result = model(input_ids=sequence, use_cache=False, **_keeping(model, count))
+    logits: torch.Tensor = result.logits[0, -count:].float()
+    return logits
+
+
+def _keeping(model: Any, count: int) -> dict[str, int]:
+    """The argument with which a model computes no more than the last `count` logits; none where it has none."""
+    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def attention_of(model: Any) -> str:
+    """The attention implementation that the decoder of `model` runs with, by transformers' name."""
+    return str(text_config(model)._attn_implementation)
+
+
+def eager_difference(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> float:
+    """How far the logits `wanted` [1, V] after `sequence` [1, T] are from those with eager attention, by the largest.
+
+    0 for a model that chooses its attention when it is built, and then cannot change it.
+    """
+    own = attention_of(model)
+    if own == "eager":
+        return 0.0
+    model.config._attn_implementation = "eager"
+    try:
+        eager = last_logits(model, sequence, 1)
+    finally:
+        model.config._attn_implementation = own
+    return float((eager - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
+
+
+def _reaches(model: Any, masks: Sequence[MaskFunction], max_length: int) -> dict[int, str]:
+    """What the text has to be longer than to exercise it, and its name: windows and chunks of the masks that a model
+    asked for, or keeps as buffers.
+    """
+    tables = [partial(_looked_up, table[0, 0]) for table in model.buffers() if is_table(table)]
+    found = [first_hidden(mask, max_length) for mask in (*masks, *tables)]
+    return {
+        tokens: f"{'attention chunk' if chunk else 'sliding window'} of {tokens} tokens"
+        for tokens, chunk in filter(None, found)
+    }
+
+
+def _looked_up(table: torch.Tensor, _batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """A mask that is a table [M, M], as a mask function."""
+    return table[query, key]
+
+
+def _prompt_length(
+    tokens: int, steps: int, reaches: Iterable[int], context: int | None, crossed: int, max_length: int
+) -> int:
+    """Tokens of a prompt that exceeds windows and chunks of up to `crossed` tokens; `tokens` where there are none.
+
+    A prompt that ends where the original `context` of rotary embeddings does, which what follows exceeds, has both
+    kinds of frequencies compared.
+    """
+    past = [reach for reach in reaches if tokens + steps <= reach <= crossed]
+    count = max([tokens, *(min(reach + TOKENS_PAST, max_length - steps) for reach in past)])
+    if context is not None and context <= crossed and (count <= context or not past):
+        return min(context, max_length - steps)
+    return count
+
+
+def _not_exercised(reaches: Mapping[int, str], context: int | None, count: int, steps: int) -> tuple[str, ...]:
+    """What a text of `count` and `steps` tokens does not reach."""
+    told = [name for tokens, name in sorted(reaches.items()) if tokens >= count + steps]
+    if context is not None and not count <= context < count + steps:
+        told.append(f"rotary frequencies {'beyond' if context >= count else 'up to'} {context} tokens")
+    return tuple(told)
 
 
 def _changed_between(
-    model: Any, sequence: torch.Tensor, steps: int, change: Callable[[Any], object]
-) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
-    """The same of a model that is changed after the prompt, over transformers' own cache of what it read."""
+    model: Any, sequence: torch.Tensor, steps: int, keep: int, change: Callable[[Any], object]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sequence with `steps` greedy tokens more, and the logits of these and the `keep` tokens before, of a model
+    that is changed after the prompt, over transformers' own cache of what it read.
+    """
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
-    result = model(input_ids=sequence, use_cache=True)
-    logits, cache = [result.logits[0]], {name: getattr(result, name)}
+    result = model(input_ids=sequence, use_cache=True, **_keeping(model, keep))
+    logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}
     change(model)
     for _ in range(steps):
         token = logits[-1][-1].argmax().reshape(1, 1)
         sequence = torch.cat([sequence, token], dim=1)
         logits.append(model(input_ids=token, **cache, use_cache=True).logits[0])
-    return sequence, torch.cat(logits).float().numpy()
+    return sequence, torch.cat(logits).float()
 
 
 def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
@@ -271,7 +389,10 @@ def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
         "decode_logits": answer.decode_logits,
     }
     # Not with save_file: it makes files that only their owner can read, and hides a full disk behind its own exception.
-    content = serialised(tensors, metadata={"schema": SCHEMA, "reference": answer.reference})
+    metadata = {"schema": SCHEMA, "reference": answer.reference, "not_exercised": "; ".join(answer.not_exercised)}
+    if answer.own_frequencies:
+        metadata["prompt_frequencies"] = "own"
+    content = serialised(tensors, metadata=metadata)
     (folder / name).write_bytes(content)
 
 

@@ -15,13 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from partita.dtypes import Precision
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import to_torch
 from partita.export.fake_model import quiet
-from partita.export.known_answer import KnownAnswer, load
+from partita.export.known_answer import (
+    DIFFERENT,
+    PROMPT_TOKENS,
+    KnownAnswer,
+    attention_of,
+    eager_difference,
+    last_logits,
+    load,
+)
 from partita.process import give_back
 
 HALVES = ("float16", "bfloat16")
@@ -35,12 +44,14 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
         model = load(checkpoint, scratch)
         with quiet(), torch.no_grad():
             prompt = torch.from_numpy(answer.prompt)[None]
-            if not _is_finite(model, prompt):
+            if not _is_finite(model, prompt[:, :PROMPT_TOKENS]):
                 return (
                     f"{type(model).__name__} itself computes logits that are not finite: a setting of config.json or a "
                     "weight of this checkpoint is broken"
                 )
-            return _not_causal(model, prompt) or _not_as_generated(model, prompt, len(answer.tokens))
+            told = _not_causal(model, prompt[:, :PROMPT_TOKENS])
+            told = told or _not_as_generated(model, prompt, len(answer.tokens))
+            return told or _not_as_eager(model, prompt)
     except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
         return None
     finally:
@@ -65,7 +76,7 @@ def rounding(
         return None
     try:
         model = load(checkpoint, scratch).to(to_torch(computing.dtype))
-        logits = _logits(model, answer)
+        logits = torch.from_numpy(_logits(model, answer))
         exact = torch.from_numpy(np.concatenate([answer.prefill_logits, answer.decode_logits]))
         error = _relative(logits, exact)
     except Exception:  # noqa: BLE001 - as above
@@ -92,12 +103,12 @@ def of_rounded_weights(
         for weight in model.state_dict().values():
             if weight.is_floating_point():
                 weight.copy_(weight.to(dtype))
-        logits = _logits(model, answer).numpy()
+        logits = _logits(model, answer)
     except Exception:  # noqa: BLE001 - as above
         return None
     finally:
         give_back()
-    count = len(answer.prompt)
+    count = len(answer.prefill_logits)
     reference = f"{answer.reference}, weights rounded to {computing.dtype}"
     return replace(
         answer,
@@ -107,12 +118,14 @@ def of_rounded_weights(
     )
 
 
-def _logits(model: Any, answer: KnownAnswer) -> torch.Tensor:
-    """What `model` makes of all tokens of the known answer: float32 [P + D, vocab]."""
-    sequence = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None]
+def _logits(model: Any, answer: KnownAnswer) -> npt.NDArray[np.float32]:
+    """What `model` computes where the known answer has logits: [K + D, vocab]."""
+    sequence, prompt = torch.from_numpy(np.concatenate([answer.prompt, answer.tokens]))[None], answer.prefill_logits
     with quiet(), torch.no_grad():
-        logits: torch.Tensor = model(input_ids=sequence, use_cache=False).logits[0].float()
-    return logits
+        logits = last_logits(model, sequence, len(prompt) + len(answer.tokens))
+        if answer.own_frequencies:
+            logits[: len(prompt)] = last_logits(model, sequence[:, : len(answer.prompt)], len(prompt))
+    return logits.numpy()
 
 
 def _is_finite(model: Any, prompt: torch.Tensor) -> bool:
@@ -150,8 +163,7 @@ def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | Non
         use_cache=True,
     )
     generated = torch.cat(out.logits)
-    count = prompt.shape[1]
-    computed = model(input_ids=out.sequences, use_cache=False).logits[0, count - 1 : count - 1 + len(generated)]
+    computed = last_logits(model, out.sequences, len(generated) + 1)[:-1]
     error = _relative(generated, computed)
     if error <= TOLERANCE:
         return None
@@ -159,6 +171,17 @@ def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | Non
         f"{type(model).__name__} of transformers contradicts itself: generate, with a cache, gives other logits than "
         f"forward without one (by {error:.1e} of the largest), so a graph with a cache cannot be checked "
         "against it"
+    )
+
+
+def _not_as_eager(model: Any, prompt: torch.Tensor) -> str | None:
+    """Whether eager attention, whose rules the exported graph has, gives other logits after `prompt` [1, P]."""
+    error = eager_difference(model, prompt, last_logits(model, prompt, 1))
+    if error <= DIFFERENT:
+        return None
+    return (
+        f"{type(model).__name__}: eager attention of transformers gives other logits than {attention_of(model)}, its "
+        f"default for this type (by {error:.1e} of the largest); graphs are traced with the rules of eager attention"
     )
 
 

@@ -46,15 +46,24 @@ class KnownAnswer:
     tokens: npt.NDArray[np.int64]
     """[D] greedy tokens; the first follows the prompt."""
     prefill_logits: Logits
-    """[P, vocab]."""
+    """[K, vocab]: of the last K tokens of the prompt."""
     decode_logits: Logits
     """[D, vocab]; row i is what came after feeding token i."""
     reference: str
+    own_frequencies: bool = False
+    """The prompt's logits have the rotary frequencies of a text of P tokens; all others those of `length` tokens."""
+    not_exercised: tuple[str, ...] = ()
+    """Windows, attention chunks and rotary frequencies that the text does not reach."""
 
     @property
     def length(self) -> int:
-        """Tokens that the original model ran over, all at once: rotary frequencies are those of this length."""
+        """Tokens that the original model ran over, all at once."""
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def first(self) -> int:
+        """The first position with logits."""
+        return len(self.prompt) - len(self.prefill_logits)
 
 
 def replay(
@@ -94,7 +103,7 @@ def replay(
         if tolerance is None and manifest.rounds and _chooses(runner):
             set_aside(compared)
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
-        missed = _unreached(runner, answer, not_run)
+        missed = _unreached(runner, answer)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
         active = [
             r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
@@ -110,6 +119,7 @@ def replay(
         near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
         rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
         not_run=not_run,
+        not_exercised=(*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run)),
         steps=tuple(entry.result() for entry in compared),
     )
     difference = first_difference(verification)
@@ -172,6 +182,17 @@ class _Replay:
     ran: set[str] = field(default_factory=set)
     """Graph files that made a step."""
 
+    @property
+    def rope_length(self) -> int:
+        """The length of text whose rotary frequencies the logits after the prompt have; 0 where no graph asks for it."""
+        decode = self.runner.loaded("decode").graph
+        return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of the chunks that a prompt is read in: a long one is read in five, the last of which is shorter."""
+        return max(REPLAY_CHUNK_TOKENS, len(self.answer.prompt) // 5 + 1)
+
     def run_all(self, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
         """Run the same request in every row of the batch."""
         self.serve_all([request] * self.runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
@@ -194,9 +215,10 @@ def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
         answer.prompt.tolist(),
         _forced(answer),
         1,
-        listener=comparison.compare,
+        listener=lambda position, logits: comparison.compare(position - answer.first, logits),
+        listens_from=answer.first,
         any_logits=True,
-        rope_length=answer.length,
+        rope_length=0 if answer.own_frequencies else replaying.rope_length,
     )
     replaying.run_all(request, prefill_chunk=len(answer.prompt))
     yield comparison
@@ -218,7 +240,7 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 
     def hear(position: int, logits: Logits) -> None:
         if position < count:
-            chunked.compare(position, logits)
+            chunked.compare(position - answer.first, logits)
         else:
             decoded[position - count].compare(0, logits)
 
@@ -227,13 +249,14 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
         _forced(answer),
         len(answer.tokens) + 1,
         listener=hear,
+        listens_from=count if answer.own_frequencies else answer.first,
         any_logits=True,
-        rope_length=answer.length,
+        rope_length=replaying.rope_length,
     )
     static = runner.executor.graphs.chunk is not None
     policy = one_token_first if static else prompts_first
-    replaying.run_all(request, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=policy)
-    yield from (chunked, *decoded)
+    replaying.run_all(request, prefill_chunk=replaying.chunk, policy=policy)
+    yield from decoded if answer.own_frequencies else (chunked, *decoded)
 
 
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
@@ -256,7 +279,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     def heard(length: int) -> Listener:
         def hear(position: int, logits: Logits) -> None:
             if not apart or position < length:
-                comparison.compare(position, logits)
+                comparison.compare(position - answer.first, logits)
 
         return hear
 
@@ -265,7 +288,14 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
 
     replaying.serve_all(
         [
-            Request(sequence[:length].tolist(), known, len(answer.tokens), listener=heard(length), any_logits=True)
+            Request(
+                sequence[:length].tolist(),
+                known,
+                len(answer.tokens),
+                listener=heard(length),
+                listens_from=answer.first,
+                any_logits=True,
+            )
             for length in lengths
         ],
         prefill_chunk=max(lengths),
@@ -287,13 +317,14 @@ def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
             answer.prompt.tolist(),
             _forced(answer),
             max(1, len(answer.tokens) - row),
-            listener=comparison.compare,
+            listener=lambda position, logits: comparison.compare(position - answer.first, logits),
+            listens_from=len(answer.prompt) if answer.own_frequencies else answer.first,
             any_logits=True,
-            rope_length=answer.length,
+            rope_length=replaying.rope_length,
         )
         for row in range(runner.contract.batch_size)
     ]
-    replaying.serve_all(requests, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=one_row_first)
+    replaying.serve_all(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
     yield comparison
 
 
@@ -321,23 +352,10 @@ def _forced(answer: KnownAnswer) -> Sampler:
     return pick
 
 
-def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
-    """What of a package the known answer cannot have shown, as the end of a sentence."""
+def _unreached(runner: Runner, answer: KnownAnswer) -> str:
+    """Why rows of different length were not compared, as the end of a sentence; empty where they were."""
     together = _why_together(runner) if len(set(_row_lengths(runner, answer))) > 1 else ""
-    tokens = len(answer.prompt) + len(answer.tokens)
-    windows = sorted({state.window or 0 for state in runner.contract.states if (state.window or 0) >= tokens})
-    parts = (
-        [f"known answer too short to exercise sliding windows of {', '.join(map(str, windows))} tokens"]
-        if windows
-        else []
-    )
-    changes = runner.contract.rereads_at
-    if changes is not None and tokens <= changes:
-        parts.append("known answer too short for the rotary frequencies of long texts")
-    parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
-    if together:
-        parts.append(f"rows of different length not compared: {together}")
-    return "".join(f"; {part}" for part in parts)
+    return f"; rows of different length not compared: {together}" if together else ""
 
 
 def _output_name(runner: Runner) -> str:
@@ -358,12 +376,15 @@ def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
         )
     try:
         with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
             return KnownAnswer(
                 prompt=file.get_tensor("prompt"),
                 tokens=file.get_tensor("tokens"),
                 prefill_logits=file.get_tensor("prefill_logits"),
                 decode_logits=file.get_tensor("decode_logits"),
-                reference=(file.metadata() or {}).get("reference", "unknown"),
+                reference=metadata.get("reference", "unknown"),
+                own_frequencies=metadata.get("prompt_frequencies") == "own",
+                not_exercised=tuple(filter(None, metadata.get("not_exercised", "").split("; "))),
             )
     except (SafetensorError, OSError) as error:
         raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
@@ -372,8 +393,8 @@ def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
 def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
     """Raise PackageError when the known answer does not belong to this package."""
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
-    shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)
-    if not shapes or not count or count + steps > runner.contract.max_length:
+    shapes = answer.prefill_logits.shape[1:] == (vocab,) and answer.decode_logits.shape == (steps, vocab)
+    if not shapes or not 0 < len(answer.prefill_logits) <= count or count + steps > runner.contract.max_length:
         raise PackageError(
             f"{folder / name}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
         )

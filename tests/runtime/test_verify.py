@@ -70,7 +70,7 @@ def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     assert all(step.tokens_equal and 0 < step.max_rel_error <= found.tolerance for step in found.steps)
     assert found.provider == "CPUExecutionProvider"
     tools = {name: re.escape(version) for name, version in read_manifest(folder).toolchain.items()}
-    ran = rf"transformers {tools['transformers']}, torch {tools['torch']}\S*: eager attention, float32"
+    ran = rf"transformers {tools['transformers']}, torch {tools['torch']}\S*: sdpa attention, float32"
     assert re.fullmatch(ran, found.reference or "")
     assert first_difference(found) is None
 

@@ -317,7 +317,7 @@ class Engine:
             if row is not None and row.request.listener is not None:
                 begin = self.executor.cache.filled[index] - plan.take[index]
                 for position in plan.positions:
-                    if position < plan.take[index]:
+                    if position < plan.take[index] and begin + position >= row.request.listens_from:
                         row.request.listener(begin + position, graph.logits(index, position))
         for index, position in plan.ends:
             row = self.row(index)

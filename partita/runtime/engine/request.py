@@ -30,6 +30,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     listener: Listener | None = None
     """Asks for the logits of every token, where the graph gives them."""
+    listens_from: int = 0
+    """The first position whose logits it is given."""
     any_logits: bool = False
     """Logits that are not finite are no error: who asks judges for himself, or looks at none."""
     fails_alone: bool = False
@@ -105,9 +107,12 @@ class Row:
         """The row for the planner, with `filled` of its tokens in the cache."""
         if self.finish is not None:
             return RowView(filled, 0, live=False)
-        every = self.request.listener is not None or self.guessed > 0
+        listens = self.request.listener is not None
+        every = listens and filled >= self.request.listens_from or self.guessed > 0
         reads = filled < self.read_until
         most = self.read_until - filled if reads and self.read_until < self.known else None
+        if listens and not every and self.request.listens_from < self.known:
+            most = min(most or self.known, self.request.listens_from - filled)
         if self.request.singly and not reads:
             most = 1
         return RowView(filled, self.known - filled + self.guessed, reads, every, most=most)

@@ -1,4 +1,4 @@
-"""What transformers computes for a prompt: eager attention in float32, whole sequences, no cache.
+"""What transformers computes for a prompt: its default attention in float32, whole sequences, no cache.
 
 The cached path of transformers is run beside it. Where the two differ, a type that is refused or differs has a reason
 outside of Partita, so that is recorded and shown.
@@ -32,8 +32,11 @@ class Reference:
     """Where transformers differs from itself; empty when it does not."""
 
 
-def load(folder: Path) -> Any:
-    """The original model. Raises ValueError when transformers finds no weights for a part of it."""
+def load(folder: Path, implementation: str | None = None) -> Any:
+    """The original model, with the attention implementation that transformers uses by default, or with another.
+
+    Raises ValueError when transformers finds no weights for a part of it.
+    """
     import torch
     from transformers import AutoConfig
 
@@ -44,7 +47,7 @@ def load(folder: Path) -> Any:
         folder,
         config=config,
         dtype=torch.float32,
-        attn_implementation="eager",
+        attn_implementation=implementation,
         local_files_only=True,
         output_loading_info=True,
     )

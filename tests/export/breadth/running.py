@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
 
+from tests.export.breadth.implementations import Compared, comparisons
 from tests.export.breadth.records import Outcome
 
 PRELOADED = ["torch", "transformers", "onnxscript", "partita.export.pipeline", "tests.export.breadth.outcomes"]
@@ -61,6 +62,28 @@ def run_type(model_type: str, lowerings: Sequence[str], limit_seconds: float) ->
     return found
 
 
+def run_comparisons(types: Sequence[str], *, limit_seconds: float = LIMIT_SECONDS) -> Iterator[list[Compared]]:
+    """The comparisons of every type, in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    for model_type in types:
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_compare, args=(sender, model_type), daemon=True)
+        process.start()
+        sender.close()
+        try:
+            if receiver.poll(limit_seconds):
+                yield receiver.recv()
+            else:
+                process.kill()
+                yield [Compared(model_type, "", "", None, f"no end after {limit_seconds:.0f} s")]
+        except EOFError:
+            process.join()
+            yield [Compared(model_type, "", "", None, _end(process.exitcode))]
+        process.join()
+        receiver.close()
+
+
 def _end(code: int | None) -> str:
     """How a process ended that sent nothing."""
     with contextlib.suppress(ValueError):
@@ -69,16 +92,28 @@ def _end(code: int | None) -> str:
     return f"the process ended with code {code}"
 
 
-def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:
-    """Send one outcome after the other. What libraries print goes nowhere."""
+def _silence() -> None:
+    """Discard what libraries print, and compute with one thread."""
     quiet = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(quiet, stream)
     import torch
 
+    torch.set_num_threads(1)
+
+
+def _compare(sender: Connection, model_type: str) -> None:
+    """Send the comparisons of a type."""
+    _silence()
+    sender.send(list(comparisons(model_type)))
+    sender.close()
+
+
+def _child(sender: Connection, model_type: str, lowerings: list[str]) -> None:
+    """Send one outcome after the other."""
+    _silence()
     from tests.export.breadth.outcomes import outcomes
 
-    torch.set_num_threads(1)
     for outcome in outcomes(model_type, lowerings):
         sender.send(outcome)
     sender.close()

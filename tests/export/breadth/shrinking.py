@@ -15,7 +15,7 @@ LAYERS = 2
 MIXED_LAYERS = 4
 """Layers of a config with a list of kinds per layer: enough for most patterns to show every kind."""
 
-_EVERYWHERE: dict[str, Any] = {
+SETTINGS: dict[str, Any] = {
     # Tokens
     "vocab_size": VOCAB,
     "vocab_size_per_layer_input": VOCAB,
@@ -233,7 +233,7 @@ def shrink(config: Any, overrides: Mapping[str, Mapping[str, Any]]) -> dict[str,
     """
     known = config.to_dict()
     layers = MIXED_LAYERS if _is_mixed(known) else LAYERS
-    settings = {name: value for name, value in _EVERYWHERE.items() if known.get(name) is not None}
+    settings = {name: value for name, value in SETTINGS.items() if known.get(name) is not None}
     settings |= {name: layers for name in _LAYER_COUNTS if known.get(name) is not None}
     settings |= {name: value for name, value in _GROUPS.items() if (known.get(name) or 1) > 1}
     if known.get("kv_lora_rank") is not None:
