@@ -50,23 +50,15 @@ class Verification(Record):
     """Compared positions that are further from the reference, and left out, because the package is rounded and its
     model takes the best of some experts: where two are nearly equally good, rounding decides. Fewer than half.
     """
-    not_run: tuple[str, ...] = ()
-    """Graph files that the known answer did not run: their chunk is longer than its prompt."""
     not_exercised: tuple[str, ...] = ()
-    """What the text of the known answer is too short for: sliding windows, attention chunks, rotary frequencies, the
-    graph files of `not_run`.
-    """
+    """What the text of the known answer is too short for: windows, attention chunks, rotary frequencies, graphs."""
     steps: tuple[StepError, ...] = ()
 
     @property
     def headline(self) -> str:
         """The status, and what a verified package was not verified for."""
-        return f"{self.status}{self.exceptions if self.status == 'verified' else ''}"
-
-    @property
-    def exceptions(self) -> str:
-        """What was not exercised, in parentheses; empty when all was."""
-        return f" (not exercised: {'; '.join(self.not_exercised)})" if self.not_exercised else ""
+        missed = self.not_exercised if self.status == "verified" else ()
+        return f"{self.status} (not exercised: {'; '.join(missed)})" if missed else self.status
 
 
 class PackedKind(Record):

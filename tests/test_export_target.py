@@ -74,6 +74,13 @@ def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
     )
 
 
+def test_a_target_that_opened_and_ran_it_is_said_to_have_done_so(exporting: Export) -> None:
+    code, out, _ = exporting("--no-verify", "--target", "cpu")
+    assert code == 0 and "  smoke run   cpu: ran, opened, read 5 tokens and one more" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
+    assert line.endswith("; opened and ran there, not verified")
+
+
 def test_without_a_target_the_best_provider_here_is_asked(exporting: Export) -> None:
     target = as_json(exporting("--json"))["manifest"]["target"]
     assert target["source"].startswith("default: ")

@@ -140,8 +140,12 @@ def _target(manifest: Manifest) -> list[str]:
     target = manifest.target
     if target is None:
         return []
-    told = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
-    return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told[target.verification]}"]
+    names = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
+    told = names[target.verification]
+    if target.verification == "not_run":
+        smoke = next((entry.status for entry in manifest.smoke if entry.chain == target.provider), "not_run")
+        told = {"ran": "opened and ran there, not verified", "failed": "does not run there"}.get(smoke, told)
+    return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told}"]
 
 
 def _quantised(manifest: Manifest) -> list[str]:

@@ -69,7 +69,7 @@ def show(package: Path, result: Verification, console: Console) -> None:
     page = Page(console)
     # Not wrapped: a log is searched by line.
     if result.status == "verified":
-        page.put(page.harmless(f"{package}: verified on {result.provider}{result.exceptions}"), GOOD)
+        page.put(page.harmless(f"{package}: {result.headline} on {result.provider}"), GOOD)
     elif result.tolerance is None:
         page.put(page.harmless(f"{package}: {result.detail}"))
     else:

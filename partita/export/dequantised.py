@@ -30,7 +30,7 @@ class _Unread:
 
 
 def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
-    """The model in float32 with the default attention, and what transformers says of loading it. Raises what it raises."""
+    """The model in float32 with its default attention, and transformers' loading info. Raises what it raises."""
     with torch.device("meta"):
         kind = type(auto_class(config).from_config(config))
     with OpenFiles(checkpoint.folder) as files:

@@ -145,6 +145,7 @@ class Draft:
                 self.fake.vocab_size,
                 self.max_length,
                 tokens,
+                crossed=self.work.options.verify_length or known_answer.CROSSED_TOKENS,
                 prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
                 weights=told_weights(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,

@@ -16,7 +16,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -133,8 +134,8 @@ class _Ones(TorchFunctionMode):
         return made is not None and made[1] == tensor._version
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is SDPA and (call := _sdpa_call(*args, **(kwargs or {}))) is not None:
-            return call
+        if function is SDPA and (output := _sdpa(*args, **(kwargs or {}))) is not None:
+            return output
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
         same = name in ("to", "bool", "long", "int", "contiguous") and bool(args) and self.knows(args[0])
@@ -152,72 +153,49 @@ def plugged(plug: Plug) -> Iterator[None]:
 
     Models that choose their attention by class know no name but transformers' own, and get our masks.
     """
-    masks = AttentionMaskInterface._global_mapping
-    own = {name: masks[name] for name in ("eager", "sdpa")}
     _active.append(plug)
-    masks.update(dict.fromkeys(own, _mask))
     _ones.append(_Ones())
     try:
-        with _ones[-1]:
+        with _ones[-1], _replaced(lambda _: _mask):
             yield
     finally:
         _ones.pop()
-        masks.update(own)
         _active.pop()
 
 
-def _sdpa_call(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    **_: Any,
+def _sdpa(
+    query: torch.Tensor, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *_: Any, **keywords: Any
 ) -> torch.Tensor | None:
-    """Output [B, H, S, Dv] of torch's attention by our function; None for a call without a mask of four axes."""
-    if attn_mask is None or attn_mask.ndim != 4 or query.ndim != 4:
+    """torch's attention [B, H, S, Dv] by our function; None for a call without a mask of four axes."""
+    if attn_mask is None or attn_mask.ndim != 4:
         return None
-    module = torch.nn.Module()
-    output, _ = _attention(module, query, key, value, attn_mask, scale, dropout_p)
-    return output.transpose(1, 2)
-
-
-@dataclass(slots=True)
-class Observed:
-    """How a model that runs with transformers' own attention uses transformers' interfaces."""
-
-    masks: list[MaskFunction] = field(default_factory=list)
-    """Mask functions that it asked for, in their order."""
-    attends: bool = False
-    """It called sdpa attention through the interface."""
+    module, scale = torch.nn.Module(), keywords.get("scale")
+    return _attention(module, query, key, value, attn_mask, scale, dropout_p)[0].transpose(1, 2)
 
 
 @contextmanager
-def observed() -> Iterator[Observed]:
-    """Record what models ask of transformers' interfaces in the block."""
-    found, masks, functions = Observed(), AttentionMaskInterface._global_mapping, AttentionInterface._global_mapping
-    own, sdpa = {name: masks[name] for name in ("eager", "sdpa")}, functions["sdpa"]
+def mask_functions() -> Iterator[list[MaskFunction]]:
+    """Collect the mask functions that models with transformers' own attention ask for in the block."""
+    found: list[MaskFunction] = []
 
-    def recording(make: Callable[..., Any]) -> Callable[..., Any]:
-        def mask(*args: Any, **kwargs: Any) -> Any:
-            found.masks.append(kwargs.get("mask_function"))
-            return make(*args, **kwargs)
+    def collecting(make: Callable[..., Any], *args: Any, mask_function: MaskFunction, **kwargs: Any) -> Any:
+        found.append(mask_function)
+        return make(*args, mask_function=mask_function, **kwargs)
 
-        return mask
-
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        found.attends = True
-        return sdpa(*args, **kwargs)
-
-    masks.update({name: recording(make) for name, make in own.items()})
-    functions["sdpa"] = attention
-    try:
+    with _replaced(lambda make: partial(collecting, make)):
         yield found
+
+
+@contextmanager
+def _replaced(replace: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Replace the mask functions of eager and sdpa attention in the block."""
+    masks: Any = AttentionMaskInterface._global_mapping
+    own = {name: masks[name] for name in ("eager", "sdpa")}
+    masks.update({name: replace(make) for name, make in own.items()})
+    try:
+        yield
     finally:
         masks.update(own)
-        functions["sdpa"] = sdpa
 
 
 def first_hidden(mask_function: MaskFunction, max_length: int) -> tuple[int, bool] | None:

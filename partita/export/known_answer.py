@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from partita.export.causal_buffers import is_table
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
-from partita.export.hooks import MaskFunction, first_hidden, observed
+from partita.export.hooks import MaskFunction, first_hidden, mask_functions
 from partita.export.original import auto_class, of_text
 from partita.export.rope import static_up_to
 from partita.export.state import text_config
@@ -243,23 +243,24 @@ def compute(
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
-    keep = max(1, min(tokens, max_length - steps))
-    short = torch.from_numpy(_prompt(checkpoint, vocab_size, keep))[None]
+    count = keep = max(1, min(tokens, max_length - steps))
+    sequence = torch.from_numpy(_prompt(checkpoint, vocab_size, count))[None]
     model = load(checkpoint, scratch)
     if prepare is not None:
         prepare(model)
         spilled.let_go(model)
     with quiet(), torch.no_grad(), translated("running the original model"):
-        with observed() as seen:
-            last = last_logits(model, short, 1)
-        apart = 0.0 if seen.attends else eager_difference(model, short, last)
-        reaches, context = _reaches(model, seen.masks, max_length), static_up_to(model)
-        if context is not None and context >= max_length:
-            context = None
-        count = _prompt_length(keep, steps, reaches, context, crossed, max_length)
-        keep, own = min(keep, count), context is not None and count <= context < count + steps
-        sequence = short
-        if count != short.shape[1]:
+        with mask_functions() as masks:
+            last = last_logits(model, sequence, 1)
+        caution = _unlike_eager(model, sequence, last)
+        reaches = _reaches(model, masks, max_length)
+        context = min(static_up_to(model) or max_length, max_length)  # where rotary frequencies change
+        past = [reach for reach in reaches if count + steps <= reach <= crossed]
+        count = max([count, *(min(reach + TOKENS_PAST, max_length - steps) for reach in past)])
+        if context < max_length and context <= crossed and (count <= context or not past):
+            count = min(context, max_length - steps)  # so that the prompt has the one, and what follows the other
+        own, keep = context < max_length and count <= context < count + steps, min(keep, count)
+        if count != sequence.shape[1]:
             sequence = torch.from_numpy(_prompt(checkpoint, vocab_size, count + steps))[None]
         # Before the whole text: transformers keeps dynamic frequencies of a longer one.
         alone = last_logits(model, sequence[:, :count], keep) if own else None
@@ -270,13 +271,12 @@ def compute(
                 sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
                 last = last_logits(model, sequence, keep + steps)
             logits = last if len(last) == keep + steps else last_logits(model, sequence, keep + steps)
-        name = attention_of(model)
-    caution = (
-        f"eager attention of transformers gives other logits than {name}, its default for {checkpoint.model_type} (by "
-        f"{apart:.1e} of the largest); {name} is the reference"
-    )
+        name = text_config(model)._attn_implementation
     del model
     clear_for(checkpoint)
+    missed = [name for reach, name in sorted(reaches.items()) if reach >= count + steps]
+    if context < max_length and not own:
+        missed.append(f"rotary frequencies {'beyond' if context >= count else 'up to'} {context} tokens")
     return KnownAnswer(
         prompt=sequence[0, :count].numpy(),
         tokens=sequence[0, count:].numpy(),
@@ -285,82 +285,57 @@ def compute(
         reference=f"transformers {transformers.__version__}, torch {torch.__version__}: {name} attention, float32"
         + weights,
         own_frequencies=own,
-        not_exercised=_not_exercised(reaches, context, count, steps),
-        caution=caution if apart > DIFFERENT else "",
+        not_exercised=tuple(missed),
+        caution=caution,
     )
 
 
 def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
     """Float32 logits [count, V] of the last tokens of `sequence` [1, T], which the model reads as a whole."""
-    result = model(input_ids=sequence, use_cache=False, **_keeping(model, count))
-    logits: torch.Tensor = result.logits[0, -count:].float()
+    logits: torch.Tensor = _read(model, sequence, count, use_cache=False).logits[0, -count:].float()
     return logits
 
 
-def _keeping(model: Any, count: int) -> dict[str, int]:
-    """The argument with which a model computes no more than the last `count` logits; none where it has none."""
-    return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) -> Any:
+    """The result of a model, with no more logits than the last `count` where it can leave others out."""
+    known = inspect.signature(model.forward).parameters
+    return model(
+        input_ids=sequence, use_cache=use_cache, **{"logits_to_keep": count} if "logits_to_keep" in known else {}
+    )
 
 
-def attention_of(model: Any) -> str:
-    """The attention implementation that the decoder of `model` runs with, by transformers' name."""
-    return str(text_config(model)._attn_implementation)
-
-
-def eager_difference(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> float:
-    """How far the logits `wanted` [1, V] after `sequence` [1, T] are from those with eager attention, by the largest.
-
-    0 for a model that chooses its attention when it is built, and then cannot change it.
+def _unlike_eager(model: Any, sequence: torch.Tensor, wanted: torch.Tensor) -> str:
+    """How the logits `wanted` [1, V] after `sequence` [1, T] differ from those with eager attention; empty where they
+    do not, or where the model has chosen its attention when it was built.
     """
-    own = attention_of(model)
+    own = text_config(model)._attn_implementation
     if own == "eager":
-        return 0.0
+        return ""
     model.config._attn_implementation = "eager"
     try:
-        eager = last_logits(model, sequence, 1)
+        apart = float((last_logits(model, sequence, 1) - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
     finally:
         model.config._attn_implementation = own
-    return float((eager - wanted).abs().max()) / (float(wanted.abs().max()) or 1.0)
+    return (
+        ""
+        if apart <= DIFFERENT
+        else (
+            f"eager attention of transformers gives other logits than {own}, its default for {model.config.model_type} "
+            f"(by {apart:.1e} of the largest); {own} is the reference"
+        )
+    )
 
 
-def _reaches(model: Any, masks: Sequence[MaskFunction], max_length: int) -> dict[int, str]:
-    """What the text has to be longer than to exercise it, and its name: windows and chunks of the masks that a model
-    asked for, or keeps as buffers.
-    """
-    tables = [partial(_looked_up, table[0, 0]) for table in model.buffers() if is_table(table)]
-    found = [first_hidden(mask, max_length) for mask in (*masks, *tables)]
-    return {
-        tokens: f"{'attention chunk' if chunk else 'sliding window'} of {tokens} tokens"
-        for tokens, chunk in filter(None, found)
-    }
+def _reaches(model: Any, masks: Iterable[MaskFunction], max_length: int) -> dict[int, str]:
+    """Tokens in the windows and chunks of the masks that a model asked for, or has as buffers, and their names."""
 
+    def looked_up(table: torch.Tensor, _batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return table[0, 0, query, key]
 
-def _looked_up(table: torch.Tensor, _batch: Any, _head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask that is a table [M, M], as a mask function."""
-    return table[query, key]
-
-
-def _prompt_length(
-    tokens: int, steps: int, reaches: Iterable[int], context: int | None, crossed: int, max_length: int
-) -> int:
-    """Tokens of a prompt that exceeds windows and chunks of up to `crossed` tokens; `tokens` where there are none.
-
-    A prompt that ends where the original `context` of rotary embeddings does, which what follows exceeds, has both
-    kinds of frequencies compared.
-    """
-    past = [reach for reach in reaches if tokens + steps <= reach <= crossed]
-    count = max([tokens, *(min(reach + TOKENS_PAST, max_length - steps) for reach in past)])
-    if context is not None and context <= crossed and (count <= context or not past):
-        return min(context, max_length - steps)
-    return count
-
-
-def _not_exercised(reaches: Mapping[int, str], context: int | None, count: int, steps: int) -> tuple[str, ...]:
-    """What a text of `count` and `steps` tokens does not reach."""
-    told = [name for tokens, name in sorted(reaches.items()) if tokens >= count + steps]
-    if context is not None and not count <= context < count + steps:
-        told.append(f"rotary frequencies {'beyond' if context >= count else 'up to'} {context} tokens")
-    return tuple(told)
+    tables: list[MaskFunction] = [partial(looked_up, table) for table in model.buffers() if is_table(table)]
+    found = [first_hidden(mask, max_length - 1) for mask in (*masks, *tables)]  # the last token is never fed
+    names = {True: "attention chunk", False: "sliding window"}
+    return {tokens: f"{names[chunk]} of {tokens} tokens" for tokens, chunk in filter(None, found)}
 
 
 def _changed_between(
@@ -370,7 +345,7 @@ def _changed_between(
     that is changed after the prompt, over transformers' own cache of what it read.
     """
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
-    result = model(input_ids=sequence, use_cache=True, **_keeping(model, keep))
+    result = _read(model, sequence, keep, use_cache=True)
     logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}
     change(model)
     for _ in range(steps):

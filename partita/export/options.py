@@ -60,6 +60,8 @@ class ExportOptions:
     static_shapes: bool = False
     prefill_chunk: int | None = None
     verify: bool = True
+    verify_length: int | None = None
+    """The longest window, attention chunk or original context that the known answer exceeds. None: the default."""
     force: bool = False
     opset: int | None = None
     exporter: str = "native"
@@ -150,6 +152,7 @@ def check_options(options: ExportOptions) -> None:
         ("max_length", options.max_length),
         ("batch_size", options.batch_size),
         ("prefill_chunk", options.prefill_chunk),
+        ("verify_length", options.verify_length),
     ):
         least = 2 if name == "max_length" else 1  # one token of prompt and one of answer
         if value is not None and not least <= value <= 1 << 24:
@@ -157,6 +160,10 @@ def check_options(options: ExportOptions) -> None:
     if options.prefill_chunk is not None and not options.static_shapes:
         raise UsageError(
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
+        )
+    if options.verify_length is not None and not options.verify:
+        raise UsageError(
+            f"{spelled('verify_length')}: {spelled('verify', False)} compares nothing; leave one of them out"
         )
     _check_adapters(options)
     _check_layout(options)

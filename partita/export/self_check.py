@@ -22,15 +22,7 @@ from partita.dtypes import Precision
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import to_torch
 from partita.export.fake_model import quiet
-from partita.export.known_answer import (
-    DIFFERENT,
-    PROMPT_TOKENS,
-    KnownAnswer,
-    attention_of,
-    eager_difference,
-    last_logits,
-    load,
-)
+from partita.export.known_answer import PROMPT_TOKENS, KnownAnswer, last_logits, load
 from partita.process import give_back
 
 HALVES = ("float16", "bfloat16")
@@ -49,9 +41,7 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer, scratch: Path | No
                     f"{type(model).__name__} itself computes logits that are not finite: a setting of config.json or a "
                     "weight of this checkpoint is broken"
                 )
-            told = _not_causal(model, prompt[:, :PROMPT_TOKENS])
-            told = told or _not_as_generated(model, prompt, len(answer.tokens))
-            return told or _not_as_eager(model, prompt)
+            return _not_causal(model, prompt[:, :PROMPT_TOKENS]) or _not_as_generated(model, prompt, len(answer.tokens))
     except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
         return None
     finally:
@@ -171,17 +161,6 @@ def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | Non
         f"{type(model).__name__} of transformers contradicts itself: generate, with a cache, gives other logits than "
         f"forward without one (by {error:.1e} of the largest), so a graph with a cache cannot be checked "
         "against it"
-    )
-
-
-def _not_as_eager(model: Any, prompt: torch.Tensor) -> str | None:
-    """Whether eager attention, whose rules the exported graph has, gives other logits after `prompt` [1, P]."""
-    error = eager_difference(model, prompt, last_logits(model, prompt, 1))
-    if error <= DIFFERENT:
-        return None
-    return (
-        f"{type(model).__name__}: eager attention of transformers gives other logits than {attention_of(model)}, its "
-        f"default for this type (by {error:.1e} of the largest); graphs are traced with the rules of eager attention"
     )
 
 

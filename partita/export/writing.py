@@ -412,7 +412,8 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
         return UnsupportedModelError(f"{where}: {own}; nothing was written")
     seen = max((step.max_rel_error for step in result.steps), default=0.0)
     rounded = self_check.rounding(exported.checkpoint, answer, work.options.computing, seen, work.scratch)
-    said = f"{where}: the exported graph does not compute what the model computes: {result.detail}"
+    told = "; ".join(filter(None, (result.detail, answer.caution)))
+    said = f"{where}: the exported graph does not compute what the model computes: {told}"
     if rounded is not None:
         return ParityError(f"{said}; {rounded}; nothing was written; name another {spelled('precision')}, as fp32")
     if self_check.rounds(work.options.computing):

@@ -71,7 +71,7 @@ class Exported:
 
     def __repr__(self) -> str:
         graph = self.manifest.graph
-        status = self.manifest.verification.status
+        status = self.manifest.verification.headline
         return f"<partita.Exported {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
@@ -91,6 +91,7 @@ def export(
     static_shapes: bool = False,
     prefill_chunk: int | None = None,
     verify: bool = True,
+    verify_length: int | None = None,
     force: bool = False,
     opset: int | None = None,
     exporter: str = "native",
@@ -131,6 +132,7 @@ def export(
             static_shapes=static_shapes,
             prefill_chunk=prefill_chunk,
             verify=verify,
+            verify_length=verify_length,
             force=force,
             opset=opset,
             exporter=exporter,

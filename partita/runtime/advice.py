@@ -33,7 +33,7 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         batch_size=graph.batch_size,
         max_length=graph.max_length,
         verification=verification.status,
-        verification_detail=f"{verification.detail}{verification.exceptions}",
+        verification_detail=verification.detail,
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
         left_out=left_out(manifest.source.unused),

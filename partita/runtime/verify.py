@@ -102,8 +102,10 @@ def replay(
                 compared += _compare_adapter(folder, replaying, record.name, record.known_answer)
         if tolerance is None and manifest.rounds and _chooses(runner):
             set_aside(compared)
-        not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
-        missed = _unreached(runner, answer)
+        files = [file.file for file in runner.contract.files if file.file not in replaying.ran]
+        not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in files))
+        missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
+        missed += _unreached(runner, answer)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
         active = [
             r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
@@ -118,8 +120,7 @@ def replay(
         proof=manifest.verification.proof,
         near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
         rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
-        not_run=not_run,
-        not_exercised=(*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run)),
+        not_exercised=not_exercised,
         steps=tuple(entry.result() for entry in compared),
     )
     difference = first_difference(verification)
@@ -184,7 +185,7 @@ class _Replay:
 
     @property
     def rope_length(self) -> int:
-        """The length of text whose rotary frequencies the logits after the prompt have; 0 where no graph asks for it."""
+        """The length of text whose rotary frequencies the logits after the prompt have; 0 where it is no input."""
         decode = self.runner.loaded("decode").graph
         return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
 

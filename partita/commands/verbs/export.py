@@ -193,6 +193,13 @@ def export(
             "--no-verify", help="Skip the comparison with the original model; the package is marked unverified."
         ),
     ] = False,
+    verify_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
+            "Default: 1,024."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing package.")] = False,
     adapter: Annotated[
         Path | None,
@@ -248,6 +255,7 @@ def export(
             static_shapes=static_shapes,
             prefill_chunk=prefill_chunk,
             verify=not no_verify,
+            verify_length=verify_length,
             force=force,
             opset=opset,
             exporter=exporter,

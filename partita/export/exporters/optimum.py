@@ -99,7 +99,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     model = load(out)
     size = vocabulary(model) or int(checkpoint.config.get_text_config(decoder=True).vocab_size)
     contract = contract_of(model, options.batch_size, length, size)
-    return _Written(_exported(checkpoint, model, contract, versions, work.scratch), versions, target)
+    return _Written(_exported(checkpoint, model, contract, versions, work), versions, target)
 
 
 def _check(options: ExportOptions) -> None:
@@ -121,9 +121,10 @@ def _check(options: ExportOptions) -> None:
 
 
 def _exported(
-    checkpoint: Checkpoint, model: ir.Model, contract: Contract, versions: Mapping[str, str], scratch: Path
+    checkpoint: Checkpoint, model: ir.Model, contract: Contract, versions: Mapping[str, str], work: Work
 ) -> Exported:
     """The graph as it is handed over."""
+    crossed = work.options.verify_length or known_answer.CROSSED_TOKENS
     count, size = weights_of(model)
     return Exported(
         label=spelled("exporter", NAME),
@@ -133,7 +134,9 @@ def _exported(
         contract=contract.model_copy(update={"weight_bytes": size}),
         parameters=count,
         original_parameters=count,
-        answer=lambda: known_answer.compute(checkpoint, contract.vocab_size, contract.max_length, scratch=scratch),
+        answer=lambda: known_answer.compute(
+            checkpoint, contract.vocab_size, contract.max_length, crossed=crossed, scratch=work.scratch
+        ),
         unused=(),
         passes={},
         tools={name if NAME in name else f"{name} of {NAME}": version for name, version in versions.items()},

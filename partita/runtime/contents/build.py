@@ -325,7 +325,7 @@ def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
         source_files=tuple(FileFacts.taken_from(record) for record in source.files),
         toolchain=manifest.toolchain,
         target=None if target is None else target.provider,
-        verification=f"{manifest.verification.headline}: {manifest.verification.detail}",
+        verification=f"{manifest.verification.status}: {manifest.verification.detail}",
         quality=told,
     )
 

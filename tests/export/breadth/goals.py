@@ -66,7 +66,6 @@ NAMED = (
     "qwen2_5_vl",
     "qwen3_vl",
     "mistral3",
-    "paligemma",
     "smolvlm",
     "idefics3",
     "internvl",

@@ -1,8 +1,8 @@
 """transformers' default attention implementation of every model type, compared with its eager attention.
 
-A tiny random checkpoint of each type reads one prompt, longer than its windows, with both. The same is done with each
-setting of the config that is True or False the other way round, and with each setting of `shrinking` set
-where the type leaves it out, and left out where it is set: an implementation may differ in a branch that the defaults of a type do not take.
+A tiny random checkpoint of each type reads one prompt, longer than its windows, with both. So do variants of it with
+one setting changed, as implementations may differ where the defaults of a type do not lead: each setting that is True
+or False is inverted, and each of `shrinking.SETTINGS` is set where it is None, and None where it is set.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def comparisons(model_type: str, *, variants: bool = True) -> Iterator[Compared]
     for name, value, changed in _variants(model_type, settings) if variants else ():
         try:
             yield compared(model_type, changed, f"{name}={value}")
-        except Exception:  # noqa: BLE001, S112 - most combinations of settings are not meant to work
+        except Exception:  # noqa: BLE001 - most combinations of settings are not meant to work
             continue
 
 

@@ -39,8 +39,9 @@ def page(results: Results) -> str:
             f"with {versions}. This page is written by that command.",
             "",
             "A tiny random checkpoint of each type was exported in float32 for 64 tokens by the code behind "
-            "`partita export`, and run on the CPU provider beside the original model, which had eager attention and no "
-            "cache: the prompt at once, the prompt in chunks of 7, 24 decode steps past every sliding window, and two "
+            "`partita export`, and run on the CPU provider beside the original model, which had transformers' default "
+            "attention and no cache: the prompt at once, the prompt in chunks of 7, 24 decode steps past every sliding "
+            "window, and two "
             "rows of unequal length. Real checkpoints were not run.",
             "",
             "- **verified**: every logit within 1e-4 of the original, relative to the largest, and the same greedy "
