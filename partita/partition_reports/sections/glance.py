@@ -391,8 +391,8 @@ def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
 def _answer_do(report: Report) -> Answer:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
-    if failure_of(report) is not None:
-        return Answer(question, "make it run", ("See why the run failed; no other remedy matters before.",), more)
+    if (failed := failure_of(report)) is not None:  # an error ends with what to do
+        return Answer(question, "make it run", (failed.rpartition("; ")[2],), more)
     state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
