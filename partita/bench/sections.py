@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
 from partita.bench.words import times, verdict_of
 from partita.observations.records import PackageFacts
-from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
+from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, short_provider
+from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, Table, table, words
 from partita.partition_reports.sections.shared import runtime_name
 
@@ -70,7 +71,9 @@ def speed(bench: Bench) -> Section:
     rows = [row for entry in bench.contenders for row in _speed_rows(entry, bench.baseline, rounds)]
     about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
     made = table(f"Speed: {about}", (*heads, *figures), rows, obvious=True)
-    return Section("speed", "Speed", (made, Line(RATIOS, tone="quiet")), about)
+    few = [entry.name for entry in bench.contenders if entry.decode is not None and entry.decode.runs < FEW_STEPS]
+    short = [Line(f"fewer than {FEW_STEPS} decode steps: {TOO_FEW}", listing(few))] if few else []
+    return Section("speed", "Speed", (made, *short, Line(RATIOS, tone="quiet")), about)
 
 
 def speeds_of(entry: Contender) -> Iterator[tuple[str, PhaseSpeed]]:

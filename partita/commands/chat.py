@@ -32,7 +32,9 @@ from partita.library.requests import Ticket
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.observations.text_format import plural
 from partita.package import Manifest
+from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.chat import Message
@@ -256,7 +258,9 @@ class Session:
         if ticket.first_token is not None and ticket.ended is not None:
             parts.append(f"first token after {(ticket.first_token - ticket.submitted) * 1e3:.0f} ms")
             seconds = ticket.ended - ticket.first_token
-            parts.append(f"{(count - 1) / seconds:.1f} tokens/s" if count > 1 and seconds > 0 else f"{count} tokens")
+            few = f" ({TOO_FEW})" if count <= FEW_STEPS else ""
+            speed = f"{(count - 1) / seconds:.1f} tokens/s{few}" if count > 1 and seconds > 0 else ""
+            parts.append(speed or plural(count, "token"))
         parts.append(f"{self.conversation.tokens} of {self.conversation.max_length} in the cache")
         if reason == "interrupted":
             parts.append("cut off by Ctrl-C")
