@@ -10,9 +10,6 @@ they do not help, so this is also taken from within each run with guesses: its s
 nobody looked for any, nor for the step before, which stand between the others and share their noise. Tokens are
 compared, too. Run it on an idle machine.
 
-With --before N the package has answered the same tasks on N other paragraphs before, and guesses from these answers,
-too. What is measured is never kept for guesses: the next round would know the answers.
-
 With --export the embedded checkpoint is exported to PACKAGE first, with these options of `partita export`.
 """
 
@@ -33,7 +30,6 @@ from pathlib import Path
 import partita
 from partita.demo import checkpoint_path, heldout_path
 from partita.runtime.engine.recorder import Step
-from partita.runtime.speculation.written import Written
 
 PAUSE_SECONDS = 0.2
 LONG = 600
@@ -78,21 +74,6 @@ def paragraphs() -> list[str]:
     return [part for part in text.split("\n\n\n") if len(part) >= LONG]
 
 
-def answer_before(model: partita.Model, how: dict[str, str], texts: list[str], new_tokens: int) -> None:
-    """Have the package answer every task on these texts, and keep nothing of what it answers after that."""
-    for make, temperature in TASKS.values():
-        for ids in prompts(model, make, texts, new_tokens):
-            model.generate(
-                ids,
-                max_new_tokens=new_tokens,
-                temperature=temperature,
-                seed=SEED,
-                stop_token_ids=(),
-                **how,  # type: ignore[arg-type]
-            ).run()
-    Written.add = lambda self, answer: None  # type: ignore[method-assign]
-
-
 def prompts(model: partita.Model, task: Task, texts: list[str], new_tokens: int) -> list[list[int]]:
     """Token ids of each text as a task, the last of them where the cache would not hold the answer behind all."""
     room = model.max_length - new_tokens
@@ -101,10 +82,7 @@ def prompts(model: partita.Model, task: Task, texts: list[str], new_tokens: int)
 
 def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace) -> Iterator[Pair]:
     """Every task in every round; the first round warms up, and is left out."""
-    texts = paragraphs()
-    count = len(texts) - given.before if given.texts is None else given.texts
-    answer_before(model, how, texts[count : count + given.before], given.new_tokens)
-    texts = texts[:count]
+    texts = paragraphs()[: given.texts]
     for task in given.tasks:
         make, temperature = TASKS[task]
         ids = prompts(model, make, texts, given.new_tokens)
@@ -190,8 +168,7 @@ def main() -> None:
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--rounds", type=int, default=6, help="multiples of 6 have every order equally often")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=[*TASKS], metavar="TASK", help="%(choices)s")
-    parser.add_argument("--texts", type=int, help="of the 19 long paragraphs, the first so many; all, but for --before")
-    parser.add_argument("--before", type=int, default=0, help="other texts that it has answered before")
+    parser.add_argument("--texts", type=int, help="of the 19 long paragraphs, the first so many; all")
     parser.add_argument("--new-tokens", type=int, default=150)
     parser.add_argument("--export", metavar="OPTIONS", help="as '--precision int4'; '' for none")
     parser.add_argument("--json", type=Path, help="also write every pair to this file")

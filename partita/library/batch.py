@@ -18,7 +18,6 @@ from partita.runtime.engine.request import Request
 from partita.runtime.logprobs import Watched
 from partita.runtime.runner import Runner
 from partita.runtime.sampling import Sampler
-from partita.runtime.speculation.written import CONTEXT
 from partita.spelling import spelled
 
 
@@ -41,8 +40,6 @@ class Batch:
         """Nobody has been at work, so what has passed is no time of the next step."""
         self.speculation = NO_SPECULATION
         self._guessers: Guessers | None = None
-        self._unkept: dict[int, int] = {}
-        """By row whose answer is still to be kept for guesses, the tokens before that answer."""
         self.longest, self.max_new_tokens = 0, 0
         """Of what was read and of what was asked after it, so far."""
 
@@ -84,8 +81,6 @@ class Batch:
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched
-        if not trial:
-            self._expect(row)
         self._asks(len(request.prompt), len(request.prompt), request.max_new_tokens)
         return row
 
@@ -109,22 +104,15 @@ class Batch:
 
     def leave(self, row: int) -> None:
         """Free a row. Where each has an adapter of its own, it lets go of that."""
-        self._keep(row)
         self._engine.leave(row)
         self._watched.pop(row, None)
         if self._runner.contract.adapters_by_row and self._adapters[row] != self.adapter:
             self._adapters[row] = self.adapter
             self._runner.use_adapters(self._adapters)
 
-    def end(self) -> None:
-        """Nobody goes on with the rows: what they have added is kept for guesses, finished or not."""
-        for row in [*self._unkept]:
-            self._keep(row)
-
     def halt(self, row: int) -> None:
         """End a row where it is."""
         self._engine.halt(row)
-        self._keep(row)
 
     def extend(self, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
         """Give a row more tokens to read, and go on as `sampling` says. Raises GenerationError, UsageError."""
@@ -133,15 +121,11 @@ class Batch:
         if row in self._watched:
             sampler = self._watched[row] = self._watched[row].over(sampler)
         self._engine.extend(row, tokens, sampler, sampling.max_new_tokens)
-        self._expect(row)
         self._asks(len(tokens), self._engine.row(row).known, sampling.max_new_tokens or 0)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many of its tokens. False where it cannot go back."""
-        done = self._engine.rewind(row, tokens)
-        if done:
-            self._expect(row, self._unkept.get(row))
-        return done
+        return self._engine.rewind(row, tokens)
 
     def saved(self, row: int) -> Prefix:
         """What a row has taken in. Raises GenerationError where it cannot be given out."""
@@ -153,30 +137,10 @@ class Batch:
             self._engine.mark = time.perf_counter()
             self._rested = False
         step = self._engine.step()
-        if step is not None:
-            for row in [row for row in self._unkept if step.finish[row] is not None]:
-                self._keep(row)
         if step is None or not self._watched:
             return step
         told = tuple(self._watched[row].told() if row in self._watched else () for row in range(len(self._engine.rows)))
         return replace(step, logprobs=told)
-
-    def _expect(self, row: int, read: int | None = None) -> None:
-        """What a row adds from now on is kept for guesses when it ends, where anybody guesses from what was written;
-        with what it has added since it had `read` tokens.
-        """
-        if self._guessers is not None and self._guessers.written is not None:
-            known = self._engine.row(row).known
-            self._unkept[row] = known if read is None else min(read, known)
-
-    def _keep(self, row: int) -> None:
-        """Keep what a row has added, once."""
-        read = self._unkept.pop(row, None)
-        if read is None or self._guessers is None or self._guessers.written is None:
-            return
-        ended = self._engine.row(row)
-        if ended.error is None and ended.known > read:
-            self._guessers.written.add(ended.history[max(read - CONTEXT, 0) : ended.known].tolist())
 
     @property
     def _busy(self) -> bool:

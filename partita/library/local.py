@@ -294,8 +294,6 @@ class LocalEngine:
         """A generation with free rows; the one before is over. `longest`: tokens of the longest prompt to come."""
         self._check_open()
         self._over = True
-        if self._last is not None:
-            self._last.end()
         self.runner.use_adapter(adapter)
         wanted = _chunk(prefill_chunk)
         batch = self._last = Batch(self.runner, wanted, adapter, is_open=is_open)

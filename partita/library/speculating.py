@@ -21,7 +21,6 @@ from partita.runtime.speculation import ngram
 from partita.runtime.speculation.asking import Asking
 from partita.runtime.speculation.governor import Governor as Measured
 from partita.runtime.speculation.possible import why_no_draft, why_not
-from partita.runtime.speculation.written import Written
 from partita.spelling import spelled
 
 
@@ -32,8 +31,6 @@ class Guessers:
     guesser: Callable[[], Guesser]
     """A new one for each row."""
     governor: Governor
-    written: Written | None = None
-    """What the package wrote before, where that is guessed from."""
 
 
 class Speculators:
@@ -43,7 +40,6 @@ class Speculators:
         self._folder, self._target, self._threads = folder, target, threads
         self._governors: dict[str | None, Measured] = {}
         self._drafts: dict[str, Runner] = {}
-        self._written = Written()
 
     def guessers(self, executor: Executor, asked: Speculation) -> Guessers | None:
         """Who guesses for a generation; None where nobody was asked to.
@@ -58,15 +54,11 @@ class Speculators:
             option = spelled("draft", asked.draft) if asked.draft else spelled("speculate", asked.speculate)
             raise UsageError(f"{option}: {self._folder} cannot confirm guesses: {why}")
         if asked.draft is None:
-            written = self._written
-            return Guessers(lambda: ngram.NgramGuesser(written), self._governor(None, ngram.PRIORS), written)
+            return Guessers(ngram.NgramGuesser, self._governor(None, ngram.PRIORS))
         draft = self._draft(asked.draft)
         governor = self._governor(asked.draft, draft_model.PRIORS, draft.executor)
         vocab_size = executor.contract.vocab_size
-        return Guessers(
-            lambda: draft_model.DraftGuesser(draft.executor, vocab_size),
-            governor,
-        )
+        return Guessers(lambda: draft_model.DraftGuesser(draft.executor, vocab_size), governor)
 
     def close(self) -> None:
         """Close the drafts. May be called twice."""

@@ -99,49 +99,11 @@ def test_a_package_in_a_process_of_its_own_guesses_as_well(package: Path) -> Non
 
 
 @pytest.mark.usefixtures("eager")
-def test_what_a_package_has_written_before_is_guessed(package: Path) -> None:
+def test_draft_tokens_do_not_come_from_other_completions(package: Path) -> None:
+    """Else the speed of a request would tell one user what another has asked."""
     with partita.load(package, "cpu", observe=False) as model:
-        plain = answered(model, **DRAWN)
-        first, again = (answered(model, **DRAWN, speculate="ngram") for _ in range(2))
-        assert first.tokens == again.tokens == plain.tokens
-        assert first.speculation is not None and again.speculation is not None
-        assert again.speculation.acceptance == 1 and (again.speculation.tokens_per_step or 0) > 5
-        assert (first.speculation.tokens_per_step or 0) < 5
-    with partita.load(package, "cpu", observe=False) as model:
-        anew = answered(model, **DRAWN, speculate="ngram").speculation
-        assert anew is not None and anew.confirmed == first.speculation.confirmed, "of another process, as it were"
-
-
-@pytest.mark.usefixtures("eager")
-def test_what_an_answer_has_is_kept_where_it_is_not_gone_on_with(package: Path) -> None:
-    with partita.load(package, "cpu", observe=False) as model:
-        left = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=(), speculate="ngram", **DRAWN)
-        for _ in range(N // 2):
-            if len(left.tokens[0]) < N // 2:
-                next(left)
-        left.close()
-        again = answered(model, **DRAWN, speculate="ngram").speculation
-    assert again is not None and again.confirmed >= N // 3
-
-
-@pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("end", ["finished", "cancelled"])
-def test_rows_guess_from_what_others_wrote_however_those_ended(package: Path, end: str) -> None:
-    with partita.load(package, "cpu", observe=False) as model:
-        scheduler = model.scheduler(speculate="ngram")
-        asked = partita.request(model, PROMPT, max_new_tokens=N, stop_token_ids=(), **DRAWN)
-        first = scheduler.submit(asked)
-        while scheduler.step():
-            if end == "cancelled" and len(first.answer.tokens) > N // 2:
-                first.cancel()
-        second = scheduler.submit(asked)
-        steps = 0
-        while scheduler.step():
-            steps += 1
-        written, told = first.answer.tokens, second.answer.tokens
-        assert told[: len(written)] == written and len(told) == N
-        assert (len(written) == N) == (end == "finished")
-        assert steps <= N - len(written) + len(written) // 4
+        first, again = (answered(model, **DRAWN, speculate="ngram").speculation for _ in range(2))
+    assert first is not None and again is not None and again.confirmed == first.confirmed
 
 
 def test_a_request_beside_which_nobody_is_at_work_pays_for_no_other(

@@ -5,43 +5,39 @@ equals the latest. What stood behind it is guessed. A text that repeats itself r
 on with what was guessed, as decompressors do:
 
     history   ... a b c d e ... a b c          guesses  d e ...
-
-Where an answer that the package wrote before agrees for longer, what it went on with is guessed.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.runtime.engine.guesses import Guessed
-from partita.runtime.speculation.written import LONGEST, Written, agreement
 
+LONGEST = 20
+"""Tokens before a place that are compared."""
 PLACES = 24
 """Latest places of the last two tokens that are compared."""
 SAME = 16
 """Tokens at the end of what is known that are compared with a text."""
 CLASSES = (1, 2, 3, 4, 6, 10, 17)
-"""Guesses are told apart by how many tokens before them agree: at least so many. Those of other answers are as many
-classes more.
-"""
-PRIORS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9, 0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85)
+"""Classes of draft tokens: at least so many tokens before them agree."""
+PRIORS = (0.2, 0.4, 0.5, 0.6, 0.75, 0.85, 0.9)
 """What share of them is thought to be right before any was judged."""
 MOST = 256
 """Tokens that are guessed at once at most."""
 _CLASS_AFTER = [bisect.bisect(CLASSES, agree) - 1 for agree in range(1, LONGEST + MOST)]
 """The class of a guess by the tokens before it that agree, from 1 on."""
-_CLASS_OF_OTHERS = [kind + len(CLASSES) for kind in _CLASS_AFTER]
 Ids = npt.NDArray[np.int64]
 
 
 class NgramGuesser:
-    """Guesses from one row's own text, and from what was written before. See `engine.guesses.Guesser`."""
+    """Draft tokens from one row's own text. See `engine.guesses.Guesser`."""
 
-    def __init__(self, written: Written | None = None) -> None:
-        self._written = written
+    def __init__(self) -> None:
         self._text: list[int] = []
         self._pairs: dict[tuple[int, int], list[int]] = {}
         """By two tokens, the places after them, ascending; all but that at the end of the text."""
@@ -53,11 +49,6 @@ class NgramGuesser:
         self._follow(history)
         most = min(most, MOST)
         place, agree = self._find() if most else (0, 0)
-        if most and agree < LONGEST and self._written is not None:
-            other, there, longer = self._written.find(self._text, agree)
-            if longer:
-                tokens = other[there : there + most]
-                return Guessed(tokens, _CLASS_OF_OTHERS[longer - 1 : longer - 1 + len(tokens)])
         if not agree:
             return Guessed()
         guesses = self._text[place : place + most]
@@ -100,3 +91,14 @@ class NgramGuesser:
         if not longest and text and text[-1] in self._last:
             best, longest = self._last[text[-1]], 1
         return best, longest
+
+
+def agreement(there: Sequence[int], place: int, text: Sequence[int], known: int) -> int:
+    """The number of tokens before a place that equal those at the end of a text, at most `LONGEST`; the first `known`
+    are not compared. The text may be that of the place.
+    """
+    end, count = len(text), known
+    most = min(LONGEST, place, end)
+    while count < most and there[place - 1 - count] == text[end - 1 - count]:
+        count += 1
+    return count

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partita.runtime.speculation.ngram import CLASSES, NgramGuesser
-from partita.runtime.speculation.written import LONGEST
+from partita.runtime.speculation.ngram import CLASSES, LONGEST, NgramGuesser
 
 
 def guesses(text: Sequence[int], most: int = 4, guesser: NgramGuesser | None = None) -> list[int]:
