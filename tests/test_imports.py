@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "strangers": {"remedies", "errors"},
     "process": set(),
     "capped": set(),
+    "tokenizer_limits": {"capped"},
     "demo": set(),
     "signals": set(),
     "orphans": set(),
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime": {
         "capped",
+        "tokenizer_limits",
         "paths",
         "dtypes",
         "package",
@@ -96,6 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "export": {
         "capped",
+        "tokenizer_limits",
         "dtypes",
         "observations",
         "contract",

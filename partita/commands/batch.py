@@ -93,7 +93,11 @@ def run_batch(
     check_placement(options, target)
     began = time.perf_counter()
     may_be_ids = not (options.chat or options.stop)
-    text = None if options.token_ids else load_text(options.package, manifest.tokenizer, takes_ids=may_be_ids)
+    text = (
+        None
+        if options.token_ids
+        else load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
+    )
     tokenizer_seconds = time.perf_counter() - began
     defaults = replace(defaults_of(options), prefix=None if options.prefix is None else read_said(options.prefix))
     error: PartitaError | None = None

@@ -141,7 +141,7 @@ def read_conversation(file: Path) -> list[Message]:
 
 
 def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Sequence[Message]) -> int:
-    text = load_text(options.package, manifest.tokenizer, takes_ids=False)
+    text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
     _check_template(options, text, messages)
     with LocalEngine(
         options.package,

@@ -19,6 +19,7 @@ from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import listing
 from partita.runtime.suggested import Suggestion, suggestion
+from partita.runtime.text import MOST_BYTES
 from partita.spelling import spelled
 
 MAX_TOKENS = 1 << 24
@@ -201,7 +202,9 @@ def _read_stdin() -> str:
         raise UsageError("- reads the prompt from stdin, which is closed; give the prompt as an argument")
     if sys.stdin.isatty():
         note("note: reading the prompt from the terminal, until Ctrl-D on a line of its own")
-    raw = sys.stdin.buffer.read()
+    raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise UsageError(f"stdin holds more than {MOST_BYTES:,} bytes, the longest prompt; give a shorter one")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

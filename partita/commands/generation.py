@@ -68,7 +68,11 @@ def run_generation(
     check_placement(options, target)
     began = time.perf_counter()
     may_be_ids = not (options.chat or options.stop)
-    text = None if options.token_ids else load_text(options.package, manifest.tokenizer, takes_ids=may_be_ids)
+    text = (
+        None
+        if options.token_ids
+        else load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
+    )
     tokenizer_seconds = time.perf_counter() - began
     said = None if options.prefix is None else read_said(options.prefix)
     ids = [tuple(_encode(options, text, prompt, said)) for prompt in prompts]

@@ -58,7 +58,7 @@ def _said(options: GenerateOptions, prompts: Sequence[str], manifest: Manifest) 
     """What the prefix says. Raises GenerationError for an empty one."""
     if options.token_ids:
         return Said(tuple(parse_ids(prompts[0])), adapter=options.adapter)
-    text = load_text(options.package, manifest.tokenizer, takes_ids=options.system is None)
+    text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=options.system is None)
     if options.system is not None:
         return said_by_system(text, options.system, options.adapter)
     if not prompts[0]:

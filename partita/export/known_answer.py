@@ -24,7 +24,7 @@ import psutil
 import torch
 import transformers
 from safetensors.numpy import save as serialised
-from transformers import AutoTokenizer, modeling_utils
+from transformers import modeling_utils
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export import dequantised, spilled
@@ -42,6 +42,7 @@ from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER, Manifest
 from partita.process import address_space_left, give_back
 from partita.spelling import either, spelled
+from partita.tokenizer_limits import load_full
 
 SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
@@ -379,9 +380,7 @@ def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray
     if checkpoint.tokenizes:
         # What cannot be loaded is told where the tokenizer is probed.
         with suppress(PartitaError), quiet(), translated("loading the tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(checkpoint.folder), local_files_only=True, trust_remote_code=False
-            )
+            tokenizer, _ = load_full(checkpoint.folder)
             ids = [i for i in tokenizer(PROMPT_TEXT)["input_ids"] if 0 <= i < vocab_size][:length]
     if len(ids) < length:
         spread = np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, length - len(ids))

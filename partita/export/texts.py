@@ -7,16 +7,15 @@ import hashlib
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer
 
 from partita.errors import PartitaError, UsageError
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
 from partita.spelling import spelled
+from partita.tokenizer_limits import load_full
 
 WINDOW_TOKENS = 512
 MOST_BYTES = 4 << 20
@@ -94,9 +93,7 @@ def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
         return None
     try:
         with quiet(), translated("loading the tokenizer"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(checkpoint.folder), local_files_only=True, trust_remote_code=False
-            )
+            tokenizer, _ = load_full(checkpoint.folder)
             first = tokenizer.bos_token_id
             ids = tokenizer(text, verbose=False)["input_ids"]
     except PartitaError:  # what is wrong with it is told where it is probed

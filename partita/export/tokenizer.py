@@ -19,6 +19,7 @@ from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import PROMPT_TEXT
 from partita.package import TokenizerKind
 from partita.spelling import either
+from partita.tokenizer_limits import load_full
 
 TEXTS = (
     PROMPT_TEXT,
@@ -52,11 +53,10 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
         notes.append(f"the checkpoint has no tokenizer: generate will need {either('--token-ids', 'token ids')}")
         return Probed("none", loads=False)
     from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
 
     try:
         with quiet(), translated("loading the tokenizer"):
-            full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            full, _ = load_full(folder)
             if "tokenizer.json" not in names:
                 return Probed("transformers", loads=True)
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -80,7 +80,7 @@ def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) ->
     if isinstance(prompt, str):
         from partita.runtime.text import load_text
 
-        ids = load_text(package, manifest.tokenizer).encode(prompt) if prompt else []
+        ids = load_text(package, manifest.tokenizer, manifest.graph.max_length).encode(prompt) if prompt else []
     else:
         ids = list(prompt)
     if not ids:

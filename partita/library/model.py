@@ -126,7 +126,7 @@ class Model:
     @public
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with what the tokenizer puts around one. Raises PackageError without a tokenizer."""
-        return self._tokenizer().encode(text)
+        return self._tokenizer().encode(text, fits=False)
 
     @public
     def decode(self, tokens: Sequence[int]) -> str:
@@ -403,7 +403,7 @@ class Model:
     def _tokenizer(self) -> Text:
         if self._text is None:
             began = time.perf_counter()
-            self._text = load_text(self.folder, self.manifest.tokenizer)
+            self._text = load_text(self.folder, self.manifest.tokenizer, self.max_length)
             self._text_seconds = time.perf_counter() - began
         return self._text
 

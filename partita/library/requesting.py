@@ -57,4 +57,4 @@ def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     row = rows[0]
     if not row:
         raise GenerationError("the prompt is empty; give some text to continue")
-    return tuple(model.encode(row)) if isinstance(row, str) else row
+    return tuple((model.tokenizer or model).encode(row)) if isinstance(row, str) else row

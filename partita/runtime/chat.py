@@ -28,6 +28,8 @@ OTHER = "other words"
 MOST_ALONE = 16
 """Messages that are changed one by one, each for another run of the template; a template treats more of them alike."""
 MOST_MISSES = 64
+MOST_SAID = 400
+"""Characters of a template's own error message."""
 OF_PROCESSORS = "chat_template.json"
 """Where processors kept their template before chat_template.jinja; tokenizers do not look there."""
 
@@ -49,12 +51,11 @@ def _in_parts(messages: Sequence[Message]) -> list[Message]:
     return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
 
-def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
+def rendered(render: Render, messages: Sequence[Message]) -> str:
     """What `render` makes of the messages, whose contents are strings.
 
     Raises GenerationError when the template refuses them, or leaves out what one of them says.
     """
-
     from jinja2 import TemplateError
 
     refusal: Exception | None = None
@@ -71,8 +72,8 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
         lost = lost or left_out
     if refusal is not None:
         why = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
-        raise GenerationError(f"the chat template rejects these messages: {why}", where=where) from refusal
-    raise GenerationError(f"the chat template leaves out what the {lost} message says", where=where)
+        raise GenerationError(f"the chat template rejects these messages: {why[:MOST_SAID]}") from refusal
+    raise GenerationError(f"the chat template leaves out what the {lost} message says")
 
 
 def _left_out(

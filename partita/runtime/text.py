@@ -10,14 +10,17 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.capped import check_size, read_json_value
+from partita.capped import check_size, read_capped, read_json_value
 from partita.errors import GenerationError, PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.runtime.chat import Message, as_named_in, conversation, rendered, template_of_processor
+from partita.runtime.chat import Message, as_named_in, conversation, template_of_processor
+from partita.runtime.chat_templates import RENDERER
+from partita.runtime.in_time import LateError, in_time
 from partita.runtime.stop_strings import StopStrings
 from partita.spelling import either
+from partita.tokenizer_limits import growth_of, load_full
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -25,8 +28,14 @@ CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
 LONGEST_BYTES = 4
 """Of a character in UTF-8; a byte is a token at least."""
-LONG = 1 << 14
-"""Characters of a text that takes a tokenizer some milliseconds."""
+AT_ONCE_BYTES = 1 << 20
+"""Of a normalized text, which may take 300 times as much memory while it is encoded."""
+ALWAYS_BYTES, MOST_BYTES = 4 << 20, 64 << 20
+"""A text of at most the first may fit whatever its tokens are, as a tokenizer may drop most of it; none of the second
+is encoded.
+"""
+ENCODE_SECONDS = 10.0
+"""For a text, and again for every MiB of it."""
 MOST_BACK = 16
 """More tokens of the prompt at most, so that the context begins where a character does."""
 WITH_TOKENIZER = Remedy(
@@ -37,32 +46,36 @@ TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that ha
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
+class TooLongError(GenerationError):
+    """A text that has more tokens than the package holds, whatever they are."""
+
+
 class PlainTokenizer:
     """tokenizer.json read by `tokenizers` alone."""
 
     def __init__(self, folder: Path) -> None:
         from tokenizers import Tokenizer
 
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        text = read_capped(folder / "tokenizer.json")
+        self.growth = growth_of(text)
+        self.core: Any = Tokenizer.from_str(text)
         # Of the training that the file was saved after; transformers goes without unless it is asked for.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self.core.no_truncation()
+        self.core.no_padding()
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a text."""
-        if len(text) < LONG:
-            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         # Other threads go on meanwhile, which they cannot beside `encode`: it keeps the interpreter's lock.
-        (encoded,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
+        (encoded,) = self.core.encode_batch([text], add_special_tokens=special)
         return list(encoded.ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text; `special`: with special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=not special))
+        return str(self.core.decode(list(ids), skip_special_tokens=not special))
 
     def special(self) -> dict[str, int]:
         """Ids of the special tokens by name."""
-        return {token.content: id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        return {token.content: id for id, token in self.core.get_added_tokens_decoder().items() if token.special}
 
 
 class FullTokenizer:
@@ -71,9 +84,8 @@ class FullTokenizer:
     def __init__(self, folder: Path) -> None:
         # Without torch, transformers says on import that models will not be available; nobody asked for one.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from transformers import AutoTokenizer
-
-        self.native: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        self.native, self.growth = load_full(folder)
+        self.core: Any = getattr(self.native, "backend_tokenizer", self.native)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a text."""
@@ -93,8 +105,9 @@ class FullTokenizer:
 class Text:
     """The tokenizer of one package."""
 
-    def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path) -> None:
-        self._tokenizer, self._folder = tokenizer, folder
+    def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path, max_length: int | None) -> None:
+        """`max_length`: tokens of prompt and output together; None: texts of any number of tokens are encoded."""
+        self._tokenizer, self._folder, self._max_length = tokenizer, folder, max_length
         self._written: dict[int, str] = {}
         self._silent: dict[int, bool] = {}
         self._special: dict[str, int] | None = None
@@ -102,12 +115,13 @@ class Text:
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
         """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
 
-    def encode(self, prompt: str) -> list[int]:
+    def encode(self, prompt: str, *, fits: bool = True) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text.
 
-        Raises UsageError for what is no text, GenerationError for one that the tokenizer cannot take apart.
+        Raises UsageError for what is no text, GenerationError for one that the tokenizer cannot take apart and, with
+        `fits`, for one that has more tokens than the package holds.
         """
-        return self._encoded(_unicode(prompt), special=True)
+        return self._encoded(_unicode(prompt), special=True, fits=fits)
 
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
         """Token ids of a conversation of one user message, up to where the assistant begins to speak.
@@ -122,6 +136,8 @@ class Text:
         Raises UsageError when the package has no chat template, GenerationError when the template refuses the
         messages.
         """
+        self._check_size(sum(len(message["content"]) for message in messages), self._max_length)
+        RENDERER.start()  # it gets ready while the tokenizer is loaded
         full = self._full = self._full or _loaded(FullTokenizer, self._folder)
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
@@ -131,26 +147,60 @@ class Text:
                 where=self._folder,
             )
 
-        def render(said: Sequence[Message]) -> str:
-            return str(
-                full.native.apply_chat_template(
-                    list(said), chat_template=other, add_generation_prompt=True, tokenize=False
-                )
-            )
-
+        try:
+            template = str(full.native.get_chat_template(other))
+            names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
+            whole = RENDERER.render(template, names, as_named_in(template, messages), MOST_BYTES)
+        except (GenerationError, ValueError) as error:
+            raise GenerationError(str(error), where=self._folder) from error
+        if isinstance(whole, int):
+            raise _too_long(whole, self._max_length)
         # The template writes the special tokens itself.
-        template = str(other or full.native.chat_template)
-        whole = rendered(render, as_named_in(template, messages), self._folder)
         return self._encoded(_unicode(whole), special=False)
 
-    def _encoded(self, text: str, *, special: bool) -> list[int]:
-        try:
+    def _encoded(self, text: str, *, special: bool, fits: bool = True) -> list[int]:
+        size, most = len(text.encode()), self._max_length if fits else None
+        self._check_size(size, most)
+
+        def encode() -> list[int]:
+            if size * self._tokenizer.growth > AT_ONCE_BYTES:
+                self._check_parts(text, size, most)
             return self._tokenizer.encode(text, special=special)
-        except (KeyboardInterrupt, SystemExit):
+
+        seconds = ENCODE_SECONDS * (1 + size / AT_ONCE_BYTES)
+        try:
+            return in_time(encode, lambda: None, seconds)
+        except (KeyboardInterrupt, SystemExit, GenerationError):
             raise
+        except LateError as error:
+            raise GenerationError(f"the tokenizer takes more than {seconds:.0f} s for this text") from error
         except BaseException as error:  # a vocabulary without a token for what it does not know, say; a panic of Rust
             said = " ".join(str(error).split())[:200]
             raise GenerationError(f"the tokenizer cannot take this text: {said}") from error
+
+    def _check_size(self, size: int, most_tokens: int | None) -> None:
+        """Raise TooLongError for a text that cannot fit, by its size in bytes alone."""
+        if size <= ALWAYS_BYTES:
+            return
+        most = MOST_BYTES
+        if most_tokens is not None:
+            longest = LONGEST_BYTES * max(map(len, self._tokenizer.core.get_vocab()), default=0)
+            most = min(most, max(ALWAYS_BYTES, most_tokens * longest))
+        if size > most:
+            raise _too_long(size, most_tokens)
+
+    def _check_parts(self, text: str, size: int, most_tokens: int | None) -> None:
+        """Raise TooLongError for a text of far more tokens than fit, from parts that take little memory each."""
+        normalizer = getattr(self._tokenizer.core, "normalizer", None)
+        step = max(1, AT_ONCE_BYTES // (LONGEST_BYTES * self._tokenizer.growth))
+        normalized = tokens = 0
+        for start in range(0, len(text), step):
+            part = text[start : start + step]
+            normalized += len(part if normalizer is None else normalizer.normalize_str(part))
+            tokens += len(self._tokenizer.encode(part, special=False))
+            # Twice: at the ends of the parts there are tokens that the whole text does not have.
+            if normalized > MOST_BYTES or (most_tokens is not None and tokens > 2 * most_tokens):
+                raise _too_long(size, most_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out: what a stream of them shows.
@@ -205,6 +255,11 @@ class Text:
     ) -> TextStream:
         """A stream of the text that follows `prompt`, ending at the first of `stops`, without tokens that end it."""
         return TextStream(self, prompt, stops, stop_ids)
+
+
+def _too_long(size: int, most_tokens: int | None) -> TooLongError:
+    most = f"{MOST_BYTES:,} bytes" if most_tokens is None else f"{most_tokens:,} tokens of prompt and output together"
+    return TooLongError(f"the text is too long: it has {size:,} bytes, and at most {most} fit")
 
 
 def _unicode(text: str) -> str:
@@ -313,9 +368,12 @@ def _whole(text: Text, tokens: Sequence[int]) -> tuple[int, str]:
     return len(tokens), said
 
 
-def load_text(folder: Path, kind: TokenizerKind = "transformers", *, takes_ids: bool = True) -> Text:
+def load_text(
+    folder: Path, kind: TokenizerKind = "transformers", max_length: int | None = None, *, takes_ids: bool = True
+) -> Text:
     """Load the tokenizer of the package in `folder` as `kind` says; nothing is downloaded and no code of it is run.
 
+    `max_length`: tokens of prompt and output that the package holds; None: texts of any number of tokens are encoded.
     `takes_ids`: token ids can be given in place of text. Raises PackageError when the package has no tokenizer, or it
     cannot be loaded.
     """
@@ -323,8 +381,8 @@ def load_text(folder: Path, kind: TokenizerKind = "transformers", *, takes_ids: 
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PackageError("the package has no tokenizer", where=folder, remedy=remedy)
     if kind == "tokenizers":
-        return Text(_loaded(PlainTokenizer, folder, remedy), folder)
-    return Text(_loaded(FullTokenizer, folder, remedy), folder)
+        return Text(_loaded(PlainTokenizer, folder, remedy), folder, max_length)
+    return Text(_loaded(FullTokenizer, folder, remedy), folder, max_length)
 
 
 Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)

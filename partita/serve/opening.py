@@ -152,7 +152,7 @@ def read_manifests(packages: Sequence[Path], choice: Choice) -> list[Manifest]:
 
 
 def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
-    text = load_text(folder, manifest.tokenizer, takes_ids=False)
+    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
     text.encode("hello")  # what it sets up at its first text is set up before two threads use it
     return Reading(
         text=text,

@@ -224,7 +224,7 @@ class Worker:
         manifest = open_folder(folder, choice)
         if contents_hash(folder, manifest) != setup.contents:
             raise PackageError(f"another package on {socket.gethostname()} than on the command's machine", where=folder)
-        self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer)
+        self._text = None if setup.token_ids else load_text(folder, manifest.tokenizer, manifest.graph.max_length)
         self._defaults = setup.defaults
         check_defaults(self._defaults, self._text, setup.form)
         target = read_chain_options(where)
