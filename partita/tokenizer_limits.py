@@ -75,8 +75,8 @@ def _checked(file: Mapping[str, Any]) -> int:
     normalized, split = _growth(file.get("normalizer")), _growth(file.get("pre_tokenizer"))
     affix = max(_bytes(model.get(name)) for name in ("continuing_subword_prefix", "end_of_word_suffix"))
     for what, size, most in (
-        ("normalizer makes more than {:,} bytes of one", normalized, MOST_GROWTH),
-        ("pre-tokenizer makes more than {:,} bytes of one", split, MOST_SPLIT_GROWTH),
+        ("normalizer makes more than {:,} bytes of one byte", normalized, MOST_GROWTH),
+        ("pre-tokenizer makes more than {:,} bytes of one byte", split, MOST_SPLIT_GROWTH),
         ("decoder makes more than {:,} bytes of one token", longest * _growth(file.get("decoder")), MOST_PIECE_BYTES),
         ("subword prefix or suffix has more than {:,} bytes", affix, MOST_PIECE_BYTES),
         ("post-processor adds more than {:,} tokens to a text", _added(file.get("post_processor")), MOST_ADDED_TOKENS),

@@ -126,9 +126,10 @@ def _checked(options: ServeOptions) -> tuple[str, ...]:
     if options.sampling not in (None, CHECKPOINT):
         raise UsageError(f"--sampling {options.sampling}: the only value is {CHECKPOINT}; leave it out otherwise")
     check_probe_seconds(options.probe_seconds)
-    keys = options.keys or tuple(filter(None, [os.environ.get(KEY_VARIABLE, "")]))
+    keys = options.keys or tuple(value for name, value in os.environ.items() if name == KEY_VARIABLE)
     if any(not key.strip() or not key.isprintable() for key in keys):
-        raise UsageError("--api-key is empty or has characters that no header can hold; give another one")
+        given = "--api-key" if options.keys else KEY_VARIABLE
+        raise UsageError(f"{given} is empty or has characters that no header can hold; give another one")
     return tuple(key.strip() for key in keys)  # a header has no spaces around it
 
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 
+ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""What a terminal would take for a command is written so: tokens of a model can have any character."""
 stdout_used = False
 """Whether a verb has written to stdout: an error as JSON must not follow a result."""
 
@@ -97,7 +99,7 @@ def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> b
         return False
     stdout_used = stdout_used or (descriptor == 1 and bool(text))
     try:
-        stream.write(text)
+        stream.write(text.translate(ESCAPED) if isinstance(text, str) and stream.isatty() else text)
         stream.flush()
     except BrokenPipeError:
         _drop_stream(descriptor)

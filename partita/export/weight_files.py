@@ -7,6 +7,7 @@ region, so that the pages of the last one do not stay in memory.
 from __future__ import annotations
 
 import json
+import re
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import regex
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -37,7 +39,24 @@ ZIP = b"PK\x03\x04"
 """How a file begins that torch has written since 1.6."""
 SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
+PATTERN_SECONDS = 0.5
+"""For a regular expression of a file and one name; real ones take microseconds."""
 DOWNLOAD = Remedy("download the checkpoint again")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `name` begins with what a regular expression of a file matches, as `re.match` has it.
+
+    Raises re.error for what is no expression, CheckpointError for one that takes too long.
+    """
+    try:
+        re.compile(pattern)
+        return regex.match(pattern, name, timeout=PATTERN_SECONDS) is not None
+    except (regex.error, RecursionError, OverflowError) as error:
+        raise re.error(str(error)) from error
+    except TimeoutError as error:
+        shown = pattern[:SHOWN_CHARACTERS]
+        raise CheckpointError(f"the pattern {shown!r} takes more than {PATTERN_SECONDS:g} s for {name}") from error
 
 
 class Decoder(Protocol):

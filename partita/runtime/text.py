@@ -89,7 +89,7 @@ class FullTokenizer:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids; `special` adds what the tokenizer puts around a text."""
-        return [int(token) for token in self.native(text, add_special_tokens=special)["input_ids"]]
+        return [int(token) for token in self.native(text, add_special_tokens=special, verbose=False)["input_ids"]]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text; `special`: with special tokens."""

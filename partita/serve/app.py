@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 import partita
 from partita.errors import PartitaError, UsageError
 from partita.library.scheduler import Work
+from partita.partition_reports.render.html import policy
 from partita.partition_reports.render.view import load_view, view_names
 from partita.serve.answers import Answer, ChatFormat, CompletionFormat, Tokens
 from partita.serve.api_errors import ApiError, bug, of_error, sentence, shutting_down
@@ -149,7 +150,9 @@ class Endpoints:
         view = load_view(wanted)
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(served.reporter, partial(served.shown, wanted, view.to_text))
-        return Response(text, media_type=REPORT_TYPES.get(view.suffix, "text/plain"))
+        allowed = policy() if view.suffix == ".html" else "default-src 'none'"
+        headers = {"Content-Security-Policy": f"{allowed}; frame-ancestors 'none'"}
+        return Response(text, media_type=REPORT_TYPES.get(view.suffix, "text/plain"), headers=headers)
 
 
 def make_app(endpoints: Endpoints) -> FastAPI:

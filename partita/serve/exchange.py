@@ -100,7 +100,7 @@ class Exchange:
 
     async def _read(self, read: Callable[[], list[Work]]) -> list[Work]:
         """The prompts, unless something ends the request before: what nobody waits for is not read any more."""
-        reading: asyncio.Future[list[Work]] = self._loop.run_in_executor(self.served.encoder, read)
+        reading: asyncio.Future[list[Work]] = self._loop.run_in_executor(self.served.encoder, self.served.read, read)
         ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)

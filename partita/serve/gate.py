@@ -21,6 +21,7 @@ UNCOUNTED = ("/metrics",)
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", "/report")
 """What figures are told by; other paths are `other`: a stranger could think of any number."""
 
+NO_SNIFF = (b"x-content-type-options", b"nosniff")
 AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
 """What a target in absolute form has before its path: a client that takes this server for its proxy sends such."""
 
@@ -53,7 +54,7 @@ class Gate:
             nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id), NO_SNIFF]
             else:
                 whole = not message.get("more_body", False)
             await send(message)
@@ -77,6 +78,9 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is not looked at; None when it is."""
+        if {b"transfer-encoding", b"content-length"} <= dict(scope["headers"]).keys():  # RFC 9112, section 6.1
+            closing = {"Connection": "close"}
+            return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=closing)
         if scope["path"] in OPEN_TO_ALL:
             return None
         if self._keys and not self._is_known(scope):

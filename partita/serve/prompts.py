@@ -9,7 +9,7 @@ from partita.errors import GenerationError, UsageError
 from partita.library.sampling import Sampling, completed
 from partita.library.scheduler import Work
 from partita.runtime.suggested import Suggestion
-from partita.runtime.text import Text
+from partita.runtime.text import Text, TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error
 from partita.serve.bodies import Asked, Prompt
 from partita.spelling import read_as_fields
@@ -108,7 +108,7 @@ def _chat(asked: Asked, reading: Reading) -> tuple[int, ...]:
     try:
         return tuple(reading.text.encode_messages(asked.messages))
     except (UsageError, GenerationError) as error:  # a template may refuse what it is given
-        raise of_error(error, "messages") from error
+        raise _error(error, "messages") from error
 
 
 def _completion(prompt: Prompt, reading: Reading, name: str) -> tuple[int, ...]:
@@ -116,9 +116,14 @@ def _completion(prompt: Prompt, reading: Reading, name: str) -> tuple[int, ...]:
         try:
             return tuple(reading.text.encode(prompt)) if prompt else ()
         except (UsageError, GenerationError) as error:
-            raise of_error(error, name) from error
+            raise _error(error, name) from error
     _check_ids(prompt, reading, name)
     return prompt
+
+
+def _error(error: UsageError | GenerationError, name: str) -> ApiError:
+    found = of_error(error, name)
+    return replace(found, code="context_length_exceeded") if isinstance(error, TooLongError) else found
 
 
 def _check_ids(ids: Sequence[int], reading: Reading, name: str) -> None:

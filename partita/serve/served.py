@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +34,8 @@ WARM_TOKENS = 6
 """Of the request at the start: enough for the runs that are observed for the report (`runtime.observe`)."""
 REPORT_SECONDS = 5.0
 """A report is made anew at most so often: requests wait while it is made."""
+READ_SECONDS = 120.0
+"""Reading the prompts of one request, which has limits of its own; a server whose reader takes longer is down."""
 END_SECONDS = 5.0
 """At the end, for the step that is going on; Python cannot end native code."""
 
@@ -73,6 +76,8 @@ class Served:
         )
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Reads prompts: transformers' tokenizers are not made for two threads at once."""
+        self._reading_at = math.inf
+        """When the reading of prompts began that goes on."""
         self.unread = 0
         """Answers whose prompts are not read yet. The event loop's alone."""
         self.reporter = ThreadPoolExecutor(1, f"report-{name}")
@@ -101,8 +106,18 @@ class Served:
 
     @property
     def up(self) -> bool:
-        """False after the process of the package was lost and could not be started again."""
-        return self._engine.up
+        """False after the process of the package was lost and could not be started again, and while the reading of
+        prompts does not come back.
+        """
+        return self._engine.up and time.monotonic() - self._reading_at < READ_SECONDS
+
+    def read(self, prompts: Callable[[], list[Work]]) -> list[Work]:
+        """What `prompts` reads. Only for the thread of `encoder`."""
+        self._reading_at = time.monotonic()
+        try:
+            return prompts()
+        finally:
+            self._reading_at = math.inf
 
     def start(self, limits: Limits, probe_seconds: float) -> None:
         """Generate a few tokens, report where they ran, and begin to work.

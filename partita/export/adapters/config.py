@@ -15,7 +15,7 @@ from typing import Any
 
 from partita.capped import is_number
 from partita.errors import CheckpointError, UnsupportedModelError
-from partita.export.weight_files import SHOWN_CHARACTERS, read_json
+from partita.export.weight_files import SHOWN_CHARACTERS, matches, read_json
 
 CONFIG = "adapter_config.json"
 HANDLED = frozenset(
@@ -143,7 +143,7 @@ class AdapterConfig:
 def _matched(patterns: tuple[tuple[str, float], ...], module: str, default: float) -> float:
     """The value of the first pattern that a module's name ends with, as peft matches them."""
     for pattern, value in patterns:
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if matches(rf"(.*\.)?({pattern})$", module):
             return value
     return default
 
@@ -213,7 +213,7 @@ def _patterns(path: Path, raw: Mapping[str, Any], key: str) -> tuple[tuple[str, 
         raise CheckpointError(f"{path}: damaged, a rank of {key} is not a positive integer")
     for pattern in found:
         try:
-            re.compile(pattern)
+            matches(pattern, "")
         except re.error as error:
             raise CheckpointError(f"{path}: {key} has {pattern[:SHOWN_CHARACTERS]!r}, no pattern ({error})") from error
     return tuple(found.items())

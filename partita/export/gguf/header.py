@@ -42,6 +42,10 @@ HARMONY = frozenset({"<|return|>", "<|call|>", "<|end|>"})
 """In a vocabulary that has all of them, <|end|> ends a message and not the generation."""
 BESIDE_TOKENS = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type")
 """Arrays with a value for each token."""
+MOST_TENSORS, MOST_SETTINGS, MOST_VALUES = 1 << 14, 1 << 12, 1 << 21
+"""Values: of all arrays together. The reader of transformers makes an object for each, and real files have fewer than
+2,000 tensors, 100 settings and 1.5 million values.
+"""
 MOST_AXES, DEEPEST, MOST_ALIGNMENT = 4, 4, 1 << 20
 MOST_KEPT = 4096
 """Numbers of an array that is kept: what a setting has for each layer is, what it has for each token is not."""
@@ -107,6 +111,7 @@ class _Reader:
         self.path, self.data, self.size, self.at = path, data, size, 0
         self.counts: dict[str, int] = {}
         self.ends: tuple[int, ...] = ()
+        self.values = 0
 
     def header(self) -> Header:
         """All of it."""
@@ -121,9 +126,13 @@ class _Reader:
                 "read; convert it anew with a current llama.cpp"
             )
         tensors, settings = self.number("Q"), self.number("Q")
-        for what, count, least in (("tensors", tensors, LEAST_TENSOR), ("settings", settings, LEAST_SETTING)):
+        for what, count, least, most in (
+            ("tensors", tensors, LEAST_TENSOR, MOST_TENSORS),
+            ("settings", settings, LEAST_SETTING, MOST_SETTINGS),
+        ):
             if count * least > self.size - self.at:
                 raise self.wrong(f"it counts {count:,} {what}, more than its {self.size:,} bytes can hold")
+            self._check_count(count, most, what)
         found: dict[str, Any] = {}
         for _ in range(settings):
             name, value = self.setting()
@@ -138,6 +147,10 @@ class _Reader:
     def wrong(self, what: str) -> CheckpointError:
         """The error of a damaged file."""
         return CheckpointError(f"{self.path}: damaged or cut off: {what}; download it again")
+
+    def _check_count(self, count: int, most: int, what: str) -> None:
+        if count > most:
+            raise UnsupportedModelError(f"{self.path}: it counts {count:,} {what}, and at most {most:,} can be read")
 
     def take(self, count: int) -> bytes:
         """The next bytes."""
@@ -172,6 +185,8 @@ class _Reader:
         if kind != ARRAY or depth == DEEPEST:
             raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} has the type {kind}, which there is not")
         inner, count = self.number("I"), self.number("Q")
+        self.values += count
+        self._check_count(self.values, MOST_VALUES, "values in arrays")
         if inner in SCALARS:
             start = self.at
             self.skip(count * struct.calcsize(f"<{SCALARS[inner]}"))

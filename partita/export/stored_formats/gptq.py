@@ -34,7 +34,7 @@ from partita.export.stored_formats.base import (
     claims_of,
     read_words,
 )
-from partita.export.weight_files import OpenFiles, TensorInfo
+from partita.export.weight_files import OpenFiles, TensorInfo, matches
 
 BITS = (2, 3, 4, 8)
 PLAIN, SECOND = ("gptq", ""), ("gptq_v2",)
@@ -156,7 +156,7 @@ def _settings_of(sources: Sources, stem: str) -> dict[str, Any]:
         if not isinstance(override, Mapping) and not excludes:
             continue
         try:
-            fits = re.match(pattern.removeprefix("-:" if excludes else "+:"), stem)
+            fits = matches(pattern.removeprefix("-:" if excludes else "+:"), stem)
         except re.error as error:
             if excludes:
                 continue  # a module that has integers is none of those

@@ -129,7 +129,7 @@ def _json_row(index: int, number: int, line: bytes) -> InputRow:
         return InputRow(index, named, f"line {number} has half a character (a lone surrogate), which no text has")
     if not isinstance(data, dict):
         return InputRow(index, error=f"line {number} is {str(data)[:40]!r} and no JSON object")
-    return InputRow(index, _without_nulls(data))
+    return InputRow(index, {name: value for name, value in data.items() if value is not None})
 
 
 def _depth(data: Any) -> int:

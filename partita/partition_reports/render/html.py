@@ -52,10 +52,14 @@ def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
     return _render(template, {template: source}, contents)
 
 
+def policy() -> str:
+    """The content security policy of every page."""
+    return POLICY.format(style=_digest(read_part("page.css")), script=_digest(read_part("page.js")))
+
+
 def _render(template: str, own: Mapping[str, str], contents: Mapping[str, object]) -> str:
-    style, script = read_part("page.css"), read_part("page.js")
-    policy = POLICY.format(style=_digest(style), script=_digest(script))
-    shared = {"style": Markup(style), "script": Markup(script), "policy": policy}
+    style, script = Markup(read_part("page.css")), Markup(read_part("page.js"))
+    shared = {"style": style, "script": script, "policy": policy()}
     return _environment(own).get_template(template).render(**shared, **contents)
 
 

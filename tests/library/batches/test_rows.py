@@ -228,7 +228,7 @@ def test_a_table_has_the_rows_that_lines_have(tmp_path):
     ]
     path, lines = tmp_path / "in.parquet", tmp_path / "in.jsonl"
     parquet.write_table(pyarrow.Table.from_pylist(data), path)
-    lines.write_text("".join(json.dumps(row) + "\n" for row in data))
+    lines.write_text("".join(json.dumps(row) + "\n" for row in data).replace("NaN", "null"))
     rows = list(read_rows(path))
     assert rows == list(read_rows(lines)) and "top_k" not in rows[1].data
     work = work_of(InputRow(0, {**rows[0].data, "prompt": [1]}), DEFAULTS, None, VOCAB)
