@@ -241,7 +241,9 @@ def translated(what: str) -> Iterator[None]:
         yield
     except PartitaError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of libraries in Rust
+            raise
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, PartitaError):

@@ -41,6 +41,7 @@ SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
 PATTERN_SECONDS = 0.5
 """For a regular expression of a file and one name; real ones take microseconds."""
+LONGEST_PATTERN = 1 << 13
 DOWNLOAD = Remedy("download the checkpoint again")
 
 
@@ -49,6 +50,8 @@ def matches(pattern: str, name: str) -> bool:
 
     Raises re.error for what is no expression, CheckpointError for one that takes too long.
     """
+    if len(pattern) > LONGEST_PATTERN:
+        raise re.error(f"more than {LONGEST_PATTERN:,} characters")
     try:
         re.compile(pattern)
         return regex.match(pattern, name, timeout=PATTERN_SECONDS) is not None

@@ -6,7 +6,9 @@ Knows the tokenizer files of a package; knows nothing of models or sessions.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +17,10 @@ from partita.errors import GenerationError, PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
+from partita.runtime import chat_templates
 from partita.runtime.chat import Message, as_named_in, conversation, template_of_processor
-from partita.runtime.chat_templates import RENDERER
 from partita.runtime.in_time import LateError, in_time
+from partita.runtime.ort.native_log import captured_output
 from partita.runtime.stop_strings import StopStrings
 from partita.spelling import either
 from partita.tokenizer_limits import growth_of, load_full
@@ -28,14 +31,14 @@ CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
 LONGEST_BYTES = 4
 """Of a character in UTF-8; a byte is a token at least."""
-AT_ONCE_BYTES = 1 << 20
-"""Of a normalized text, which may take 300 times as much memory while it is encoded."""
-ALWAYS_BYTES, MOST_BYTES = 4 << 20, 64 << 20
-"""A text of at most the first may fit whatever its tokens are, as a tokenizer may drop most of it; none of the second
-is encoded.
+AT_ONCE_BYTES, MOST_BYTES = 1 << 18, 32 << 20
+"""A longer normalized text is counted in parts, and a longer one than the second is not encoded: either takes up to 300
+times as much memory.
 """
-ENCODE_SECONDS = 10.0
-"""For a text, and again for every MiB of it."""
+REPEATED_GROUP = re.compile(rb"\)[*+{]")
+"""In a regular expression: it may try more ways to match a text than its engine allows, which panics then."""
+ENCODE_SECONDS, ENCODE_BYTES = 10.0, 1 << 20
+"""For a text, and again for as many bytes."""
 MOST_BACK = 16
 """More tokens of the prompt at most, so that the context begins where a character does."""
 WITH_TOKENIZER = Remedy(
@@ -136,8 +139,9 @@ class Text:
         Raises UsageError when the package has no chat template, GenerationError when the template refuses the
         messages.
         """
-        self._check_size(sum(len(message["content"]) for message in messages), self._max_length)
-        RENDERER.start()  # it gets ready while the tokenizer is loaded
+        if (size := sum(len(message["content"]) for message in messages)) > MOST_BYTES:
+            raise _too_long(size, self._max_length)
+        chat_templates.start()  # it gets ready while the tokenizer is loaded
         full = self._full = self._full or _loaded(FullTokenizer, self._folder)
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
@@ -150,7 +154,7 @@ class Text:
         try:
             template = str(full.native.get_chat_template(other))
             names = {name: str(token) for name, token in full.native.special_tokens_map.items()}
-            whole = RENDERER.render(template, names, as_named_in(template, messages), MOST_BYTES)
+            whole = chat_templates.render(template, names, as_named_in(template, messages), MOST_BYTES)
         except (GenerationError, ValueError) as error:
             raise GenerationError(str(error), where=self._folder) from error
         if isinstance(whole, int):
@@ -160,16 +164,20 @@ class Text:
 
     def _encoded(self, text: str, *, special: bool, fits: bool = True) -> list[int]:
         size, most = len(text.encode()), self._max_length if fits else None
-        self._check_size(size, most)
+        if size > MOST_BYTES:
+            raise _too_long(size, most)
 
         def encode() -> list[int]:
             if size * self._tokenizer.growth > AT_ONCE_BYTES:
                 self._check_parts(text, size, most)
             return self._tokenizer.encode(text, special=special)
 
-        seconds = ENCODE_SECONDS * (1 + size / AT_ONCE_BYTES)
+        seconds = ENCODE_SECONDS * (1 + size / ENCODE_BYTES)
+        parts = (getattr(self._tokenizer.core, name, None) for name in ("normalizer", "pre_tokenizer"))
+        may_panic = any(part is not None and REPEATED_GROUP.search(part.__getstate__()) for part in parts)
         try:
-            return in_time(encode, lambda: None, seconds)
+            with _panics_hidden() if may_panic else nullcontext():
+                return in_time(encode, lambda: None, seconds)
         except (KeyboardInterrupt, SystemExit, GenerationError):
             raise
         except LateError as error:
@@ -177,17 +185,6 @@ class Text:
         except BaseException as error:  # a vocabulary without a token for what it does not know, say; a panic of Rust
             said = " ".join(str(error).split())[:200]
             raise GenerationError(f"the tokenizer cannot take this text: {said}") from error
-
-    def _check_size(self, size: int, most_tokens: int | None) -> None:
-        """Raise TooLongError for a text that cannot fit, by its size in bytes alone."""
-        if size <= ALWAYS_BYTES:
-            return
-        most = MOST_BYTES
-        if most_tokens is not None:
-            longest = LONGEST_BYTES * max(map(len, self._tokenizer.core.get_vocab()), default=0)
-            most = min(most, max(ALWAYS_BYTES, most_tokens * longest))
-        if size > most:
-            raise _too_long(size, most_tokens)
 
     def _check_parts(self, text: str, size: int, most_tokens: int | None) -> None:
         """Raise TooLongError for a text of far more tokens than fit, from parts that take little memory each."""
@@ -255,6 +252,15 @@ class Text:
     ) -> TextStream:
         """A stream of the text that follows `prompt`, ending at the first of `stops`, without tokens that end it."""
         return TextStream(self, prompt, stops, stop_ids)
+
+
+@contextmanager
+def _panics_hidden() -> Iterator[None]:
+    """Hold back what this block writes to stderr, and drop it if the block raises: a panic of Rust writes there."""
+    with captured_output((2,)) as captured:
+        yield
+    for line in captured.lines:
+        os.write(2, f"{line}\n".encode())
 
 
 def _too_long(size: int, most_tokens: int | None) -> TooLongError:
@@ -398,8 +404,11 @@ def _loaded(reader: type[Loaded], folder: Path, remedy: Remedy = TOKEN_IDS) -> L
             except ValueError as error:
                 raise PackageError(f"damaged, {error}", where=folder / name, remedy=remedy) from error
     try:
-        return reader(folder)
-    except Exception as error:  # `tokenizers` raises plain Exception
+        with _panics_hidden():
+            return reader(folder)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of Rust is no Exception
         lacking = explain(error)
         if lacking is not None:
             raise lacking from error

@@ -34,23 +34,23 @@ class Captured:
 
 
 @contextmanager
-def captured_output() -> Iterator[Captured]:
+def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[Captured]:
     """Send everything written to file descriptors 1 and 2 into a temporary file, and give its lines at the end.
 
     Some providers write to descriptor 1, where only results belong. The descriptors are restored however the block
     ends. Lines have no time stamps and no colours.
     """
     with _CAPTURING:
-        yield from _captured()
+        yield from _captured(descriptors)
 
 
-def _captured() -> Iterator[Captured]:
+def _captured(descriptors: tuple[int, ...]) -> Iterator[Captured]:
     captured = Captured()
     for descriptor in (streams.STDOUT, streams.STDERR):  # else the file below would get the number
         streams.fill(descriptor, os.O_WRONLY)
     with tempfile.TemporaryFile() as sink:
         python = _flushed(sys.stdout, sys.stderr)
-        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+        saved = {descriptor: os.dup(descriptor) for descriptor in descriptors}
         try:
             for descriptor in saved:
                 os.dup2(sink.fileno(), descriptor)

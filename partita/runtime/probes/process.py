@@ -1,6 +1,6 @@
-"""The child process of experiments, asked batch after batch while nothing goes wrong in it.
+"""A child process that is asked one thing after the other while nothing goes wrong in it, and then started again.
 
-Starting one loads ONNX Runtime and the provider, which takes longer than most experiments.
+Starting one loads ONNX Runtime and the provider, or transformers, which takes longer than most of what it is asked.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class ProbeProcess:
         done = False
         with ended_by_exception():
             try:
-                child = self._child or self._start()
-                child.ask(request, timeout_seconds)
+                child = self._child or self.start()
+                answer = child.ask(request, timeout_seconds)
                 done = True
-                return ChildOutcome({}, "", (), None, time.perf_counter() - began)
+                return ChildOutcome(answer, "", (), None, time.perf_counter() - began)
             except ChildLostError:
                 code = child.process.returncode
                 ended = f"gave no answer within {timeout_seconds:g} s" if child.late else how_ended(code)
@@ -64,7 +64,7 @@ class ProbeProcess:
             self._folder.cleanup()
         self._child = self._folder = None
 
-    def _start(self) -> LiveChild:
+    def start(self) -> LiveChild:
         """A new child. What a crash leaves behind goes with its folder."""
         with held():
             self._folder = temporary_directory()
