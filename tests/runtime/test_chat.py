@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
 
 from partita.errors import GenerationError, PackageError
-from partita.runtime.text import load_text
+from partita.runtime import chat_templates
+from partita.runtime.text import TooLongError, load_text
 
 STRINGS = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -102,3 +104,64 @@ def test_a_role_has_the_name_that_the_template_knows(package_copy, knows, role):
     text = load_text(folder)
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert text.decode(text.encode_messages(messages)) == f"{role}: Be brief.\nuser: Hello\nassistant: "
+
+
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLED = "{% set ns = namespace(x='aaaa') %}{% for i in range(40) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        (ENDLESS, "gave no answer within 2 s"),
+        ("{{ lipsum(n=1000000) }}", "gave no answer within 2 s"),
+        (
+            "{% for i in range(99999) %}{{ range(99999) | list | sort | length }}{% endfor %}",
+            "gave no answer within 2 s",
+        ),
+        (DOUBLED, "needs more than 512 MiB of memory"),
+        ("{{ 'a' * 3000000000 }}", "needs more than 512 MiB of memory"),
+        ("{{ '%9999999999d' | format(1) }}", "needs more than 512 MiB of memory"),
+        ("{{ 'a' | center(10 ** 10) }}", "needs more than 512 MiB of memory"),
+        ("{{ '{:>9999999999}'.format(1) }}", "needs more than 512 MiB of memory"),
+        ("{{ (range(99999) | list * 100000) | length }}", "needs more than 512 MiB of memory"),
+        ("{{ range(99999) | list | join('b' * 1000000) }}", "needs more than 512 MiB of memory"),
+        ("{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError"),
+        ("{{ raise_exception('x' * 1000000) }}", "x" * 300),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_template_is_stopped_and_the_next_conversation_is_rendered(template, error, package_copy, monkeypatch):
+    monkeypatch.setattr(chat_templates, "RENDER_SECONDS", 2.0)
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(
+        "{% if 'BOMB' in messages | string %}" + template + "{% endif %}" + STRINGS
+    )
+    text = load_text(folder)
+    with pytest.raises(GenerationError) as caught:
+        text.encode_chat("BOMB")
+    assert error in str(caught.value) and len(str(caught.value)) < 1000
+    assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
+
+
+def test_a_template_of_a_mebibyte_is_too_long(package_copy):
+    with pytest.raises(GenerationError, match="has more than 1,048,576 characters"):
+        said(package_copy, STRINGS + "x" * (1 << 20))
+
+
+def test_a_conversation_that_makes_too_long_a_text_is_told_so(package_copy, monkeypatch):
+    monkeypatch.setattr("partita.runtime.text.MOST_BYTES", 1 << 20)
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(STRINGS + "{{ 'a' * 1000000 }}")
+    text = load_text(folder)
+    for said in ("Hello " * 10_000, "a" * (1 << 20) + "b"):
+        with pytest.raises(TooLongError, match=r"the text is too long: it has 1,0\d\d,\d\d\d bytes"):
+            text.encode_chat(said)
+
+
+def test_a_fork_has_a_child_of_its_own(package_copy):
+    """Two processes that read one pipe would get each other's answers."""
+    text = load_text(package_copy())
+    text.encode_chat("Hello")
+    mine = chat_templates._process(os.getpid())
+    assert mine[1].running and chat_templates._process(os.getpid() + 1)[1] is not mine[1]

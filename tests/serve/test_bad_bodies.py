@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,31 @@ def test_what_the_tokenizer_does_not_take_is_named_and_no_folder_of_the_server(s
     monkeypatch.setattr(text, "encode_messages" if path == CHAT else "encode", refuses)
     error = said(server.post(path, body_of(path)), 400)
     assert (error["param"], error["message"]) == (param, "The chat template rejects these messages: no.")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION, {"prompt": "a" * 3_900_000}),
+        (CHAT, {"messages": [{"role": "user", "content": "b" * 3_900_000}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized_whole(server, path, body):
+    began = time.monotonic()
+    error = said(server.post(path, {"model": "tiny", **body}), 400)
+    assert error["code"] == "context_length_exceeded" and "The text is too long" in error["message"]
+    assert time.monotonic() - began < 5
+
+
+def test_a_template_that_does_not_end_fails_its_request_alone(server, monkeypatch):
+    monkeypatch.setattr("partita.runtime.chat_templates.RENDER_SECONDS", 1.0)
+    full = server.models["tiny"].reading.text._full.native
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with monkeypatch.context() as patch:
+        patch.setattr(full, "chat_template", endless)
+        error = said(server.post(CHAT, body_of(CHAT)), 400)
+    assert "gave no answer within 1 s" in error["message"] and error["param"] == "messages"
+    assert server.post(CHAT, body_of(CHAT)).status_code == 200
 
 
 @pytest.mark.parametrize("kind", [GenerationError, UsageError, ProviderError, PackageError])

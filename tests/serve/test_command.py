@@ -47,6 +47,11 @@ class Command:
         return self.process.returncode, err
 
 
+def without_key() -> dict[str, str]:
+    """The variables of this process without an API key: an empty one is an error."""
+    return {name: value for name, value in os.environ.items() if name != "PARTITA_API_KEY"}
+
+
 def heed() -> None:
     """In the child: signals end it. Who runs the tests in the background has Ctrl-C ignored, and nohup SIGHUP."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -64,7 +69,7 @@ def serving(
         stderr=stderr,
         text=True,
         preexec_fn=heed,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+        env={**without_key(), "PYTHONPATH": str(REPOSITORY), **environment},
     )
     assert process.stdout is not None
     try:
@@ -79,7 +84,7 @@ def serving(
 
 
 def test_sigterm_answers_what_is_open_and_ends_with_0(package):
-    with serving(package, "--provider", "cpu", "--threads", 1, PARTITA_API_KEY="") as command:
+    with serving(package, "--provider", "cpu", "--threads", 1) as command:
         schema = json.loads((REPOSITORY / "docs" / "serve.schema.json").read_text("utf-8"))
         jsonschema.validate(command.told, schema)
         assert command.told["models"] == [
@@ -218,7 +223,7 @@ def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answ
 @pytest.mark.heavy
 def test_a_client_that_does_not_read_holds_no_server(package):
     """A large answer waits in the socket, and without a limit for draining it waited for ever."""
-    with serving(package, "--provider", "cpu", "--threads", 1, "--timeout", 12, PARTITA_API_KEY="") as command:
+    with serving(package, "--provider", "cpu", "--threads", 1, "--timeout", 12) as command:
         url = httpx.URL(command.told["url"])
         with socket.socket() as stalled:
             stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -230,3 +235,10 @@ def test_a_client_that_does_not_read_holds_no_server(package):
             began = time.monotonic()
             code, err = command.end(signal.SIGTERM)
         assert code == 0 and "Traceback" not in err and time.monotonic() - began < 25
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_in_the_environment_is_an_error_as_on_the_command_line(key, package, monkeypatch, capsys):
+    monkeypatch.setenv("PARTITA_API_KEY", key)
+    assert run(["serve", str(package), "--port", "0"]) == 2
+    assert "PARTITA_API_KEY is empty" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_a_terminal_that_is_closed_changes_nothing_of_the_end(package: Path, tmp
 
 
 def slow_server(package: Path, slow: Path, seconds: float, *arguments: object, **options: Any) -> Any:
-    environment: dict[str, Any] = {"SLOW": str(slow), "SECONDS": str(seconds), "PARTITA_API_KEY": ""}
+    environment: dict[str, Any] = {"SLOW": str(slow), "SECONDS": str(seconds)}
     return serving(package, "-e", "cpu", "--threads", 1, *arguments, program=("-c", SLOW), **environment, **options)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -83,7 +86,13 @@ def test_the_report_is_that_of_the_running_sessions_in_every_view(server: Runnin
     assert "on CPU" in server.get("/report?view=brief").text
     page = server.get("/report", headers={"accept": "text/html,*/*"})
     assert page.headers["content-type"].startswith("text/html") and page.text.startswith("<!DOCTYPE html>")
-    assert server.get("/report?view=markdown").headers["content-type"].startswith("text/markdown")
+    plain = server.get("/report?view=markdown")
+    assert plain.headers["content-type"].startswith("text/markdown")
+    allowed = re.search('http-equiv="Content-Security-Policy" content="([^"]*)"', page.text)
+    assert allowed is not None
+    assert page.headers["content-security-policy"] == f"{html.unescape(allowed[1])}; frame-ancestors 'none'"
+    assert plain.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+    assert {each.headers["x-content-type-options"] for each in (page, plain, server.get("/health"))} == {"nosniff"}
 
 
 def test_health(server: Running) -> None:
@@ -241,3 +250,14 @@ def test_a_server_tells_what_experiments_told_in_every_report(package: Path, mon
     assert first["notes"][0] == "made at the start of a server"
     assert later["notes"][-1] == "experiments were cut short" and first["notes"][0] not in later["notes"]
     assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2
+
+
+def test_a_reader_of_prompts_that_does_not_come_back_is_a_server_that_is_down(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, done = server.models["tiny"], threading.Event()
+    monkeypatch.setattr("partita.serve.served.READ_SECONDS", 0.2)
+    reading = served.encoder.submit(served.read, lambda: [] if done.wait(60) else [])
+    until(lambda: server.get("/health").status_code == 503)
+    done.set()
+    assert reading.result(60) == [] and server.get("/health").json()["status"] == "ok"

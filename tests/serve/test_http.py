@@ -94,6 +94,16 @@ def test_odd_requests_have_a_status_and_an_object_of_json(server, sent, status):
     assert status == 200 or set(record["error"]) == {"message", "type", "param", "code"}
 
 
+def test_two_lengths_of_a_body_end_the_connection(server):
+    """What follows would be the body to one reader, and the next request to another (RFC 9112, section 6.1)."""
+    both = b"POST /v1/completions HTTP/1.1\r\n" + CHUNKED + b"content-length: 6\r\n\r\n0\r\n\r\n"
+    with raw(server.address) as connection:
+        connection.sendall(both + b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        said = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert said.startswith(b"HTTP/1.1 400 ") and said.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in said.lower() and b"cannot be sent together" in said
+
+
 @pytest.mark.parametrize(
     "call",
     [

@@ -148,6 +148,11 @@ class _Reader:
         """The error of a damaged file."""
         return CheckpointError(f"{self.path}: damaged or cut off: {what}; download it again")
 
+    def _note_count(self, name: str, count: int) -> None:
+        self.counts[name] = count
+        self.values += count
+        self._check_count(self.values, MOST_VALUES, "values in arrays")
+
     def _check_count(self, count: int, most: int, what: str) -> None:
         if count > most:
             raise UnsupportedModelError(f"{self.path}: it counts {count:,} {what}, and at most {most:,} can be read")
@@ -185,17 +190,15 @@ class _Reader:
         if kind != ARRAY or depth == DEEPEST:
             raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} has the type {kind}, which there is not")
         inner, count = self.number("I"), self.number("Q")
-        self.values += count
-        self._check_count(self.values, MOST_VALUES, "values in arrays")
         if inner in SCALARS:
             start = self.at
             self.skip(count * struct.calcsize(f"<{SCALARS[inner]}"))
-            self.counts[name] = count
+            self._note_count(name, count)
             kept = depth == 0 and count <= MOST_KEPT
             return struct.unpack_from(f"<{count}{SCALARS[inner]}", self.data, start) if kept else None
         if count * 8 > self.size - self.at:
             raise self.wrong(f"setting {name[:SHOWN_CHARACTERS]!r} counts {count:,} values")
-        self.counts[name] = count
+        self._note_count(name, count)
         if inner == STRING and name == TOKENS:
             self._tokens(count)
             return None

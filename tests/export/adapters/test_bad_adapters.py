@@ -254,3 +254,20 @@ def test_what_peft_saves_beside_whole_parameters_is_not_used(tiny_checkpoint: Ti
     }
     found = read_adapter(save_adapter(tmp_path / "a", tiny_checkpoint("llama"), extra=rows))
     assert list(found.whole) == ["lm_head.weight"] and "modules_to_save" in found.whole["lm_head.weight"].info.name
+
+
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        (r"(.|..|...)*\dq", "takes more than 0.5 s for model.layers.0"),
+        ("(" * 2000 + ")" * 2000, "no pattern (maximum recursion depth"),
+        ("x" * 10_000, "no pattern (more than 8,192 characters)"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_pattern_that_takes_too_long_is_named(pattern: str, said: str, key: str, adapter: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        for module in ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"):
+            read_adapter(settings(adapter, **{key: {pattern: 4}})).config.scale(module)
+    assert said in str(caught.value) and repr(pattern)[1:60] in str(caught.value)

@@ -57,6 +57,26 @@ CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
     "version 9": (file_of(version=9), UnsupportedModelError, "version 9 of the GGUF format"),
     "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it counts {HUGE:,} tensors, more than"),
     "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it counts {HUGE:,} settings, more than"),
+    "more settings than any": (
+        file_of((ARCHITECTURE, *((b"x%d" % index, 7, b"\1") for index in range(5000)))),
+        UnsupportedModelError,
+        "it counts 5,001 settings, and at most 4,096 can be read",
+    ),
+    "more tensors than any": (
+        file_of(tensors=[tensor(b"t%d" % index, offset=128 * index) for index in range(20_000)]),
+        UnsupportedModelError,
+        "it counts 20,000 tensors, and at most 16,384 can be read",
+    ),
+    "more values than any": (
+        file_of(
+            (
+                ARCHITECTURE,
+                *((b"a%d" % index, 9, struct.pack("<IQ", 0, 1 << 20) + bytes(1 << 20)) for index in range(3)),
+            )
+        ),
+        UnsupportedModelError,
+        "it counts 3,145,728 values in arrays, and at most 2,097,152 can be read",
+    ),
     "long text": (
         file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]),
         CheckpointError,

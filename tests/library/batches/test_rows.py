@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -441,3 +442,24 @@ def test_a_table_in_a_form_that_is_not_known_here_is_said(tmp_path: Path, monkey
     monkeypatch.setattr(ParquetFile, "iter_batches", lacks)
     with pytest.raises(GenerationError, match="codec 'lzo' not built"):
         list(read_rows(path))
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_k", "max_tokens", "seed"])
+def test_a_number_that_is_none_is_the_error_of_a_line(field, tmp_path):
+    """In a table it stands for what is missing; JSON has null for that."""
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"tokens": [1], name: float("nan")}) + "\n" for name in (field, "other")))
+    first, second = read_rows(path)
+    with pytest.raises(UsageError, match=f"{field} is nan"):
+        work_of(first, DEFAULTS, None, VOCAB)
+    assert work_of(second, DEFAULTS, None, VOCAB).prompt == (1,)
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "a" * 3_000_000}, {"messages": [{"role": "user", "content": "b" * 40_000_000}]}]
+)
+def test_a_text_that_cannot_fit_is_the_error_of_its_row(row, package):
+    began = time.monotonic()
+    with pytest.raises(GenerationError, match="the text is too long"):
+        asked(row, load_text(package, "tokenizers", 128))
+    assert time.monotonic() - began < 10, "it was tokenized whole"
