@@ -172,3 +172,18 @@ def test_an_export_leaves_nothing_in_the_temporary_folder(tiny_checkpoint: TinyC
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err.decode()
     assert left_in(temporary) == []
+
+
+def test_ctrl_c_while_the_command_is_imported_is_one_line_and_its_exit_code() -> None:
+    program = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from partita.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=child_environment())
+    assert (done.returncode, done.stderr, done.stdout) == (130, "partita: interrupted\n", "")

@@ -119,3 +119,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.onnx"
     onnx.save(onnx.helper.make_model(graph), str(path))
     return path
+
+
+def test_a_terminal_gets_no_control_characters_of_a_text_and_a_pipe_all_of_them() -> None:
+    """A token of a model may be any text, as one that sets the title of the window."""
+    text = "a\x1b]0;pwn\x07\r\x7f\x9b2J\tb\n"
+    program = f"from partita.commands.terminal import write_stdout; write_stdout({text!r})"
+    words = [sys.executable, "-c", program]
+    assert subprocess.run(words, cwd=REPOSITORY, capture_output=True, check=True).stdout == text.encode()
+    master, slave = os.openpty()
+    subprocess.run(words, cwd=REPOSITORY, stdout=slave, check=True)
+    os.close(slave)
+    assert os.read(master, 1000) == b"a\\x1b]0;pwn\\x07\\x0d\\x7f\\x9b2J\tb\r\n"
+    os.close(master)

@@ -59,7 +59,7 @@ def matches(pattern: str, name: str) -> bool:
         raise re.error(str(error)) from error
     except TimeoutError as error:
         shown = pattern[:SHOWN_CHARACTERS]
-        raise CheckpointError(f"the pattern {shown!r} takes more than {PATTERN_SECONDS:g} s for {name}") from error
+        raise CheckpointError(f"the pattern {shown!r} takes more than {PATTERN_SECONDS:g} s for {name}; simplify it") from error
 
 
 class Decoder(Protocol):
