@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
     # Here, because `partita.load` is there before ONNX Runtime is loaded, which is in the same room.
-    from partita.runtime.model_file import all_nodes, all_tensors
+    from partita.runtime.model_file import all_graphs, all_nodes, all_tensors
     from partita.runtime.onnx_model import read_onnx
 
     model = read_onnx(inside(folder, file))
@@ -53,7 +53,7 @@ def read_graph(folder: Path, file: str, longest: int = 0) -> GraphFacts:
         empty=frozenset(tensor.name for tensor in proto.graph.initializer if 0 in tensor.dims),
         whole=dict(filter(None, (_whole(name, tensor) for name, tensor in _constants(proto.graph)))),
         begins_anew=_begin_anew(proto.graph, sine_tables(nodes), inside(folder, str(within)), longest),
-        compared=_compared(proto),
+        compared=_compared([*all_graphs(proto.graph), *proto.functions]),
         nodes=nodes,
         node_count=len(model.nodes) + len(model.inner),
         opsets=dict(model.opsets),
@@ -74,12 +74,18 @@ def _dtype(number: int) -> str:
         return ""
 
 
-def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+def _constants(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Names and values of a graph's constants, in whatever form exporters write them."""
-    yield from ((tensor.name, tensor) for tensor in graph.initializer)
+    from onnx import TensorProto, helper
+
+    yield from ((tensor.name, tensor) for tensor in getattr(graph, "initializer", ()))
     for node in graph.node:
-        if node.op_type == "Constant" and node.output:
-            yield from ((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+        for attribute in node.attribute if node.op_type == "Constant" and node.output else ():
+            if attribute.name == "value":
+                yield node.output[0], attribute.t
+            elif attribute.name in ("value_int", "value_ints"):
+                values = list(attribute.ints) or [attribute.i]
+                yield node.output[0], helper.make_tensor(node.output[0], TensorProto.INT64, [len(values)], values)
 
 
 def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
@@ -96,18 +102,12 @@ def _whole(name: str, tensor: onnx.TensorProto) -> tuple[str, int] | None:
         return None
 
 
-def _compared(model: onnx.ModelProto) -> frozenset[int]:
-    """`GraphFacts.compared` of a file."""
-    from partita.runtime.model_file import all_nodes, all_tensors
-
-    whole = dict(filter(None, (_whole(tensor.name, tensor) for tensor in all_tensors(model) if tensor.name)))
-    found = {0} if any(_is_mask(tensor) for tensor in all_tensors(model)) else set[int]()
-    for node in (node for part in (model.graph, *model.functions) for node in all_nodes(part)):
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            value = _whole(node.output[0], attribute.t) if attribute.name == "value" else None
-            if attribute.name in ("value_int", "value_ints") and len(attribute.ints) < 2:
-                value = node.output[0], sum(attribute.ints) or attribute.i
-            whole |= dict(filter(None, [value]))
+def _compared(graphs: Sequence[onnx.GraphProto | onnx.FunctionProto]) -> frozenset[int]:
+    """`GraphFacts.compared` of the graphs and functions of a file."""
+    constants = [named for graph in graphs for named in _constants(graph)]
+    whole = dict(filter(None, (_whole(name, tensor) for name, tensor in constants)))
+    found = {0} if any(_is_mask(tensor) for _, tensor in constants) else set[int]()
+    for node in (node for graph in graphs for node in graph.node):
         numbers = [whole[name] for name in node.input if name in whole]
         if node.op_type in HANDED_ON and node.input[0] in whole:
             whole[node.output[0]] = -numbers[0] if node.op_type == "Neg" else numbers[0]

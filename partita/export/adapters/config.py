@@ -73,45 +73,13 @@ REFUSED = {
 """Settings that change what is computed in a way that has no counterpart here."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin a LoRA that change the weights of the model, too."""
-MERGED_BY_PEFT = frozenset(
-    {
-        "ADALORA",
-        "ADAMSS",
-        "BEFT",
-        "BOFT",
-        "BONE",
-        "C3A",
-        "DEFT",
-        "DELORA",
-        "FOURIERFT",
-        "FROD",
-        "GLORA",
-        "GRALORA",
-        "HIRA",
-        "HRA",
-        "IA3",
-        "LN_TUNING",
-        "LOHA",
-        "LOKR",
-        "MISS",
-        "OFT",
-        "OSF",
-        "PEANUT",
-        "PSOFT",
-        "PVERA",
-        "RANDLORA",
-        "ROAD",
-        "SHIRA",
-        "SUPERTUNING",
-        "TINYLORA",
-        "TRAINABLE_TOKENS",
-        "UNILORA",
-        "VBLORA",
-        "VERA",
-        "WAVEFT",
-    }
+NOT_MERGED = frozenset(
+    (
+        *("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"),
+        *("CARTRIDGE", "LILY", "POLY", "SHADOW", "XLORA"),
+    )
 )
-"""Kinds whose layers peft 0.21 merges, and those that an earlier one did."""
+"""Kinds that peft 0.21 cannot merge into weights."""
 INSTEAD = "merge it with peft (merge_and_unload) and export what you save"
 
 
@@ -179,12 +147,9 @@ def _refuse_kind(path: Path, raw: Mapping[str, Any]) -> None:
     kind = str(raw.get("peft_type"))[:40].upper()
     if "peft_type" not in raw:
         raise CheckpointError(f"{path}: damaged, it has no peft_type")
-    if kind in MERGED_BY_PEFT:
-        raise UnsupportedModelError(f"{path}: an adapter of kind {kind}; Partita takes LoRA and DoRA; {INSTEAD}")
     if kind != "LORA":
-        raise UnsupportedModelError(
-            f"{path}: an adapter of kind {kind}, which is no change of weights; Partita takes LoRA and DoRA"
-        )
+        ending = "; it does not modify weights" if kind in NOT_MERGED else f"; {INSTEAD}"
+        raise UnsupportedModelError(f"{path}: adapter type {kind}: only LoRA and DoRA are supported{ending}")
     began = str(raw.get("init_lora_weights") or "").lower()
     if began.startswith(CHANGES_BASE):
         raise UnsupportedModelError(

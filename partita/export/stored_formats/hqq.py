@@ -27,20 +27,6 @@ from partita.export.weight_files import OpenFiles, TensorInfo
 
 PACKINGS = {"8bit_u8": (8, 1), "4bit_u8": (4, 2), "3bit_32": (3, 10), "2bit_u8": (2, 4), "1bit_u8": (1, 8)}
 """Bits, and how many integers a number of W_q holds."""
-OTHERS = (
-    ".unpack_view_dtype",
-    ".view_as_float",
-    ".quant_scale",
-    ".quant_zero",
-    ".offload_meta",
-    ".encoded_state_dict",
-    ".stores_quant_config",
-    ".channel_wise",
-    ".optimize",
-    ".round_zero",
-    ".nbits",
-)
-"""Settings that lie beside a weight and say nothing that is needed."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +68,8 @@ def _read(sources: Sources) -> Read:
 def _weight(sources: Sources, stem: str) -> _Weight | None:
     data, scale, zero = sources.take(f"{stem}.W_q"), sources.take(f"{stem}.scale", FLOAT), sources.take(f"{stem}.zero")
     said = {key: sources.take(f"{stem}.{key}") for key in ("shape", "axis", "group_size", "packing", "compute_dtype")}
-    sources.taken.update(f"{stem}{end}" for end in OTHERS if f"{stem}{end}" in sources.tensors)
+    beside = {name for name in sources.tensors if name.startswith(f"{stem}.")}  # further settings, which are not needed
+    sources.taken.update(beside - {f"{stem}.bias"})
     if data is None or scale is None or zero is None or None in said.values():
         return None
     shape, axes, sizes = (_numbers(sources, said[key]) for key in ("shape", "axis", "group_size"))

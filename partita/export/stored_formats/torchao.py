@@ -113,16 +113,18 @@ def _read(sources: Sources) -> Read:
 
 def _claims(settings: Mapping[str, Any], kind: Mapping[str, Any]) -> Claims:
     """What config.json says of all weights, and the header of the file of one."""
-    said, attributes = settings.get("quant_type"), kind.get("_data")
-    default = said.get("default") if isinstance(said, Mapping) else None
-    of_all = default.get("_data") if isinstance(default, Mapping) else settings.get("quant_type_kwargs")
-    found = claims_of(of_all, {"group_size": "group"}) if isinstance(of_all, Mapping) else {}
-    named = re.search(
-        r"(int4|int8|float8)_?weight", str(default.get("_type") if isinstance(default, Mapping) else said).lower()
-    )
-    block = attributes.get("block_size") if isinstance(attributes, Mapping) else None
+    default = _section(settings.get("quant_type"), "default")
+    of_all = {**_section(settings, "quant_type_kwargs"), **_section(default, "_data")}
+    found = claims_of(of_all, {"group_size": "group"})
+    named = re.search(r"(int4|int8|float8)_?weight", str(default.get("_type", settings.get("quant_type"))).lower())
+    block = _section(kind, "_data").get("block_size")
     found |= {"block_size": ("group", block[-1])} if isinstance(block, list) and block else {}
     return found | ({"quant_type": ("kind", named[1])} if named else {})
+
+
+def _section(settings: Any, key: str) -> Mapping[str, Any]:
+    found = settings.get(key) if isinstance(settings, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _is_plain(sources: Sources, stem: str, kind: Mapping[str, Any]) -> bool:
@@ -151,10 +153,8 @@ def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
 
 def _bits(kind: Mapping[str, Any]) -> int:
     """Of an integer that is stored in a byte, as far as the file says less than 8."""
-    attributes = kind.get("_data")
-    dtype = attributes.get("target_dtype") if isinstance(attributes, Mapping) else None
-    said = str(dtype.get("_data")) if isinstance(dtype, Mapping) else ""
-    found = re.fullmatch(r"int([1-8])", said)
+    said = _section(_section(kind, "_data"), "target_dtype").get("_data")
+    found = re.fullmatch(r"int([1-8])", str(said))
     return int(found[1]) if found else 8
 
 
