@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -36,8 +38,6 @@ def test_the_original_model_is_the_reference(layout: str, sample: Sample, capsys
 
 def test_another_model_is_told_by_its_answer(sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path) -> None:
     require("torch")
-    import shutil
-
     from safetensors.numpy import load_file, save_file
 
     other = tmp_path / "other"
@@ -50,6 +50,28 @@ def test_another_model_is_told_by_its_answer(sample: Sample, capsys: pytest.Capt
     assert "FAILED" in capsys.readouterr().out
     changed(other / "config.json", vocab_size=100)
     assert cli.run(command) != 0
+
+
+@pytest.mark.parametrize(
+    ("window", "code", "told"),
+    [
+        (40, 4, "FAILED: does not agree with its model"),
+        (1500, 0, "verified (not exercised: sliding window of 1500 tokens) on CPU"),
+    ],
+)
+def test_a_window_that_the_graph_lacks_is_crossed_where_it_is_short(
+    sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path: Path, window: int, code: int, told: str
+) -> None:
+    """The graph is a llama's; its reference has the same weights and a sliding window."""
+    require("torch")
+    shutil.copytree(CHECKPOINT, tmp_path / "other")
+    settings = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": window}
+    changed(tmp_path / "other" / "config.json", **settings, max_position_embeddings=2048)
+    folder = sample("optimum")
+    changed(folder / "config.json", max_position_embeddings=2048)
+    command = ["verify", str(folder), "--provider", "cpu", "--reference", str(tmp_path / "other")]
+    assert cli.run([*command, "--max-length", "2048"]) == code
+    assert told in capsys.readouterr().out
 
 
 def test_rounded_weights_are_compared_and_not_judged(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
