@@ -148,38 +148,6 @@ def scaled_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {".weight": integers, ".SCB": largest, ".weight_format": torch.tensor(0, dtype=torch.uint8)}
 
 
-def quanto(bits: int = 4, group: int = 32) -> Packer:
-    """optimum-quanto, of 4 or 2 bits: groups are rows of a table, of which parts lie in the bits of one another."""
-
-    def pack(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        table, top, per_byte = weight.reshape(-1, group), (1 << bits) - 1, 8 // bits
-        low, high = table.amin(1, keepdim=True), table.amax(1, keepdim=True)
-        scale = (high - low) / top
-        integers = ((table - low) / scale).round().clamp(0, top).to(torch.uint8)
-        parts = torch.cat([integers, integers.new_zeros(-len(integers) % per_byte, group)]).chunk(per_byte)
-        packed = torch.stack([part << (bits * place) for place, part in enumerate(parts)]).sum(0).to(torch.uint8)
-        return {
-            ".weight._data._data": packed,
-            ".weight._scale": scale,
-            ".weight._shift": -low,
-            ".input_scale": torch.ones(()),
-            ".output_scale": torch.ones(()),
-        }
-
-    return pack
-
-
-def quanto_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-    """optimum-quanto of 8 bits: int8, a scale for each row."""
-    scales = weight.abs().amax(1, keepdim=True) / 127
-    return {
-        ".weight._data": (weight / scales).round().to(torch.int8),
-        ".weight._scale": scales,
-        ".input_scale": torch.ones(()),
-        ".output_scale": torch.ones(()),
-    }
-
-
 def torchao_rows(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """torchao: int8, a scale for each row."""
     scales = weight.abs().amax(1, keepdim=True) / 127
@@ -199,30 +167,6 @@ def torchao_plain(weight: torch.Tensor, group: int = 32) -> dict[str, torch.Tens
         "._weight_scale": scales.T,
         "._weight_zero_point": zeros.T,
     }
-
-
-def hqq(axis: int = 1, group: int = 32) -> Packer:
-    """HQQ of 4 bits: a group is a row of a table (axis 1) or a column of it, whose halves lie in one another's bits."""
-
-    def pack(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        table = weight.reshape(-1, group) if axis == 1 else weight.reshape(group, -1)
-        low, high = table.amin(axis, keepdim=True), table.amax(axis, keepdim=True)
-        scale = ((high - low) / 15).clamp(min=1e-6)
-        zero = -low / scale
-        integers = (table / scale + zero).round().clamp(0, 15).to(torch.uint8)
-        first, second = torch.cat([integers, integers.new_zeros(len(integers) % 2, integers.shape[1])]).chunk(2)
-        words = {"packing": "4bit_u8", "compute_dtype": "torch.float32"}
-        return {
-            ".W_q": first << 4 | second,
-            ".scale": scale,
-            ".zero": zero,
-            ".shape": torch.tensor(weight.shape),
-            ".axis": torch.tensor(axis),
-            ".group_size": torch.tensor(group),
-            **{f".{key}": torch.tensor([ord(letter) for letter in word]) for key, word in words.items()},
-        }
-
-    return pack
 
 
 def mxfp4(stack: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -20,7 +20,6 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from partita.capped import check_size
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export import config_values, rope_settings, stored_formats
-from partita.export.fake_model import parameter_shapes
 from partita.export.gguf import opening
 from partita.export.gguf.header import GgufTensor
 from partita.export.original import classes, of_text
@@ -132,12 +131,7 @@ def open_checkpoint(given: str) -> Checkpoint:
         rope_settings.check_known(folder, config)
         tensors, files, absent = find_tensors(folder)
         found = found or by_tensors(tensors)
-
-        def shapes() -> dict[str, tuple[int, ...]]:
-            _check_sizes(folder, config, tensors)  # before a model of so many layers is built
-            return parameter_shapes(config)
-
-        quantised = None if found is None else stored_formats.read(folder, found, tensors, shapes)
+        quantised = None if found is None else stored_formats.read(folder, found, tensors)
         tensors = tensors if quantised is None else dict(quantised.tensors)
         _check_sizes(folder, config, tensors)
     except OSError as error:

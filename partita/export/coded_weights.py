@@ -6,7 +6,7 @@
 
 Codes are floats of 8 bits, integers of 4 or 8, or places of 4 bits in a table, which the Gather looks up; the Casts
 round to the type that the format's own library rounds to, where it does. Where blocks have a zero that is no integer, a
-Sub takes it off before the Mul or after it, and what comes of either is rounded. All of it is constant: ONNX Runtime
+Sub takes it off after the Mul, and the difference is rounded too. All of it is constant: ONNX Runtime
 computes it once, in float32 and so exactly as the library, and what is run is the graph before. So the file has the
 size of the checkpoint, memory and speed are those of float32. An operator that reads such codes at every step needs
 less memory and is slower by far, as measured (docs/decisions.md).
@@ -112,7 +112,7 @@ class Coded:
     def of_blocks(self) -> dict[str, Origin]:
         """What each block along `axis` has, by its label: scales, and zeros in some formats."""
         kinds: dict[str, Callable[[CodedWeight], Decoder]] = {"scales": _Scales}
-        if self.coding.zeros != "none":
+        if self.coding.zeros:
             kinds["zeros"] = _Zeros
         return {
             label: Every(seen_as(self.origin, _view(kind)), self.axis, self.coding.block)
@@ -234,10 +234,8 @@ def _decode(graph: ir.Graph, value: ir.Value, part: StoredPart, source: Coded) -
         ]
         made = reshaped(made, grid)
     scales, *zeros = of_blocks
-    for zero in zeros if coding.zeros == "before" else ():
-        made = rounded(node("Sub", made, zero))
     made = rounded(node("Mul", made, scales))
-    for zero in zeros if coding.zeros == "after" else ():
+    for zero in zeros:
         made = rounded(node("Sub", made, zero))
     target = tuple(part.shape.numpy())
     if coding.block < shape[axis] or target != shape:

@@ -5,7 +5,6 @@ Knows how it is built from a config, and what is refused before anything is trac
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 import warnings
@@ -172,16 +171,6 @@ def _put_back(real: list[RealTensor]) -> None:
         now = place.get(name)
         if isinstance(now, FakeTensor):
             place[name] = value.to(now.dtype) if now.shape == value.shape else value
-
-
-def parameter_shapes(config: PreTrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of the model of `config`, by their names. No memory is taken for them.
-
-    Raises UnsupportedModelError with the reason when the model cannot be built.
-    """
-    with quiet(), translated("building the model from config.json"), torch.device("meta"):
-        module = auto_class(config).from_config(copy.deepcopy(config))
-    return {name: tuple(each.shape) for name, each in module.named_parameters(remove_duplicate=False)}
 
 
 def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:

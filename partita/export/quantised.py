@@ -16,9 +16,6 @@ from typing import Any
 from partita.errors import UnsupportedModelError
 from partita.export.weight_files import TensorInfo, read_json
 
-ORIGINAL = "export the checkpoint that it was quantised from"
-IN_TRANSFORMERS = f"{ORIGINAL}, or dequantise it in transformers ({{}}) and export what you save"
-
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -31,7 +28,6 @@ class Method:
     """Keys of a config without `quant_method`; those of one entry are all there."""
     tensors: tuple[tuple[str, str], ...] = ()
     """Ends that a tensor's name may have, and its dtype as a regular expression. The tensors lie beside one another."""
-    advice: str = ORIGINAL
 
 
 ANY, BYTE, UNSIGNED = ".*", r"[IU]8|torch\.u?int8", r"U8|torch\.uint8"
@@ -145,8 +141,8 @@ def by_tensors(tensors: Mapping[str, TensorInfo]) -> Recognised | None:
 def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
     """The refusal of a checkpoint whose method nothing here reads."""
     return UnsupportedModelError(
-        f"{folder}: the checkpoint is quantised: {method.name} ({where}); checkpoints quantised in this way cannot be "
-        f"exported yet, {method.advice}"
+        f"{folder}: the checkpoint is quantised: {method.name} ({where}); this format is not supported: export the "
+        "checkpoint that it was quantised from, or one in another format (docs/quantised_checkpoints.md)"
     )
 
 

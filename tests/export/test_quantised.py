@@ -43,6 +43,8 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "compressed_tensors": ({"quant_method": "compressed-tensors"}, "quantised: compressed-tensors ("),
     "compressed_tensors_without_name": ({"config_groups": {}, "format": "pack-quantized"}, "compressed-tensors ("),
     "torchao": ({"quant_method": "torchao", "quant_type": "int4wo"}, "quantised: TorchAO ("),
+    "hqq": ({"quant_method": "hqq", "quant_config": {}}, "quantised: HQQ ("),
+    "quanto": ({"quant_method": "quanto", "weights": "int4"}, "quantised: Quanto ("),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantised: ModelOpt ("),
     "aqlm": ({"quant_method": "aqlm", "in_group_size": 8}, "quantised: AQLM ("),
     "unheard_of": ({"quant_method": "q99"}, "quantised: q99 ("),
@@ -67,8 +69,8 @@ def test_by_its_config(
     (folder / "config.json").write_text(json.dumps(config))
     error = refused(folder, tmp_path, capsys)
     assert words.replace("in config.json", "in text_config of config.json" if inside else "in config.json") in error
-    if "AQLM" in error or "ModelOpt" in error or "q99" in error or "unknown" in error:
-        assert "cannot be exported yet, export the checkpoint that it was quantised from" in error
+    if any(name in error for name in ("HQQ", "Quanto", "AQLM", "ModelOpt", "q99", "unknown")):
+        assert "this format is not supported: export the checkpoint that it was quantised from, or one in" in error
     else:  # the weights beside this config are floats
         assert "and none of its tensors is stored so; correct config.json" in error
 
@@ -119,6 +121,8 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
         "NVFP4",
     ),
     "mlx": ({".weight": ints().view(torch.uint32), ".scales": SCALES, ".biases": SCALES}, "MLX"),
+    "hqq": ({".W_q": ints(torch.uint8), ".scale": SCALES, ".zero": SCALES}, "HQQ"),
+    "quanto": ({".weight._data": ints(torch.int8), ".weight._scale": SCALES}, "Quanto"),
     "int8": ({".weight": ints(torch.int8), ".weight_scale": SCALES}, "int8"),
     "unknown": ({".weight": ints(torch.int8)}, "an unknown method"),
 }
@@ -135,7 +139,6 @@ READ: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     ),
     "mxfp4": ({"_blocks": ints(torch.uint8), "_scales": ints(torch.uint8)}, "_blocks is [8, 64], not [experts"),
     "compressed_tensors": ({".weight_packed": ints(), ".weight_scale": SCALES}, "down_proj.weight_shape"),
-    "hqq": ({".W_q": ints(torch.uint8), ".meta": SCALES}, "and 2 more (7 in all)"),
 }
 
 

@@ -10,7 +10,7 @@ import importlib
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from partita.export.stored_formats.base import (
     INTEGER,
     AffineWeight,
     Parts,
-    Shapes,
     Sources,
     StoredFormat,
     StoredWeight,
@@ -80,7 +79,7 @@ def affine(info: TensorInfo) -> AffineWeight | None:
 
 def names() -> tuple[str, ...]:
     """Names of all formats, sorted. Loads none of them."""
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name not in ("base", "groups")))
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
 
 
 def format_of(method: str) -> StoredFormat | None:
@@ -93,18 +92,15 @@ def format_of(method: str) -> StoredFormat | None:
     return None
 
 
-def read(
-    folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo], shapes: Callable[[], Shapes] = dict
-) -> Quantised:
+def read(folder: Path, found: Recognised, tensors: Mapping[str, TensorInfo]) -> Quantised:
     """The tensors of a checkpoint that is quantised as `found` says, with its weights as floats.
 
-    `shapes`: what the model of its config has, by the names of weights; asked for where a format does not say them.
     Raises UnsupportedModelError when nothing here reads the method, CheckpointError when tensors do not fit together.
     """
     known = format_of(found.method.name)
     if known is None:
         raise refusal(folder, found.method, found.where)
-    sources = Sources(folder, found.method.name, found.settings, tensors, shapes)
+    sources = Sources(folder, found.method.name, found.settings, tensors)
     made = known.read(sources)
     sources.raise_missing()
     if not made.weights:

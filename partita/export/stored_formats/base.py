@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -100,13 +100,9 @@ class AffineWeight(StoredWeight):
         """Those of all blocks, uint8 of any shape. Raises CheckpointError."""
 
 
-Zeros = Literal["none", "before", "after"]
-"""Of a code with a scale: `code * scale`, `(code - zero) * scale`, or `code * scale - zero`."""
-
-
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How the numbers of a weight follow from small codes and scales, in float32."""
+    """How the numbers of a weight follow from small codes and scales, in float32: `code * scale - zero`."""
 
     dtype: str
     """Of the codes in a file: a float of 8 bits, uint8, or uint4."""
@@ -116,7 +112,7 @@ class Coding:
     """What a code stands for, where it is a place; empty: codes are numbers themselves."""
     rounded: str = ""
     """What every step is rounded to; empty: not at all."""
-    zeros: Zeros = "none"
+    zeros: bool = False
     """Whether each block has a zero beside its scale, which need not be an integer."""
 
 
@@ -196,9 +192,6 @@ def _plain(name: str) -> str:
     return name.lower().removesuffix("fn").replace("f8_", "float8").replace("_", "")
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-
 @dataclass(slots=True)
 class Sources:
     """The tensors of a quantised checkpoint, and the settings that say how they are quantised."""
@@ -208,8 +201,6 @@ class Sources:
     """What the format is called."""
     settings: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    shapes: Callable[[], Shapes] = dict
-    """What the model of the checkpoint's config has: for formats that do not say a shape. Costs building it."""
     taken: set[str] = field(default_factory=set)
     """Tensors that belong to weights."""
     missing: list[str] = field(default_factory=list)

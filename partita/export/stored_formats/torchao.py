@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from partita.errors import CheckpointError
-from partita.export.element_types import to_torch
+from partita.export.element_types import of_torch, to_torch
 from partita.export.origins import Region
 from partita.export.stored_formats.base import (
     BYTE,
@@ -34,6 +34,8 @@ from partita.export.stored_formats.base import (
     FLOAT8,
     SIGNED_BYTE,
     Claims,
+    CodedWeight,
+    Coding,
     Read,
     Sources,
     StoredFormat,
@@ -42,7 +44,6 @@ from partita.export.stored_formats.base import (
 )
 from partita.export.stored_formats.compressed_tensors import of_integers
 from partita.export.stored_formats.fp8 import scaled
-from partita.export.stored_formats.groups import GroupedWeight
 from partita.export.weight_files import OpenFiles, TensorInfo, first_line
 
 DATA = "._weight_qdata"
@@ -55,15 +56,28 @@ SIGNED = tuple(float(number) for number in (*range(8), *range(-8, 0)))
 
 
 @dataclass(frozen=True)
-class _Plain(GroupedWeight):
-    """[N, K] of int4, with the zero added."""
+class _Plain(CodedWeight):
+    """[N, K] of int4. The second of its tensors has the scales, the third the zeros, which are added."""
+
+    group: int
+    """Numbers along the last axis that share a scale."""
+    bits: int
+    computed: torch.dtype
+    """What every step is rounded to."""
 
     @property
-    def table(self) -> tuple[float, ...]:
-        """Of integers with a sign."""
-        return SIGNED
+    def coding(self) -> Coding:
+        """Places in `SIGNED`."""
+        rounded = "" if self.computed == torch.float32 else of_torch(self.computed)
+        return Coding("uint4", self.group, SIGNED, rounded, True)
 
-    def integers(self, region: Region, files: OpenFiles) -> torch.Tensor:
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """Every step in the type that the format computes in."""
+        numbers = torch.tensor(SIGNED)[self.codes(region, files).long()].to(self.computed)
+        scales, zeros = (each.to(self.computed) for each in (self.scales(region, files), self.zeros(region, files)))
+        return (numbers * scales - zeros).float()
+
+    def codes(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """Places in `SIGNED`."""
         rows, (begin, end) = region
         first = begin // 2
@@ -71,9 +85,13 @@ class _Plain(GroupedWeight):
         both = torch.stack([found & 15, found >> 4], -1).reshape(len(found), -1)
         return both[:, begin - 2 * first : end - 2 * first]
 
+    def scales(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The scale of every number."""
+        return self._of_groups(self.tensors[1], region, files)
+
     def zeros(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """What is taken off: the stored one is added."""
-        return -super().zeros(region, files)
+        return -self._of_groups(self.tensors[2], region, files)
 
     def _of_groups(self, info: TensorInfo, region: Region, files: OpenFiles) -> torch.Tensor:
         rows, (begin, end) = region
@@ -148,7 +166,7 @@ def _plain(sources: Sources, stem: str, name: str) -> StoredWeight | None:
     if zero.shape != scale.shape:
         raise sources.wrong(zero.name, f"is {list(zero.shape)}, and {scale.name} is {list(scale.shape)}")
     kind = to_torch(scale.dtype)
-    return _Plain(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind, "after", True)
+    return _Plain(name, (rows, width), (data, scale, zero), scale.dtype, width // groups, 4, kind)
 
 
 def _bits(kind: Mapping[str, Any]) -> int:

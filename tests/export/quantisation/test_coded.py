@@ -42,16 +42,7 @@ CODED = (
     "compressed_fp8",
     "compressed_fp8_block",
     "compressed_fp8_tensor",
-    "quanto_float8",
     "torchao_float8",
-    "hqq_2",
-    "hqq_3",
-    "hqq_4",
-    "hqq_8",
-    "quanto_int2",
-    "quanto_int4",
-    "quanto_int4_of_96",
-    "quanto_int4_rows",
     "torchao_int4_plain",
 )
 SHAPES = {
@@ -64,8 +55,6 @@ SHAPES = {
 DOWN = "model.layers.0.mlp.down_proj"
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
-QUANTO = {"quant_method": "quanto", "weights": "int4"}
-HQQ = {"quant_method": "hqq"}
 
 
 def checkpoint_of(name: str, folder: Path) -> tuple[Checkpoint, torch.Tensor]:
@@ -155,15 +144,6 @@ def test_what_has_other_blocks_stays_floats(tmp_path: Path) -> None:
     assert store_coded(model, NOTHING_KNOWN) == {}
 
 
-def test_groups_that_are_columns_stay_floats(tmp_path: Path) -> None:
-    """HQQ with axis 0: numbers that share a scale are far apart."""
-    checkpoint, _ = checkpoint_of("hqq_4_columns", tmp_path)
-    assert not codable(checkpoint.quantised)
-    assert store_coded(product(checkpoint, Stored(checkpoint.tensors["X.weight"])), NOTHING_KNOWN) == {
-        "coded_weights": 0
-    }
-
-
 def test_without_a_precision_they_are_kept(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """Also where some have blocks of 64 in rows of 96, which are floats then."""
     folder = formats.save_quantised(tiny_checkpoint("llama"), tmp_path / "nf4", NF4, formats.nf4)
@@ -178,10 +158,8 @@ def test_without_a_precision_they_are_kept(tiny_checkpoint: TinyCheckpoint, tmp_
     [
         (NF4, lambda weight: formats.nf4(weight, 32), 5),
         pytest.param(FP8, formats.float8(), 9, marks=pytest.mark.heavy),
-        pytest.param(HQQ, formats.hqq(), 6, marks=pytest.mark.heavy),
-        pytest.param(QUANTO, formats.quanto(), 6, marks=pytest.mark.heavy),
     ],
-    ids=["nf4", "fp8", "hqq", "quanto"],
+    ids=["nf4", "fp8"],
 )
 def test_a_package_has_the_size_of_the_checkpoint(
     settings: dict[str, Any],

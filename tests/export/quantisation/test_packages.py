@@ -31,13 +31,10 @@ FORMATS: dict[str, tuple[dict[str, Any], formats.Packer]] = {
     "compressed_w4a16": ({"quant_method": "compressed-tensors"}, formats.compressed_integers()),
     "gptq_act_order": ({**GPTQ, "desc_act": True}, formats.gptq(order=ORDER)),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, formats.awq()),
-    "hqq": ({"quant_method": "hqq"}, formats.hqq()),
-    "quanto_int4": ({"quant_method": "quanto", "weights": "int4"}, formats.quanto()),
-    "quanto_int8": ({"quant_method": "quanto", "weights": "int8"}, formats.quanto_rows),
     "torchao_int8": (TORCHAO, formats.torchao_rows),
     "torchao_int4_plain": (TORCHAO, formats.torchao_plain),
 }
-INTEGERS = ("llm_int8", "compressed_w4a16", "gptq_act_order", "awq", "quanto_int8", "torchao_int8")
+INTEGERS = ("llm_int8", "compressed_w4a16", "gptq_act_order", "awq", "torchao_int8")
 """Packages have their integers, whose products round activations to 8 bits, but for the twin that is verified."""
 PROMPT, TOKENS = [5, 17, 9, 40, 3], 8
 

@@ -2,10 +2,10 @@
 
     python -m tests.export.stored_formats.record
 
-in an environment with compressed-tensors, bitsandbytes, auto-gptq, autoawq, hqq, optimum-quanto and torchao beside
+in an environment with compressed-tensors, bitsandbytes, auto-gptq, autoawq and torchao beside
 torch and transformers, or some of them: what is not there is left as it is. Written were `libraries/*.safetensors` with
-compressed-tensors 0.20.0, bitsandbytes 0.50.2, auto-gptq 0.7.1, autoawq 0.2.7.post3, hqq 0.2.8.post1, optimum-quanto
-0.2.7, torchao 0.18.0, transformers 5.23.0. Each file has the stored tensors, `expected`, and the settings of its config
+compressed-tensors 0.20.0, bitsandbytes 0.50.2, auto-gptq 0.7.1, autoawq 0.2.7.post3, torchao 0.18.0, transformers
+5.23.0. Each file has the stored tensors, `expected`, and the settings of its config
 as metadata.
 """
 
@@ -155,27 +155,6 @@ def _eight_bits() -> Recorded:
     return {"quant_method": "bitsandbytes", "load_in_8bit": True}, tensors, expected
 
 
-def _hqq(bits: int, axis: int) -> Recorded:
-    hqq = library("hqq.core.quantize")
-    linear = torch.nn.Linear(WIDTH, ROWS, bias=False)
-    linear.weight.data = weight()
-    config = hqq.BaseQuantizeConfig(nbits=bits, group_size=32, axis=axis)
-    made = hqq.HQQLinear(linear, config, compute_dtype=torch.bfloat16, device="cpu")
-    tensors = {f"X.{name}": tensor for name, tensor in made.state_dict().items()}
-    return {"quant_method": "hqq", "quant_config": config}, tensors, made.dequantize()
-
-
-def _quanto(name: str, dtype: torch.dtype = torch.bfloat16, width: int = WIDTH) -> Recorded:
-    quanto = library("optimum.quanto")
-    linear = torch.nn.Linear(width, ROWS, bias=False, dtype=dtype)
-    linear.weight.data = weight(width).to(dtype)
-    made = quanto.QLinear.from_module(linear, weights=quanto.qtypes[name])
-    quanto.freeze(made)
-    tensors = {f"X.{name}": tensor for name, tensor in made.state_dict().items()}
-    expected = made.weight.dequantize()
-    return {"quant_method": "quanto", "weights": name.removeprefix("q")}, tensors, expected
-
-
 def _torchao(config: str, **settings: Any) -> Recorded:
     safetensors = library("torchao.prototype.safetensors.safetensors_support")
     linear = torch.nn.Linear(WIDTH, ROWS, bias=False, dtype=torch.bfloat16)
@@ -253,17 +232,6 @@ CASES: dict[str, Callable[[], Recorded]] = {
     "bnb_nf4_nested": lambda: _four_bits("nf4", nested=True, dtype=torch.float16),
     "bnb_fp4": lambda: _four_bits("fp4", nested=False, dtype=torch.float32),
     "bnb_int8": _eight_bits,
-    "hqq_4": lambda: _hqq(4, 1),
-    "hqq_4_columns": lambda: _hqq(4, 0),
-    "hqq_8": lambda: _hqq(8, 1),
-    "hqq_3": lambda: _hqq(3, 1),
-    "hqq_2": lambda: _hqq(2, 1),
-    "quanto_int8": lambda: _quanto("qint8"),
-    "quanto_float8": lambda: _quanto("qfloat8"),
-    "quanto_int4": lambda: _quanto("qint4", torch.bfloat16, 256),  # groups of 128, and another packing in memory
-    "quanto_int4_of_96": lambda: _quanto("qint4", torch.float16, 192),
-    "quanto_int4_rows": lambda: _quanto("qint4", torch.float32),
-    "quanto_int2": lambda: _quanto("qint2", torch.bfloat16, 160),  # groups of 32
     "torchao_int8": lambda: _torchao("Int8WeightOnlyConfig", version=2),
     "torchao_float8": lambda: _torchao("Float8WeightOnlyConfig"),
     "torchao_int4": lambda: _torchao_int4("PerGroup", 32),
