@@ -371,7 +371,7 @@ def most_positions(checkpoint: Checkpoint) -> int | None:
     """Largest N of an export of the checkpoint; None where nothing limits it."""
     config = checkpoint.config.get_text_config(decoder=True)
     _, made_for = _made_for(config)
-    return None if made_for is None else int(made_for * _stretch(config))
+    return None if made_for is None else int(min(made_for * _stretch(config), 1 << 62))
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:

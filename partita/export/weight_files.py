@@ -177,7 +177,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
             )
         if not (folder / name).is_file():
             refuse_dangling(folder / name)
-            others = sorted({path.name for path in folder.glob(f"*{Path(name).suffix}")}.difference(files))
+            others = sorted({path.name for path in folder.glob(f"*-of-*{Path(name).suffix}")}.difference(files))
             stale = f", and {index} does not name {few(others)}: it may be of another save" if others else ""
             raise CheckpointError(f"{folder / name}: this shard is missing{stale}; download the checkpoint again")
         for info in list_tensors(folder, name):

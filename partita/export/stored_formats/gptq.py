@@ -131,9 +131,8 @@ def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
         raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
     tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
     name = f"{stem}.weight"
-    sources.claims[name] = [claims_of(settings, {"sym": "symmetric"})]
-    if settings["desc_act"] is False:
-        sources.claims[name][0]["desc_act false"] = ("ordered", True)
+    in_order = settings["desc_act"] is False
+    sources.claims[name] = [claims_of(settings, {"sym": "symmetric"}) | {"desc_act false": ("ordered", in_order)}]
     return _Weight(name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less)
 
 
