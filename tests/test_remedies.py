@@ -52,6 +52,7 @@ BLANKS: dict[str, Any] = {
     "libraries": (),
     "folder": "pkg",
     "package": "pkg",
+    "prompt": "two words",
     "file": "out",
     "wheel": "onnxruntime",
     "version": "1.31.1",
@@ -80,14 +81,39 @@ BLANKS: dict[str, Any] = {
     "switch": "cuda.enable_cuda_graph=1",
     "sizes": ("--shape", "batch=1"),
 }
-VERBS = ("generate", "place", "export", "verify", "serve")
-POSITIONAL = {
-    "generate": ["pkg", "1,2"],
-    "place": ["pkg"],
-    "export": ["owner/name", "out"],
-    "verify": ["pkg"],
-    "serve": ["pkg"],
+RUN = ("generate", "chat", "serve", "bench", "verify", "place")
+"""Verbs that open a package or a folder of another exporter on a provider."""
+OPEN = (*RUN, "inspect")
+"""Verbs that read such a folder."""
+RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
+    ("export.optimum.offer", "--exporter"): ("export",),
+    ("export.publish", "--force"): ("export",),
+    ("foreign.inference", "--contract"): OPEN,
+    ("foreign.inference", "--variant"): OPEN,
+    ("foreign.layouts", "--variant"): OPEN,
+    ("foreign.shapes", "--contract"): OPEN,
+    ("library.cluster.setting_up", "--address"): ("generate",),
+    ("providers.coreml", "--provider-option"): (*RUN, "evaluate", "export"),
+    ("providers.cuda_dry_run.devices", "--device"): ("place",),
+    ("providers.openvino", "--provider-option"): (*RUN, "evaluate", "export"),
+    ("providers.qnn", "--provider-option"): (*RUN, "evaluate", "export"),
+    ("providers.resolve", "--provider"): (*RUN, "evaluate"),
+    ("providers.tensorrt", "--provider"): (*RUN, "evaluate"),
+    ("runtime.advice", "--provider"): (*RUN, "evaluate"),
+    ("runtime.engine.checks", "--max-length"): RUN,
+    ("runtime.inputs", "--shape"): ("place",),
+    ("runtime.ort.errors", "--provider"): (*RUN, "evaluate"),
+    ("runtime.rehearsal", "--contract"): RUN,
+    ("runtime.run_errors", "--provider-option"): RUN,
+    ("runtime.run_errors", "--provider"): RUN,
+    ("runtime.text", "--token-ids"): ("generate", "bench"),
+    ("serve.opening", "--name"): ("serve",),
+    ("serve.running", "--port"): ("serve",),
+    ("serve.running", "--host"): ("serve",),
 }
+"""Module and first option of a remedy that adds options -> the verbs whose errors may have it."""
+POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
+"""Arguments of a verb, where they are not one package."""
 TRIED = {
     "chmod": test_strangers.test_what_may_not_be_read_is_to_be_made_readable,
     "git": test_strangers.test_a_pointer_of_git_lfs_is_to_be_pulled,
@@ -184,7 +210,9 @@ def test_a_remedy_says_what_to_do_and_its_command_works(name: str) -> None:
     if remedy.command:
         check_command(remedy.command)
     if remedy.options:
-        assert any(takes(verb, list(remedy.options)) for verb in VERBS), f"no verb takes {remedy.options}"
+        module = name.rpartition("-")[0]
+        for verb in RAISED_BY[module, remedy.options[0]]:
+            assert takes(verb, list(remedy.options)), f"{verb} does not take {remedy.options}"
         check_values(list(remedy.options))
 
 
@@ -218,7 +246,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
 def takes(verb: str, options: list[str]) -> bool:
     """Whether a verb has these options."""
     try:
-        parsed([verb, *POSITIONAL[verb], *options])
+        parsed([verb, *POSITIONAL.get(verb, ["pkg"]), *options])
     except (typer.BadParameter, SystemExit):
         return False
     except Exception as error:

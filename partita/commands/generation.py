@@ -34,15 +34,18 @@ from partita.library.local import LocalEngine
 from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import ids_after, prompt_after
 from partita.library.run_report import limits_error
-from partita.observations.text_format import percent
+from partita.observations.text_format import percent, plural
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.remedies import Remedy, any_of
+from partita.runtime.engine.checks import AS_MANY_OR_ANEW, PLACEHOLDERS
 from partita.runtime.pins import parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
 from partita.runtime.text import Text, load_text, stop_token_ids
 
+QUOTE = Remedy("quote it, if it is one prompt", ("partita", "generate", "{package}", "{prompt}"))
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
 """Runs per phase that tell what a step copies."""
@@ -68,6 +71,12 @@ def run_generation(
     check_placement(options, target)
     began = time.perf_counter()
     may_be_ids = not (options.chat or options.stop)
+    batch = manifest.graph.batch_size
+    if len(prompts) > batch and not options.token_ids and not any(" " in prompt for prompt in prompts):
+        told = f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}"
+        several = AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS)
+        quoted = QUOTE.filled(package=options.package, prompt=" ".join(prompts))
+        raise GenerationError(told, remedy=any_of([quoted, several]))
     text = (
         None
         if options.token_ids

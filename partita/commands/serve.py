@@ -20,12 +20,14 @@ from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.place_options import check_probe_seconds
 from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.observations.text_format import plural
 from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 if TYPE_CHECKING:
     from partita.serve.served import Served
 
 KEY_VARIABLE = "PARTITA_API_KEY"
+ONE_ROW = ", so requests wait for each other (export with --batch-size 8 to run 8 at a time)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> No
         report = served.report()
         verdict = report.summary.verdict if report.summary is not None else "no report"
         adapters = f"; adapters {', '.join(served.adapters)}" if served.adapters else ""
-        _write(f"{served.name}: {served.slots} rows of {served.reading.max_length:,} tokens{adapters}; {verdict}")
+        rows = f"{plural(served.slots, 'row')} of {served.reading.max_length:,} tokens"
+        _write(f"{served.name}: {rows}{ONE_ROW if served.slots == 1 else ''}{adapters}; {verdict}")
     _write(f"serving {', '.join(models)} on {url}/v1; {url}/metrics, {url}/report; Ctrl-C or SIGTERM ends it")
     if options.as_json:
         print_record(

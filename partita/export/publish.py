@@ -96,12 +96,12 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
     """
     if out.name in ("", ".."):  # what is made beside it is called after it
         out = Path(os.path.abspath(out))  # noqa: PTH100 - a link keeps its name
-    _check_target(read, out, force=force)
+    check_target(read, out, force=force)
     with ExitStack() as cleanup:
         _make_parents(out.parent, cleanup)
         _hold(out, cleanup)
         notes = _recover(out, force=force)
-        _check_target(read, out, force=force)
+        check_target(read, out, force=force)
         seen = _snapshot(out) if out.is_dir() else None
         with held():
             folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{PARTIAL}"))
@@ -109,7 +109,7 @@ def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservat
         yield Reservation(out, seen, folder, notes)
 
 
-def _check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
+def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
     """Refuse to replace anything but a package, and never the checkpoint, or a file that it is linked to."""
     if not os.path.lexists(out):
         return

@@ -206,8 +206,9 @@ class Generation:
                 self.close()
 
     def __repr__(self) -> str:
-        counts = "+".join(str(len(row.tokens)) for row in self._rows)
-        return f"<partita.Generation: {counts} new tokens, {self.finish_reason or 'going on'}>"
+        counts = [len(row.tokens) for row in self._rows]
+        state = self.finish_reason or ("going on" if any(counts) else "not started: iterate it or call .run()")
+        return f"<partita.Generation: {'+'.join(map(str, counts))} new tokens, {state}>"
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a generation cannot be pickled or copied; take its answers, which can")

@@ -340,7 +340,9 @@ def test_token_ids_to_stop_at_are_of_the_vocabulary(model, ids):
 
 def test_what_a_program_prints_of_a_generation_and_its_report_is_one_line(model):
     generation = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
-    assert repr(generation) == "<partita.Generation: 0 new tokens, going on>"
+    assert repr(generation) == "<partita.Generation: 0 new tokens, not started: iterate it or call .run()>"
+    next(generation)
+    assert repr(generation) == "<partita.Generation: 1 new tokens, going on>"
     assert repr(generation.run()) == "<partita.Generation: 3 new tokens, length>"
     report = model.report()
     nodes = len(report.phases[0].nodes)

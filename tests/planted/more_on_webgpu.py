@@ -26,6 +26,12 @@ SAMPLED = operators(
     "g (float[1,4,8,8] x, float[1,6,6,2] at) => (float[1,4,6,6] y) {\n"
     "  [first] h = Neg(x)\n  [planted] p = GridSample(h, at)\n  [last] y = Neg(p)\n}",
 )
+SAMPLED_VOLUME = operators(
+    20,
+    "g (float[1,4,4,8,8] x, float[1,4,6,6,3] at) => (float[1,4,4,6,6] y) {\n"
+    "  [first] h = Neg(x)\n  [planted] p = GridSample(h, at)\n  [last] y = Neg(p)\n}",
+)
+"""Its version of opset 16 takes images alone: WebGPU claims a volume there and cannot run it."""
 RECURRENT = operators(
     21,
     "g (float16[5,2,16] x) => (float16[5,1,2,8] y) <float16[1,32,16] w, float16[1,32,8] r> {\n  [first] h = Neg(x)\n"
@@ -180,6 +186,13 @@ CASES: tuple[Case, ...] = (
         "opset 20 bumped GridSample",
         "no_kernel_version",
         SAMPLED,
+        swap(SAMPLED, '"" : 20', '"" : 16'),
+    ),
+    webgpu(
+        "grid-sample-volume",
+        "GridSample of rank 5, which no version that WebGPU has can sample",
+        "no_kernel_op",
+        SAMPLED_VOLUME,
         swap(SAMPLED, '"" : 20', '"" : 16'),
     ),
     webgpu(

@@ -237,6 +237,12 @@ def export(
     context.with_resource(own_compile_cache())
     from partita.commands.terminal import Bars
     from partita.export.progress import stage
+    from partita.export.publish import check_target
+    from partita.providers.resolve import parse_chain
+
+    check_target([checkpoint], out, force=force)
+    if target is not None and not provider_library:  # a library may bring a provider of another name
+        parse_chain(target, argument="target")
 
     bars = Bars()
     with bars, stage(bars, "load libraries", {}):  # torch and transformers take seconds

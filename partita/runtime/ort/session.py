@@ -7,6 +7,7 @@ providers it is given and keeps everything that ONNX Runtime says about placemen
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 
 from partita.files import temporary_directory
@@ -146,6 +148,23 @@ class Session:
     def outputs(self) -> tuple[PortInfo, ...]:
         """Outputs, in the order of the file."""
         return tuple(_port_info(port) for port in self._native.get_outputs())
+
+    def failure_of_run(self, key: str) -> str:
+        """What ONNX Runtime says when a run on inputs of 1 fails; empty when it succeeds, or no run is asked for.
+
+        `key`: of the model's metadata, where sizes of inputs are asked for, by name and in JSON. All are floats.
+        """
+        sizes = json.loads(self._native.get_modelmeta().custom_metadata_map.get(key, "null"))
+        if sizes is None:
+            return ""
+        kinds = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+        feeds = {port.name: np.ones(sizes.get(port.name, port.shape), kinds[port.type]) for port in self.inputs}
+        try:
+            with captured_output():
+                self._native.run(None, feeds)
+        except NATIVE_ERRORS as error:
+            return str(error) or type(error).__name__
+        return ""
 
     @property
     def wanted_memory(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ in their names only give the same model.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,15 @@ from partita import dtypes
 from partita.runtime.model_file import all_graphs, bodies, reads
 from partita.runtime.probes.graphs import CannotProbeError, Graph, called, plain_domain
 from partita.runtime.probes.names import copy_node, free_names, inner_names, rename
-from partita.runtime.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
+from partita.runtime.tensor_types import (
+    SMALL_BYTES,
+    element_of,
+    is_fixed,
+    is_small,
+    sizes_of,
+    tensor_type,
+    tensor_types,
+)
 
 if TYPE_CHECKING:
     import onnx
@@ -37,6 +46,13 @@ SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
+
+
+RUN = "partita.run"
+"""Metadata of a model that is also run once its node is taken: sizes of its inputs, by name, in JSON."""
+MOST_RUN = 1 << 24
+"""Elements of all inputs and constants of a node that is run."""
+FLOATS = frozenset(dtypes.numbers("float32", "float16", "float64"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +336,18 @@ def finish(
     model.functions.extend(functions)
     for domain, version in sorted(opsets.items()):
         model.opset_import.add(domain=domain, version=version)
+    return model
+
+
+def to_run(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
+    """The model of a case, marked to be run, where all sizes are known and small, and inputs are floats: values of
+    other types may be positions or sizes, and wrong ones make a run fail.
+    """
+    known = [sizes_of(feed.kind if is_fixed(feed.kind) else case.fixed.get(feed.name)) for feed in case.feeds]
+    elements = sum(MOST_RUN if sizes is None else math.prod(sizes) for sizes in known)
+    if elements < MOST_RUN and all(feed.constant or element_of(feed.kind) in FLOATS for feed in case.feeds):
+        given = {feed.name: sizes for feed, sizes in zip(case.feeds, known, strict=True) if feed.constant is None}
+        model.metadata_props.add(key=RUN, value=json.dumps(given))
     return model
 
 

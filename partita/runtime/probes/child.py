@@ -1,9 +1,9 @@
 """The child process of experiments: `python -m partita.runtime.probes.child`, a line of JSON in per batch of models.
 
 The answers go to a file, a line of JSON per model; a line on stdout says that the batch is done. Each model is opened
-on one provider, with ONNX Runtime's CPU provider behind it, and not run: what is asked is who takes the node. A model
-may crash this process or hang it; the lines that were written by then stand, and the alarm that ends a hang comes from
-the operating system.
+on one provider, with ONNX Runtime's CPU provider behind it: what is asked is who takes the node. A changed node that is
+taken is also run, except in a dry run. A model may crash this process or hang it; the lines that were written by then
+stand, and the alarm that ends a hang comes from the operating system.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from partita.observations.facts import Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.orphans import end_with_parent
-from partita.runtime.probes.cases import COMPANY, NODE
+from partita.providers.cuda_dry_run.devices import PREFIX
+from partita.runtime.probes.cases import COMPANY, NODE, RUN
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
@@ -160,6 +161,7 @@ def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
 
 def _try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
     """Open one model: the outcome, and what was said."""
+    from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
     opening = Opening(explain=True, optimise=not one_node, verbose=one_node and bool(resolution.provider.says_why))
@@ -168,7 +170,10 @@ def _try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
     except NativeFailureError as failure:
         return failed(failure, resolution, one_node, legal=lambda: _legal_elsewhere(path))
     try:
-        return _opened(session, resolution, one_node)
+        found = _opened(session, resolution, one_node)
+        dry_run = any(name.startswith(PREFIX) for name in os.environ)
+        said = session.failure_of_run(RUN) if found.outcome == "taken" and not dry_run else ""
+        return Found("failed", f"it claims the node, and the run fails: {one_line(said)}") if said else found
     finally:
         session.close()
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
+from partita.observations.facts import AS_IS, COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.model_file import bodies
-from partita.runtime.probes.cases import Case, case_model, node_case
+from partita.runtime.probes.cases import Case, case_model, node_case, to_run
 from partita.runtime.probes.factors import factors
 from partita.runtime.probes.graphs import cut_proto
 from partita.runtime.probes.ideas import Variation
@@ -100,7 +100,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 
     def experiments(subject: Subject, variations: Iterable[Variation]) -> Iterator[Experiment]:
         for variation in variations:
-            yield Experiment(subject, case_model(variation.case, company=company), variation=variation)
+            yield Experiment(subject, _changed_model(variation, company=company), variation=variation)
 
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
@@ -120,6 +120,12 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     for subject in subjects:
         changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
         subject.unprobed = subject.unprobed or lateness(changes)
+
+
+def _changed_model(variation: Variation, *, company: bool) -> onnx.ModelProto:
+    """The model of a variation. A changed node is also run: a provider may claim one that is not valid."""
+    model = case_model(variation.case, company=company)
+    return model if variation.factor == AS_IS else to_run(model, variation.case)
 
 
 def _others(subject: Subject, lab: Lab) -> Iterator[Experiment]:
@@ -192,7 +198,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
             room = MOST_WITH_OPTION - made[id(subject)]
             subject.left_out += max(len(varied) - room, 0)
             made[id(subject)] += len(varied[:room])
-            work += [Experiment(subject, case_model(each.case, company=company), each) for each in varied[:room]]
+            work += [Experiment(subject, _changed_model(each, company=company), each) for each in varied[:room]]
             work += forms[:MOST_FORMS_WITH_OPTION]
         if work and option.opens is not None:
             answers = lab.try_with(option.name, option.opens.value, [each.model for each in work])
