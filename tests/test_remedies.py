@@ -33,6 +33,7 @@ from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU
 from tests import test_strangers
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.foreign.conftest import SAMPLES
 from tests.remedy_of import alternatives, remedy_of
 from tests.runtime.ort import test_errors
 
@@ -424,3 +425,55 @@ def test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack(
     export, generate = alternatives(remedy_of(verb, package, *rest, "--provider", "cpu"))
     assert not export.options and not export.command and not generate.options
     assert cli.run([*generate.command[1:], "--provider", "cpu", "--max-new-tokens", "1"]) == 0
+
+
+APPLIED_HERE: dict[str, tuple[str, ...]] = {
+    "the output exists": ("export", "CHECKPOINT", "MADE", "--attention", "gqa", "--no-verify"),
+    "more prompts than rows": ("generate", "MADE", "two words", "more words", "--provider", "cpu"),
+    "quotation marks forgotten": ("generate", "MADE", "two", "words", "--provider", "cpu"),
+    "an unknown provider": ("generate", "MADE", "hi", "--provider", "cpx"),
+    "several models": ("generate", "SEVERAL", "5,6", "--token-ids", "--provider", "cpu"),
+    "another exporter's folder": ("verify", "FOREIGN", "--provider", "cpu"),
+    "a text longer than it was opened for": (
+        "generate",
+        "FOREIGN",
+        "5,5,5,5,5,5,5,5",
+        "--token-ids",
+        "--max-length",
+        "8",
+    ),
+    "a file of a model": ("generate", "MODEL", "hi", "--provider", "cpu"),
+}
+"""Command lines that fail -> as their remedies are applied, they succeed."""
+
+
+@pytest.mark.parametrize("case", APPLIED_HERE)
+def test_the_command_or_the_options_of_a_remedy_make_the_error_go(
+    case: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first alternative that has a command or options is applied; once it has made a package, the first command
+    line is run on that."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint = tiny_checkpoint("llama")
+    places = {"CHECKPOINT": str(checkpoint), "MADE": "made", "SEVERAL": "several", "FOREIGN": "foreign"}
+    places |= {"MODEL": "foreign/model.onnx", "PACKAGE": "package"}
+    shutil.copytree(exported(checkpoint), tmp_path / "made")
+    for name in ("several/model_q4.onnx", "several/model_int8.onnx", "foreign/model.onnx"):
+        folder = (tmp_path / name).parent
+        folder.mkdir(exist_ok=True)
+        shutil.copy(SAMPLES / "optimum" / "model.onnx", tmp_path / name)
+        shutil.copy(SAMPLES / "optimum" / "config.json", folder)
+    given = [places.get(word, word) for word in APPLIED_HERE[case]]
+    remedy = next(each for each in alternatives(remedy_of(*given)) if each.command or each.options)
+    if remedy.options:
+        assert cli.run([*given, *remedy.options]) == 0
+        return
+    program, verb, *rest = remedy.command
+    reference = {**places, "CHECKPOINT": str(SAMPLES / "checkpoint")} if verb == "verify" else places
+    extra = {"export": ["--no-verify"], "generate": ["--provider", "cpu"], "place": ["--provider", "cpu"]}
+    made = [reference.get(word, word) for word in rest]
+    if verb == "place":  # sizes of inputs are lacking, and the next remedy has them
+        extra["place"] += remedy_of("place", *made, *extra["place"]).options
+    assert program == "partita" and cli.run([verb, *made, *extra.get(verb, [])]) == 0
+    if verb == "export":
+        assert cli.run([made[1] if word in ("made", str(checkpoint)) else word for word in given]) == 0

@@ -84,3 +84,12 @@ def test_a_page_is_written_without_heavy_libraries(tmp_path):
     code, loaded, stderr = run_and_tell("report", "html", "run.json", cwd=tmp_path)
     assert (code, loaded) == (0, []), stderr
     assert (tmp_path / "run.html").is_file()
+
+
+@pytest.mark.parametrize(("arguments", "exit_code"), [(["--target", "gpu"], 2), ([], 1)])
+def test_an_export_that_can_be_refused_at_once_is(tmp_path, arguments, exit_code):
+    """An output that is there, and a provider that nobody knows: neither takes torch to see."""
+    out = tmp_path / ("new" if arguments else "")
+    code, loaded, err = run_and_tell("export", "owner/name", str(out), *arguments, cwd=tmp_path)
+    assert (code, loaded) == (exit_code, [])
+    assert "did you mean 'cuda' or 'webgpu'?" in err if arguments else "exists already; choose another folder" in err

@@ -225,7 +225,7 @@ def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageErr
     for port in missing:
         if port.shape is not None and None not in port.shape:
             lacking = [size for size in port.shape if isinstance(size, str) and size not in sizes]
-            flags |= dict.fromkeys(f"{size}={_likely(size, symbols)}" for size in lacking)
+            flags |= dict.fromkeys(f"{size}={_likely(size, symbols, sizes)}" for size in lacking)
         else:
             example = ",".join(
                 str(size) if isinstance(size, int) else str(sizes.get(size or "", 1)) for size in port.shape or (1,)
@@ -238,8 +238,13 @@ def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageErr
     )
 
 
-def _likely(symbol: str, symbols: Collection[str]) -> int:
-    """A size that can run: 1, and 2 where one token follows one that was there before."""
+def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> int:
+    """A size that can run: 1, and 2 where one token follows one that was there before; of a sum that of its terms."""
+    terms = [term.strip() for term in symbol.split("+")]
+    if len(terms) > 1:
+        return sum(
+            int(term) if term.isdecimal() else sizes.get(term) or _likely(term, symbols, sizes) for term in terms
+        )
     return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
 
 

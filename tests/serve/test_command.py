@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -21,6 +22,7 @@ import psutil
 import pytest
 
 from partita.cli import run
+from partita.commands import serve
 from partita.serve.running import bind
 from tests.conftest import REPOSITORY
 from tests.serve.serving import SECONDS, raw, request_bytes, running, until
@@ -242,3 +244,16 @@ def test_an_empty_key_in_the_environment_is_an_error_as_on_the_command_line(key,
     monkeypatch.setenv("PARTITA_API_KEY", key)
     assert run(["serve", str(package), "--port", "0"]) == 2
     assert "PARTITA_API_KEY is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("slots", "told"), [(1, "1 row of 512 tokens, so requests wait"), (4, "4 rows of 512 tokens; ")]
+)
+def test_a_package_of_one_row_says_that_requests_wait_for_each_other(monkeypatch, slots, told):
+    lines = []
+    monkeypatch.setattr(serve, "_write", lines.append)
+    reading = SimpleNamespace(max_length=512)
+    report = SimpleNamespace(summary=None)
+    served = SimpleNamespace(name="package", slots=slots, reading=reading, adapters=(), report=lambda: report)
+    serve._say_ready("http://localhost", SimpleNamespace(as_json=False), {"package": served})
+    assert lines[0].startswith(f"package: {told}") and ("--batch-size 8" in lines[0]) is (slots == 1)
