@@ -1,4 +1,4 @@
-"""What to do about a provider that does not start: nothing that is done already, nothing that its form does not take."""
+"""What to do about a provider that does not start: nothing that is done already, nothing its form does not take."""
 
 from __future__ import annotations
 
