@@ -173,7 +173,8 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
                 tuple(skipped),
             )
         skipped += [] if tried.usable else [tried.resolution]
-        failed[provider.name] = tried.resolution.reason or "usable, but on the CPU: there is no GPU"
+        why = f"could not start ({tried.resolution.reason})"
+        failed[provider.name] = "is usable, but on the CPU: there is no GPU" if tried.usable else why
     absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
     parts = [*told(failed), *([f"{listing(absent)}: not in this build"] if absent else []), "so cpu"]
     return DefaultChain((known_providers()["cpu"],), "; ".join(parts), tuple(skipped))
@@ -181,7 +182,7 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
 
 def told(failed: Mapping[str, str]) -> list[str]:
     """Why each of these providers is not taken."""
-    return [f"{name}: {why}" for name, why in failed.items()]
+    return [f"{name} {why}" for name, why in failed.items()]
 
 
 def _with_cpu(provider: Provider) -> tuple[Provider, ...]:

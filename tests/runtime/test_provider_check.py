@@ -248,7 +248,7 @@ def test_the_default_chain_says_why_the_better_one_is_not_it():
     require("a machine without an NVIDIA driver", no_nvidia_driver())
     found = best_chain(available_ort_names())
     assert [entry.name for entry in found.chain] == ["cpu"]
-    assert found.reason.startswith("cuda: library_missing; ")
+    assert found.reason.startswith("cuda could not start (library_missing); ")
     assert found.reason.endswith("; so cpu")
 
 
@@ -258,7 +258,7 @@ def test_the_best_usable_provider_leads_and_the_cpu_follows():
     failed = Check(Resolution(cuda.provider, "unavailable", "device_missing", "none", Remedy("buy one")), True, False)
     found = best_chain(names, (failed, Check(openvino, True, True)))
     assert [entry.name for entry in found.chain] == ["openvino", "cpu"]
-    assert found.reason == "cuda: device_missing; openvino is usable; so openvino, then cpu"
+    assert found.reason == "cuda could not start (device_missing); openvino is usable; so openvino, then cpu"
     assert [entry.provider.name for entry in found.skipped] == ["cuda"]
 
 
@@ -269,7 +269,7 @@ def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
     assert (disguised.usable, disguised.software) == (True, True)
     found = best_chain(("WebGpuExecutionProvider", "CPUExecutionProvider"), (disguised,))
     assert [entry.name for entry in found.chain] == ["cpu"] and found.skipped == (), "it could start"
-    assert "webgpu: usable, but on the CPU: there is no GPU" in found.reason
+    assert "webgpu is usable, but on the CPU: there is no GPU" in found.reason
     for hardware in (["CPU", "GPU"], []):
         real = judge(resolution, outcome(result={**ran, "hardware": hardware}))
         assert (real.usable, real.software) == (True, False)
