@@ -163,6 +163,9 @@ def test_token_ids_are_between_commas_or_blanks(given):
     [
         ("temperature", "hot"),
         ("temperature", 0),
+        ("temperature", 1e-320),
+        ("temperature", 101),
+        ("repetition_penalty", 0.001),
         ("top_k", -1),
         ("top_p", 2),
         ("repetition_penalty", True),
@@ -180,11 +183,9 @@ def test_another_sampling_is_refused(package, generated):
     assert "--sampling mine: the only value is checkpoint" in generated(package, "--sampling", "mine", code=2)[1]
 
 
-@pytest.mark.parametrize("options", [["-t", 1e-38], ["-t", 1e-320], ["--repetition-penalty", 1e-45, "-t", 1]], ids=str)
-def test_extreme_values_say_nothing_of_numpy(package, generated, options):
-    out, err = generated(package, *options, "--seed", 1)
-    assert out.strip() and "Warning" not in err and "sampling.py" not in err
-
-
-def test_the_least_temperature_is_greedy(package, generated):
-    assert generated(package, "-t", 1e-320, "--seed", 1)[0] == generated(package)[0]
+def test_the_least_temperature_is_nearly_greedy_and_one_below_it_an_error(package, generated):
+    assert generated(package, "-t", 0.001, "--seed", 1)[0] == generated(package)[0]
+    assert (
+        "--temperature is 1e-320; it must be 0 (greedy) or from 0.001 to 100"
+        in generated(package, "-t", 1e-320, code=2)[1]
+    )

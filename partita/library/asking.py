@@ -13,6 +13,7 @@ from partita.errors import UsageError
 from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.observations.text_format import plural
+from partita.runtime.stop_strings import check_stops
 from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import stop_token_ids
 from partita.spelling import called
@@ -187,8 +188,7 @@ def stops(
 ) -> tuple[tuple[str, ...], TokenIds]:
     """Texts and tokens to stop at; None: those of the package in `folder`. Raises UsageError."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(texts):
-        raise UsageError(f"{called('stop')} is empty; give the text to stop at")
+    check_stops(texts)
     if texts and not has_text:
         raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
     return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)

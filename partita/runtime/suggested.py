@@ -8,7 +8,6 @@ are the same (config.h). Knows nothing of options or of models.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from partita.capped import is_number, read_json_value
 from partita.errors import PackageError
 from partita.package import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
+from partita.runtime.sampling import LEAST_PENALTY, LEAST_TEMPERATURE, MOST_PENALTY, MOST_TEMPERATURE
 from partita.spelling import spelled
 from partita.strangers import GENAI_CONFIG
 
@@ -81,7 +81,7 @@ def suggestion(folder: Path) -> Suggestion:
         path = folder / GENAI_CONFIG
         given = _as_transformers_says(path, _object(path, GET_AGAIN) or {})
     read = _Reader(path, given)
-    penalty = read.number("repetition_penalty", 1.0, above=0)
+    penalty = read.number("repetition_penalty", 1.0, least=LEAST_PENALTY, most=MOST_PENALTY)
     length = read.whole("max_new_tokens", 0)
     unknown = tuple(
         f"{name} {given[name]!r}"
@@ -91,10 +91,10 @@ def suggestion(folder: Path) -> Suggestion:
     if given.get("do_sample") is not True:
         return Suggestion(repetition_penalty=penalty, max_new_tokens=length or None, unknown=unknown)
     return Suggestion(
-        temperature=read.number("temperature", 1.0, above=0),
+        temperature=read.number("temperature", 1.0, least=LEAST_TEMPERATURE, most=MOST_TEMPERATURE),
         top_k=read.whole("top_k", 50),
-        top_p=read.number("top_p", 1.0, above=0, most=1),
-        min_p=read.number("min_p", 0.0, most=1),
+        top_p=read.number("top_p", 1.0, above=0),
+        min_p=read.number("min_p", 0.0),
         repetition_penalty=penalty,
         max_new_tokens=length or None,
         unknown=unknown,
@@ -134,12 +134,11 @@ class _Reader:
     def __init__(self, path: Path, given: dict[str, Any]) -> None:
         self.path, self.given = path, given
 
-    def number(self, name: str, default: float, *, above: float | None = None, most: float = math.inf) -> float:
+    def number(self, name: str, default: float, *, least: float = 0.0, above: float = -1.0, most: float = 1.0) -> float:
         value = self.given.get(name)
         if value is None:
             return default
-        good = is_number(value) and value <= most
-        if not good or (value <= above if above is not None else value < 0):
+        if not is_number(value) or not least <= value <= most or value <= above:
             raise self.bad(name, value)
         return float(value)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from partita.runtime.sampling import LEAST_PENALTY, LEAST_TEMPERATURE, MOST_PENALTY
 from partita.serve.api_errors import ApiError, invalid
 from partita.serve.fields import (
     SHOWN,
@@ -119,11 +120,11 @@ SHARED: dict[str, Reader] = {
     "stop": stops,
     "stop_token_ids": ids,
     "ignore_eos": flag,
-    "temperature": number(0, 2),
+    "temperature": number(LEAST_TEMPERATURE, 2, or_zero=True),
     "top_p": number(0, 1),
     "top_k": whole(-1, MOST_TOKENS),
     "min_p": number(0, 1),
-    "repetition_penalty": number(0, 1e6, above=True),
+    "repetition_penalty": number(LEAST_PENALTY, MOST_PENALTY),
     "seed": whole(-SEEDS, SEEDS - 1),
     "frequency_penalty": only(0),
     "presence_penalty": only(0),

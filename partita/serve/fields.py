@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from partita.runtime.stop_strings import MOST_CHARACTERS
 from partita.serve.api_errors import ApiError, invalid
 
 Reader = Callable[[Any, str], Any]
@@ -76,22 +77,20 @@ def whole(least: int, most: int) -> Reader:
     return read
 
 
-def number(least: float, most: float, *, above: bool = False) -> Reader:
-    """A number in a range, both ends included; `above`: without the lower end."""
+def number(least: float, most: float, *, or_zero: bool = False) -> Reader:
+    """A number in a range, both ends included; `or_zero`: or 0."""
 
     def read(value: Any, name: str) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise wrong_type(name, "a number", value)
-        if above and value <= least:
-            raise invalid(f"Invalid '{name}': expected a value above {least:g}, but got {shown(value)} instead.", name)
-        return float(_within(value, name, least, most))
+        return 0.0 if or_zero and value == 0 else float(_within(value, name, least, most, "0 or " if or_zero else ""))
 
     return read
 
 
-def _within(value: float, name: str, least: float, most: float) -> float:
+def _within(value: float, name: str, least: float, most: float, other: str = "") -> float:
     if not least <= value <= most:
-        expected = f"expected a value from {_exact(least)} to {_exact(most)}"
+        expected = f"expected {other}a value from {_exact(least)} to {_exact(most)}"
         raise invalid(f"Invalid '{name}': {expected}, but got {shown(value)} instead.", name)
     return value
 
@@ -111,6 +110,10 @@ def stops(value: Any, name: str) -> tuple[str, ...]:
     for entry in each:
         if not text(entry, name):
             raise invalid(f"Invalid '{name}': a stop string is empty.", name)
+        if len(entry) > MOST_CHARACTERS:
+            raise invalid(
+                f"Invalid '{name}': {len(entry):,} characters, and at most {MOST_CHARACTERS:,} are taken.", name
+            )
     return tuple(each)
 
 

@@ -150,6 +150,9 @@ def test_logits_and_history_are_left_alone():
         ("temperature", -0.1),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 1e-320),
+        ("temperature", 0.00099),
+        ("temperature", 100.1),
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.5),
@@ -157,6 +160,8 @@ def test_logits_and_history_are_left_alone():
         ("min_p", 2),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", float("inf")),
+        ("repetition_penalty", 0.0099),
+        ("repetition_penalty", 100.1),
         ("seed", -1),
     ],
 )
@@ -165,19 +170,25 @@ def test_absurd_values_name_the_option_and_its_range(option, value):
         make_sampler(**{"temperature": 1.0, option: value})
 
 
-def exact(logits, history, temperature, penalty) -> list[float]:
-    """The distribution in rational numbers: what is left of rounding is the exponential."""
-    scores = [Fraction(float(value)) for value in logits]
+def penalised(logits, history, penalty) -> list[Fraction]:
+    """Scores rounded to float32, as they are compared."""
+    factor, scores = Fraction(float(np.float32(penalty))), [Fraction(float(value)) for value in logits]
     for token in set(history.tolist()):
-        scores[token] = scores[token] * Fraction(penalty) if scores[token] < 0 else scores[token] / Fraction(penalty)
+        score = scores[token] * factor if scores[token] < 0 else scores[token] / factor
+        scores[token] = Fraction(float(np.float32(float(score))))
+    return scores
+
+
+def exact(scores, temperature) -> list[float]:
+    """The distribution in rational numbers: what is left of rounding is the exponential."""
     best = max(scores)
     distances = [(score - best) / Fraction(temperature) for score in scores]
     weights = [math.exp(float(distance)) if distance > -1000 else 0.0 for distance in distances]
     return [weight / math.fsum(weights) for weight in weights]
 
 
-TEMPERATURES = (5e-324, 1e-320, 1e-300, 1e-45, 1e-38, 1e-30, 1e-3, 0.7, 1.0, 100.0, 1e30, 1e38, 1e300, 1.7e308)
-PENALTIES = (5e-324, 1e-320, 1e-308, 1e-45, 1e-38, 0.5, 1.0, 1.3, 1e38, 1e300, 1.7e308)
+TEMPERATURES = (1e-3, 0.7, 1.0, 100.0)
+PENALTIES = (0.01, 0.5, 1.0, 1.3, 100.0)
 SHAPES = {
     "ordinary": lambda draw, size: 3 * draw.standard_normal(size),
     "all negative": lambda draw, size: -abs(draw.standard_normal(size)) - 1,
@@ -185,8 +196,8 @@ SHAPES = {
     "tied": lambda draw, size: np.round(draw.standard_normal(size)),
     "zero at most": lambda draw, size: np.minimum(draw.standard_normal(size), 0),
     "tiny": lambda draw, size: 1e-44 * draw.standard_normal(size),
-    "huge": lambda draw, size: 1e38 * np.clip(draw.standard_normal(size), -3, 3),
-    "of every size": lambda draw, size: draw.standard_normal(size) * 10.0 ** draw.integers(-44, 37, size),
+    "huge": lambda draw, size: 1e35 * np.clip(draw.standard_normal(size), -3, 3),
+    "of every size": lambda draw, size: draw.standard_normal(size) * 10.0 ** draw.integers(-44, 35, size),
 }
 
 
@@ -203,35 +214,18 @@ def compare(shape, temperature, penalty):
             logits = SHAPES[shape](draw, 24).astype(np.float32)
         history = np.array(seen, np.int64)
         found = ours(logits, history, temperature, 0, 1.0, 0.0, penalty)
-        expected = exact(logits, history, temperature, penalty)
-        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+        scores = penalised(logits, history, penalty)
+        expected = exact(scores, temperature)
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
         token = make_sampler(temperature, repetition_penalty=penalty, seed=1)(logits, history)
         assert expected[token] > 0
         best = make_sampler(0.0, repetition_penalty=penalty)(logits, history)
-        assert best == greedy_exactly(logits, history, penalty)
+        assert best == scores.index(max(scores)), "the first of the likeliest"
 
 
-def greedy_exactly(logits, history, penalty) -> int:
-    """The first of the likeliest tokens, in rational numbers."""
-    scores = [Fraction(float(value)) for value in logits]
-    for token in set(history.tolist()):
-        scores[token] = scores[token] * Fraction(penalty) if scores[token] < 0 else scores[token] / Fraction(penalty)
-    return scores.index(max(scores))
-
-
-@pytest.mark.parametrize("temperature", [5e-324, 1e-38, 1e-30])
-@pytest.mark.parametrize(
-    "options", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 2, "top_p": 0.1, "min_p": 1}]
-)
-def test_a_temperature_next_to_zero_is_greedy_with_every_filter(temperature, options):
-    logits = logits_of(6)
-    sampler = make_sampler(temperature, seed=3, **options)
-    assert {sampler(logits, HISTORY) for _ in range(50)} == {int(logits.argmax())}
-
-
-def test_a_temperature_next_to_zero_draws_among_equals_and_greedy_takes_the_first():
+def test_the_least_temperature_draws_among_equals_and_greedy_takes_the_first():
     logits = np.array([1, 7, 3, 7, 7, -2], np.float32)
-    sampler = make_sampler(1e-320, seed=0)
+    sampler = make_sampler(1e-3, seed=0)
     counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(3000)], minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
     np.testing.assert_allclose(counts[[1, 3, 4]] / 3000, 1 / 3, atol=0.05)
@@ -240,7 +234,7 @@ def test_a_temperature_next_to_zero_draws_among_equals_and_greedy_takes_the_firs
 
 def test_masked_tokens_stay_masked():
     logits = np.array([-np.inf, 1, -np.inf, 2, 0.5], np.float32)
-    for temperature, penalty in itertools.product((1e-320, 1.0, 1e300), (1e-320, 1.0, 1e300)):
+    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
         found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
         assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
         assert make_sampler(0.0, repetition_penalty=penalty)(logits, np.array([0, 1])) in (1, 3)
@@ -251,7 +245,7 @@ def test_masked_tokens_stay_masked():
     list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3])),
 )
 def test_a_large_vocabulary_has_the_distribution_of_transformers_too(options):
-    """Where float32 is computed with, and nothing is sorted as a whole."""
+    """Where nothing is sorted as a whole."""
     logits = logits_of(zlib.crc32(str(options).encode()), 30_000)
     expected, found = (of(logits, HISTORY, *options) for of in (reference, ours))
     assert abs(np.count_nonzero(found) - np.count_nonzero(expected)) <= 2  # rounding of a long float32 sum
@@ -361,12 +355,12 @@ def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
         {"top_p": 1e-9},
         {"top_p": 0.999999},
         {"min_p": 1.0},
-        {"repetition_penalty": 1e4},
-        {"repetition_penalty": 1e-4, "top_p": 0.9},
+        {"repetition_penalty": 100.0},
+        {"repetition_penalty": 0.01, "top_p": 0.9},
         {"top_k": 5, "top_p": 0.5, "min_p": 0.2},
     )
     with np.errstate(all="raise", under="ignore"):
-        for edge, temperature in itertools.product(edges, (0.0, 1e-4, 0.7, 1e4)):
+        for edge, temperature in itertools.product(edges, (0.0, 1e-3, 0.7, 100.0)):
             token = make_sampler(temperature, seed=3, **edge)(logits, np.array([1, 2, 2]))
             assert np.isfinite(logits[token]) and (shape != "masked" or token == 777), (edge, temperature)
 
@@ -388,7 +382,7 @@ def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
     for _ in range(50):
         logits = random.normal(size=vocab).astype(np.float16).astype(np.float32)
         places = selection.largest(logits, samplers[0].few)
-        assert samplers[0].among(places, logits[places], vocab) == samplers[1](logits, HISTORY[:0])
+        assert samplers[0].among(places, logits[places]) == samplers[1](logits, HISTORY[:0])
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 51}, {"top_k": 5, "repetition_penalty": 1.1}])

@@ -122,6 +122,7 @@ def test_a_value_of_another_type_names_its_field(server, path, field):
         (CHAT, {"stop": ""}, "stop"),
         (CHAT, {"stop": ["a", 3]}, "stop"),
         (CHAT, {"stop": ["a"] * 17}, "stop"),
+        (CHAT, {"stop": "a" * 4097}, "stop"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
         (CHAT, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
         (CHAT, {"max_token": 5}, "max_token"),
@@ -147,6 +148,8 @@ def test_a_value_of_another_type_names_its_field(server, path, field):
         (COMPLETION, {"stop_token_ids": [5] * 1025}, "stop_token_ids"),
         (COMPLETION, {"messages": []}, "messages"),
         (COMPLETION, {"repetition_penalty": 0}, "repetition_penalty"),
+        (COMPLETION, {"repetition_penalty": 101}, "repetition_penalty"),
+        (COMPLETION, {"temperature": 1e-9}, "temperature"),
     ],
     ids=lambda value: str(value)[:50],
 )

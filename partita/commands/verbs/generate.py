@@ -116,7 +116,7 @@ def generate(
             "--temperature",
             "--temp",
             "-t",
-            help="0 (default) always takes the most likely token; higher values increase randomness.",
+            help="0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
         ),
     ] = None,
     top_k: Annotated[
@@ -135,7 +135,8 @@ def generate(
         ),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Values above 1 (default) make tokens that already occurred less likely.")
+        float | None,
+        typer.Option(help="From 0.01 to 100; above 1 (default) tokens that already occurred are less likely."),
     ] = None,
     seed: Annotated[
         int | None,

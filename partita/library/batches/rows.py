@@ -20,6 +20,7 @@ from partita.library.sampling import SEED_BITS, Sampling
 from partita.runtime.chat import OTHER_NAMES, Message
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
+from partita.runtime.stop_strings import check_stops
 from partita.runtime.text import Text
 from partita.spelling import read_as_fields, spelled
 
@@ -268,6 +269,7 @@ def _stops(data: Mapping[str, Any], defaults: RowDefaults) -> tuple[str, ...]:
     listed = (value,) if isinstance(value, str) else value
     if not is_list(listed) or not all(isinstance(text, str) for text in listed):
         raise UsageError(f"stop is {str(value)[:40]!r}; it must be a text or a list of them")
+    check_stops(listed)
     return tuple(listed)
 
 

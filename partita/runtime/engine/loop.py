@@ -383,7 +383,7 @@ class Engine:
             return ()
         token = seen.token
         if isinstance(sampler, Draws) and seen.few is not None:
-            token = sampler.among(*seen.few, self.executor.contract.vocab_size)
+            token = sampler.among(*seen.few)
         elif seen.whole is not None:
             token = sampler(seen.whole, row.history[: row.known])
         assert token is not None

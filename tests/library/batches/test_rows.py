@@ -134,6 +134,8 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"prompt": "a", "temperature": -1}, "temperature is -1"),
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"prompt": "a", "stop": 3}, "stop is '3'"),
+        ({"prompt": "a", "temperature": 1e-9}, "temperature is 1e-09; it must be 0 .greedy. or from 0.001 to 100"),
+        ({"prompt": "a", "stop": ["b", "x" * 4097]}, "stop has 4,097 characters"),
         ({"prompt": "a", "stop_token_ids": [VOCAB]}, "vocabulary"),
         ({"prompt": "a", "logprobs": 1000}, "logprobs is 1000"),
         ({"prompt": "a", "id": [1]}, "the id of a row"),
