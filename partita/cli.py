@@ -52,7 +52,6 @@ app = typer.Typer(
     help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
     "and see what ran where.",
     invoke_without_command=True,
-    add_completion=False,
     rich_markup_mode=None,
     context_settings=HELP,
 )
@@ -61,34 +60,13 @@ for verb in VERBS:
 
 PROGRAM = "partita"
 """However it was started: `python -m partita` is told to go on with the same commands."""
-COMPLETE_VARIABLE = "_PARTITA_COMPLETE"
-"""Set by a shell that asks what could be typed next."""
 BY_SIGNAL = 128
 """Exit codes above it stand for a signal that ended the command."""
-
-COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"partita {partita.__version__}")
-        raise Exit
-
-
-def _show_completion(shell: str | None) -> None:
-    if shell is not None:
-        from partita.commands import completion
-
-        typer.echo(completion.script(shell))
-        raise Exit
-
-
-def _install_completion(shell: str | None) -> None:
-    if shell is not None:
-        from partita.commands import completion
-
-        name, file = completion.install(shell)
-        typer.echo(f"{file}: completion for {name} installed; restart the shell")
         raise Exit
 
 
@@ -99,26 +77,6 @@ def common(
         bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    install_completion: Annotated[
-        str | None,
-        typer.Option(
-            "--install-completion",
-            metavar="[SHELL]",
-            callback=_install_completion,
-            is_eager=True,
-            help="Install completion for bash, zsh or fish; by default for the current shell.",
-        ),
-    ] = None,
-    show_completion: Annotated[
-        str | None,
-        typer.Option(
-            "--show-completion",
-            metavar="[SHELL]",
-            callback=_show_completion,
-            is_eager=True,
-            help="Print the completion script, to install it manually.",
-        ),
-    ] = None,
 ) -> None:
     """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
     "and see what ran where."""
@@ -137,10 +95,6 @@ def main() -> None:
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
-    if os.environ.get(COMPLETE_VARIABLE):
-        from partita.commands import completion
-
-        completion.begin()
     with ended_by_exception():
         code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options, own_process=True)
     if code == INTERRUPTED:
@@ -205,13 +159,7 @@ def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
     if odd is not None:  # ONNX Runtime and JSON have no such names
         return ending.explained(UsageError(f"{odd}: the name is not UTF-8 text; give the file or folder another one"))
     try:
-        result = app(
-            _with_shell(arguments),
-            standalone_mode=False,
-            prog_name=PROGRAM,
-            complete_var=COMPLETE_VARIABLE,
-            obj=started,
-        )
+        result = app(arguments, standalone_mode=False, prog_name=PROGRAM, obj=started)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
             return ending.interrupted()
         return result if isinstance(result, int) else 0
@@ -225,10 +173,11 @@ def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
     except TerminatedError as error:
         return ending.terminated(error)
     except SystemExit as error:
-        # While it prints a help text, typer ends the process with code 1 when the reader has gone.
-        if not isinstance(error.__context__, BrokenPipeError):
+        # typer ends the process after completion, and with code 1 when the reader of a help text has gone.
+        if isinstance(error.__context__, BrokenPipeError):
+            _drop(sys.stdout)
+        elif error.code:
             raise
-        _drop(sys.stdout)
         return 0
     except PartitaError as error:
         return ending.explained(error)
@@ -250,15 +199,6 @@ def _system_error(error: OSError) -> str:
         return f"{path}: {said}; {permission(path, write=os.access(path, os.R_OK))}"
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{said}; {what_to_do(error, 'check the disk')}"
-
-
-def _with_shell(arguments: list[str]) -> list[str]:
-    """The arguments, with `auto` behind an option about completion that no shell follows: typer has no option whose
-    value may be left out.
-    """
-    if len(arguments) == 1 and arguments[0] in COMPLETION_OPTIONS:
-        return [*arguments, "auto"]
-    return arguments
 
 
 def _usage_error(error: TyperException) -> str:

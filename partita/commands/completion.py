@@ -1,4 +1,4 @@
-"""What the shell offers for a value that is being typed, and the scripts by which bash, zsh and fish ask for it.
+"""What the shell offers for a value of an option that is being typed.
 
 Loads no ONNX Runtime and no torch: the answer has to come while a key is pressed. Every function takes what has been
 typed of the value and returns what it could become.
@@ -6,62 +6,10 @@ typed of the value and returns what it could become.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 from partita.dtypes import CACHE_PRECISIONS, PRECISIONS, multiplied_with
-from partita.errors import UsageError
 from partita.export.attention import names
-
-PROGRAM = "partita"
-VARIABLE = "_PARTITA_COMPLETE"
-"""Set by the scripts when they ask."""
-SHELLS = ("bash", "zsh", "fish")
-DETECT = "auto"
-
-
-def begin() -> None:
-    """Tell typer the protocols of the shells, before it looks for a question of theirs."""
-    from typer.completion import get_completion_inspect_parameters
-
-    get_completion_inspect_parameters()
-
-
-def script(shell: str) -> str:
-    """The script that makes `shell` ask. Raises UsageError for another shell, or one that cannot be told."""
-    from typer.completion import get_completion_script  # type: ignore[attr-defined]
-
-    return str(get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=_known(shell)))
-
-
-def install(shell: str) -> tuple[str, Path]:
-    """Write the script where `shell` reads it at its start; the shell and the file. Raises UsageError, OSError."""
-    from typer.completion import install as write  # type: ignore[attr-defined]
-
-    name, file = write(shell=_known(shell), prog_name=PROGRAM, complete_var=VARIABLE)
-    return str(name), Path(file)
-
-
-def _known(shell: str) -> str:
-    """The name of a shell that has a script: the one given, or the one that this was started from."""
-    name = _running() if shell == DETECT else shell
-    if name not in SHELLS:
-        what = f"{name} has no completion script" if name else "the shell cannot be told"
-        raise UsageError(f"--install-completion: {what}; add one of {', '.join(SHELLS)} behind the option")
-    return name
-
-
-def _running() -> str:
-    """The shell that started this, else the user's login shell; empty when neither can be told."""
-    shellingham: Any = import_module("shellingham")  # it has no types
-
-    try:
-        return str(shellingham.detect_shell()[0])
-    except (shellingham.ShellDetectionFailure, OSError):
-        return Path(os.environ.get("SHELL", "")).name
 
 
 def chains(typed: str) -> list[str]:
