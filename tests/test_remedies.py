@@ -477,3 +477,50 @@ def test_the_command_or_the_options_of_a_remedy_make_the_error_go(
     assert program == "partita" and cli.run([verb, *made, *extra.get(verb, [])]) == 0
     if verb == "export":
         assert cli.run([made[1] if word in ("made", str(checkpoint)) else word for word in given]) == 0
+
+
+DEVICE, MEMORY = "needs a device that this machine has not", "needs a device or a machine that is out of memory"
+APPLIED_IN = {
+    "commands.chat": "test_chat_command.py",
+    "commands.generation": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
+    "diagnosis.steps": "test_the_command_of_a_report_mends_what_it_is_for",
+    "export.optimum.offer": "test_a_refusal_of_our_own_offers_it_where_it_may_help",
+    "export.publish": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
+    "foreign.inference": "test_any_decoder.py",
+    "foreign.layouts": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
+    "foreign.shapes": "test_cache_layouts.py",
+    "library.cluster.setting_up": "test_cluster_options.py",
+    "library.verifying": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
+    "package": "test_a_damaged_package_is_made_again_as_it_was",
+    "providers.base": "test_providers_command.py",
+    "providers.coreml": DEVICE,
+    "providers.cuda": "test_a_refused_chain_is_allowed_with_the_options_that_are_named",
+    "providers.cuda_dry_run.devices": "test_an_unknown_device_is_answered_with_those_whose_names_begin_with_it",
+    "providers.openvino": "test_a_remedy_does_not_set_an_option_as_it_is_set",
+    "providers.qnn": "test_a_lowering_that_is_not_taken_is_to_be_another",
+    "providers.resolve": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
+    "providers.start": "test_providers_command.py",
+    "providers.tensorrt": DEVICE,
+    "runtime.advice": "test_a_refused_chain_is_allowed_with_the_options_that_are_named",
+    "runtime.engine.checks": "test_a_longer_cache_is_not_longer_than_the_model_supports",
+    "runtime.inputs": "test_many_inputs_without_sizes_are_few_words_and_options_that_work",
+    "runtime.ort.errors": MEMORY,
+    "runtime.registering": "test_providers_command.py",
+    "runtime.rehearsal": "test_rehearsal.py",
+    "runtime.run_errors": "test_place.py",
+    "runtime.text": "test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack",
+    "serve.opening": "test_adapters.py",
+    "serve.running": "test_a_port_in_use_is_said_before_anything_is_loaded",
+    "strangers": "test_a_checkpoint_is_to_be_exported_first",
+}
+"""Module of a remedy that has options or a command of ours -> the test, or the file of tests, that applies it."""
+
+
+def test_every_remedy_with_a_command_or_options_of_ours_has_a_test_that_applies_it() -> None:
+    having = {name for name, remedy in every_remedy().values() if remedy.options or remedy.command[:1] == ("partita",)}
+    assert {name.removeprefix("partita.") for name in having} == set(APPLIED_IN)
+    paths = list((REPOSITORY / "tests").rglob("test_*.py"))
+    files, text = {path.name for path in paths}, "".join(path.read_text("utf-8") for path in paths)
+    for module, place in APPLIED_IN.items():
+        known = place in files or f"def {place}(" in text
+        assert known or place in (DEVICE, MEMORY), f"{module}: there is no {place}"

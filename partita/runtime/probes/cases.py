@@ -340,12 +340,16 @@ def finish(
 
 
 def to_run(model: onnx.ModelProto, case: Case) -> onnx.ModelProto:
-    """The model of a case, marked to be run, where all sizes are known and small, and inputs are floats: values of
-    other types may be positions or sizes, and wrong ones make a run fail.
+    """The model of a case, marked to be run, where all sizes are known and small, and no values decide whether a run
+    succeeds: inputs of integers may be positions or sizes, and declared sizes of outputs may follow from values.
     """
     known = [sizes_of(feed.kind if is_fixed(feed.kind) else case.fixed.get(feed.name)) for feed in case.feeds]
     elements = sum(MOST_RUN if sizes is None else math.prod(sizes) for sizes in known)
-    if elements < MOST_RUN and all(feed.constant or element_of(feed.kind) in FLOATS for feed in case.feeds):
+    if (
+        elements < MOST_RUN
+        and not case.declared
+        and all(feed.constant or element_of(feed.kind) in FLOATS for feed in case.feeds)
+    ):
         given = {feed.name: sizes for feed, sizes in zip(case.feeds, known, strict=True) if feed.constant is None}
         model.metadata_props.add(key=RUN, value=json.dumps(given))
     return model

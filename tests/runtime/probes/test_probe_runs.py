@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -48,6 +49,9 @@ def test_a_node_whose_inputs_could_make_its_run_fail_is_not_run(tmp_path: Path) 
     """Inputs of integers may be positions or sizes: a Slice with steps of 0 fails on every provider."""
     stepping = case_of(SLICE, tmp_path)
     assert not to_run(case_model(stepping), stepping).metadata_props
+    adding = case_of(ADD, tmp_path, x=(3,), y=(3,))
+    declaring = replace(adding, declared={"o0": adding.fixed["i0"]})
+    assert not to_run(case_model(declaring), declaring).metadata_props
 
 
 def test_nothing_is_run_in_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
