@@ -211,7 +211,7 @@ class Probing(Record):
     seconds: float
     budget_seconds: float
     experiments: int
-    """Tried in this run."""
+    """Variants answered in this run; those that come to the same model are run once, and count each."""
     cached: int
     """Known from before."""
     crashes: int

@@ -69,7 +69,7 @@ def test_known_answers_make_others_needless_too(bench, model, tmp_path):
 def test_the_same_model_is_tried_once(bench, model):
     here = bench.lab()
     assert outcomes(here.try_all([model("one"), model("one")])) == ["taken", "taken"]
-    assert here.experiments == 1 and bench.batches == [1]
+    assert here.experiments == 2 and bench.batches == [1], "both variants count, as in the table of their node"
 
 
 def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model):
