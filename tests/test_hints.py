@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 import partita
 from partita.cli import run
 from partita.commands.terminal import fold
+from partita.remedies import Remedy
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 PROMPT = "return the value of"
@@ -225,3 +226,26 @@ def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):
     assert "its run failed" in partita.Report.read(file).to_markdown()
     with pytest.raises(partita.CheckFailedError, match="a run that failed"):
         partita.Report.read(file).check("provider=cpu,share>=1")
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_default_chain_tells_which_installed_provider_could_not_start(gather, monkeypatch, process):
+    from partita.providers.resolve import Resolution, known_providers
+    from partita.runtime import provider_check
+
+    known = known_providers()
+    lost = Resolution(
+        known["cuda"], "unavailable", "library_missing", "libcublas.so.13: not there", Remedy("install it")
+    )
+    chain = provider_check.DefaultChain((known["cpu"],), "cuda could not start (library_missing); so cpu", (lost,))
+    monkeypatch.setattr(provider_check, "best_chain", lambda _: chain)
+    report = partita.place(gather, process=process, probe_seconds=0)
+    assert [(entry.provider, entry.status) for entry in report.chain] == [
+        ("CUDAExecutionProvider", "unavailable"),
+        ("CPUExecutionProvider", "active"),
+    ]
+    assert report.chain[0].remedy == "install it" and report.request.chain == ("CPUExecutionProvider",)
+    said = "Ran on CPU; CUDA is installed but could not start: library_missing; install it"
+    assert said in report.to_markdown()
+    with pytest.raises(partita.CheckFailedError, match="1 provider could not start: CUDAExecutionProvider"):
+        report.check("unavailable=0")
