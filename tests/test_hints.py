@@ -239,7 +239,7 @@ def test_a_default_chain_tells_which_installed_provider_could_not_start(gather, 
     )
     chain = provider_check.DefaultChain((known["cpu"],), "cuda could not start (library_missing); so cpu", (lost,))
     monkeypatch.setattr(provider_check, "best_chain", lambda _: chain)
-    report = partita.place(gather, process=process, probe_seconds=0)
+    report = partita.place(gather, shapes={"n": 1}, process=process, probe_seconds=0)
     assert [(entry.provider, entry.status) for entry in report.chain] == [
         ("CUDAExecutionProvider", "unavailable"),
         ("CPUExecutionProvider", "active"),
