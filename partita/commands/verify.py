@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from partita.commands.results import VerifyResult
 from partita.commands.supervise import supervised
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
+from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.observations.text_format import NOT_KNOWN, plural
@@ -19,6 +21,9 @@ from partita.package import Manifest, check_files
 from partita.package_records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, words
+
+TOKENS_PAST_WINDOW = 64
+"""How much longer than a window a text may be that is compared."""
 
 
 def run(
@@ -35,6 +40,10 @@ def run(
     """
     target = read_chain_options(where)
     manifest = open_folder(package, choice)
+    if reference is not None and manifest.foreign is not None and choice.max_length is None:
+        window, longest = read_evidence(package).window, manifest.graph.longest or 0
+        if window == manifest.graph.max_length < longest:  # the graph lacks it: compare texts that show that
+            manifest = open_folder(package, replace(choice, max_length=min(longest, window + TOKENS_PAST_WINDOW)))
     check_files(package, manifest, hashes=True)
     return supervised(
         lambda: check(package, manifest, target, where.threads, as_json=as_json, reference=reference), target
@@ -60,7 +69,10 @@ def check(
     else:
         show(package, result, stdout_console())
     if result.status != "verified" and result.tolerance is not None:  # else it was not judged
-        raise ParityError(f"{package}: does not compute what its model computes on {result.provider}: {result.detail}")
+        limits = "" if manifest.foreign is None else "".join(f"; {note}" for note in manifest.foreign.notes)
+        raise ParityError(
+            f"{package}: does not compute what its model computes on {result.provider}: {result.detail}{limits}"
+        )
     return 0
 
 

@@ -97,3 +97,16 @@ def test_a_package_has_its_own_answer(tiny_checkpoint, exported, capsys: pytest.
     assert "has its own known answer" in capsys.readouterr().err
     assert cli.run(["verify", str(package), "--provider", "cpu", "--variant", "q4"]) == 2
     assert f"--variant is for folders that Partita did not write; {package} is a package" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("more", "code"), [([], 4), (["--max-length", "20"], 0)])
+def test_a_window_that_the_graph_lacks_is_crossed(
+    more: list[str], code: int, sample: Sample, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the window it is the model, beyond it another one."""
+    folder, checkpoint = sample("optimum"), tmp_path / "checkpoint"
+    shutil.copytree(SAMPLES / "checkpoint", checkpoint)
+    changed(folder / "config.json", sliding_window=20)
+    changed(checkpoint / "config.json", sliding_window=20, model_type="mistral", architectures=["MistralForCausalLM"])
+    assert cli.run(["verify", str(folder), "--reference", str(checkpoint), "--provider", "cpu", *more]) == code
+    assert ("says a window of 20 tokens, and the graph's attention has none" in capsys.readouterr().err) is (code == 4)
