@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from partita.machine.records import Device
@@ -18,6 +19,7 @@ from partita.providers.start import Failure, explain, failure
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import HEAD
 from partita.runtime.process.children import ChildOutcome, run_children
+from partita.runtime.registering import no_device
 
 CHILD = "partita.runtime.provider_child"
 TIMEOUT_SECONDS = 60.0
@@ -118,11 +120,7 @@ def _why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str,
     if result.get("error") is not None:
         return explain(provider, _words_of(result["error"], outcome.log))
     if result.get("offered") == []:
-        return failure(
-            provider,
-            "device_missing",
-            f"{resolution.library} was loaded but offers no device here{provider.plugin_takes}",
-        )
+        return no_device(provider, resolution.library or Path(provider.name))
     if not result.get("correct"):
         return failure(provider, "initialisation_failed", f"it computed {result.get('output')}, which is wrong")
     return None

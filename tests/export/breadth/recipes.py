@@ -102,6 +102,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
+    "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
+    "wavtokenizer_encoder": {"codebook_dim": 64},
     "kosmos_2_5_text_model": {"layers": 2},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
     "muse_spark": {"audio_config": {"num_hidden_layers": ..., "out_hidden_size": 64}},
@@ -124,6 +126,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "head_dim": 0,
         "qk_head_dim": 16,
     },
+    "hy_v4_vl_text": {"rope_parameters": {**DEFAULT_ROPE, "mrope_section": [2, 1, 1]}},
     "hunyuan_vl_text": {"head_dim": 16, **THREE_ROWS},
     "step3p5": {
         "sliding_window": 8,
