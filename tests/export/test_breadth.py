@@ -149,7 +149,7 @@ def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
     rows = "rows of unequal length: states that padding would spoil"
     assert f"| a | verified 2e-06 | refused | gqa: {rows}; onnx24: a\\|b |" in text
     assert "| b | not equal | not equal | first difference; transformers itself: generate fails |" in text
-    assert "torch 2" in text and "transformers unknown" in text
+    assert "torch 2" in text and "onnxruntime unknown" in text
 
 
 def test_an_interrupted_run_goes_on_with_the_types_that_are_missing(tmp_path: Path) -> None:

@@ -71,11 +71,12 @@ def versions() -> dict[str, str]:
 
 
 def code() -> str:
-    """The commit that is run, with `+` where files were changed since; empty outside of a repository."""
+    """The commit that is run, with `+` where files were changed since, and the version of transformers."""
     git = ("git", "-C", str(Path(__file__).parent))
     commit = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=False)
     changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
-    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    changes = "+" if changed.stdout.strip() else ""
+    return f"{commit.stdout.strip()}{changes} with transformers {versions().get('transformers', 'unknown')}"
 
 
 def lines(outcomes: Iterable[Outcome]) -> Iterable[str]:

@@ -103,7 +103,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "granite_docling": {"vision_config": {"out_hidden_size": 64}},
     "inkling2": {"vision_config": {"text_hidden_size": 64}},
     "inkling2_loop": {"vision_config": {"text_hidden_size": 64}},
-    "wavtokenizer_encoder": {"codebook_dim": 64},
     "kosmos_2_5_text_model": {"layers": 2},
     "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
     "muse_spark": {"audio_config": {"num_hidden_layers": ..., "out_hidden_size": 64}},
@@ -215,6 +214,7 @@ IMPOSSIBLE: dict[str, str] = {
     "diffusion_gemma": "it makes text by diffusion over blocks, not token by token",
     "emu3": "transformers finds no weights for its decoder in a checkpoint that has the vision part, too",
     "evolla": "transformers maps it to a class that it does not have",
+    "apertus1p5": "its audio tokens need a large vocabulary; apertus1p5_text is its decoder",
     "fast_vlm": _TIMM,
     "gemma3n": f"{_TIMM}; gemma3n_text is its decoder",
     "gemma4_assistant": _ASSISTS,
@@ -262,6 +262,7 @@ SEEDS: dict[str, int] = {
 STDS: dict[str, float] = {
     "gemma3n_text": 0.15,
     "hrm_text": 0.15,
+    "lara_mini": 0.1,
     "qwen3_5": 0.1,
     "qwen3_5_moe": 0.1,
     "qwen3_5_moe_text": 0.1,
