@@ -14,9 +14,11 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing takes most of the time of this import, in which Ctrl-C cannot be caught
 if TYPE_CHECKING:
+    from typing import Any
+
     from partita import errors as errors
     from partita.errors import (
         CheckpointError,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gc
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ LIMITS = {"normalizer": 1 << 16, "pre_tokenizer": 1 << 6, "post_processor": 1 <<
 """How much longer a component may make what it is given; a decoder, the bytes of one token."""
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 2, "BertNormalizer": 12, "ByteLevel": 4, "CTC": 3}
 """The same for types whose settings do not tell (Unicode FAQ, "Normalization")."""
+REPEATED_GROUP = re.compile(r"\)[*+{]")
+"""In a regular expression: it may try a text in more ways than can be waited for."""
 UTF8_BYTES = 4
 """Of a character, at most."""
 
@@ -54,6 +57,8 @@ def growth_of(text: str) -> int:
     finally:
         if collects:
             gc.enable()
+    if REPEATED_GROUP.search(json.dumps(file.get("decoder"))):  # a text is encoded with a limit of time, not decoded
+        raise ValueError("its decoder has a regular expression that repeats a group")
     for name, most in LIMITS.items():
         if found[name] > most:
             raise ValueError(f"its {name} can make what it is given more than {most:,} times as long")

@@ -77,6 +77,10 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         "its pre_tokenizer can make",
     ),
     "decoder": ({"decoder": several("decoders", *[THOUSAND] * 4)}, "its decoder can make"),
+    "slow decoder": (
+        {"decoder": several("decoders", {"type": "Fuse"}, replace("(a|aa)+c", "x", "Regex"))},
+        "its decoder has a regular expression that repeats a group",
+    ),
     "token": ({"added_tokens": [{**NORMALIZED, "content": "q" * 5_000_000}]}, "its decoder can make"),
     "template": ({"post_processor": template(1000, 10_000)}, "its post_processor can make"),
     "repeated text": (

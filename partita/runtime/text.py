@@ -6,7 +6,6 @@ Knows the tokenizer files of a package; knows nothing of models or sessions.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,7 +22,7 @@ from partita.runtime.in_time import LateError, in_time
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.stop_strings import StopStrings
 from partita.spelling import either
-from partita.tokenizer_limits import growth_of, load_full
+from partita.tokenizer_limits import REPEATED_GROUP, growth_of, load_full
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -35,8 +34,6 @@ AT_ONCE_BYTES, MOST_BYTES = 1 << 18, 32 << 20
 """A longer normalized text is counted in parts, and a longer one than the second is not encoded: either takes up to 300
 times as much memory.
 """
-REPEATED_GROUP = re.compile(rb"\)[*+{]")
-"""In a regular expression: it may try more ways to match a text than its engine allows, which panics then."""
 ENCODE_SECONDS, ENCODE_BYTES = 10.0, 1 << 20
 """For a text, and again for as many bytes."""
 MOST_BACK = 16
@@ -174,7 +171,7 @@ class Text:
 
         seconds = ENCODE_SECONDS * (1 + size / ENCODE_BYTES)
         parts = (getattr(self._tokenizer.core, name, None) for name in ("normalizer", "pre_tokenizer"))
-        may_panic = any(part is not None and REPEATED_GROUP.search(part.__getstate__()) for part in parts)
+        may_panic = any(part is not None and REPEATED_GROUP.search(part.__getstate__().decode()) for part in parts)
         try:
             with _panics_hidden() if may_panic else nullcontext():
                 return in_time(encode, lambda: None, seconds)
