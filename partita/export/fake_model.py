@@ -143,7 +143,7 @@ def _constructors_may_convert() -> Iterator[None]:
                 each._buffers[name] = None if buffer is None else fn(buffer)
         return self
 
-    torch.nn.Module._apply = convert  # type: ignore[method-assign, assignment]
+    torch.nn.Module._apply = convert  # type: ignore[method-assign]
     try:
         yield
     finally:
