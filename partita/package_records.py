@@ -50,6 +50,8 @@ class Verification(Record):
     """Compared positions that are further from the reference, and left out, because the package is rounded and its
     model takes the best of some experts: where two are nearly equally good, rounding decides. Fewer than half.
     """
+    not_run: tuple[str, ...] = ()
+    """Graph files that the known answer did not run: their chunk is longer than its prompt."""
     not_exercised: tuple[str, ...] = ()
     """What the text of the known answer is too short for: windows, attention chunks, rotary frequencies, graphs."""
     steps: tuple[StepError, ...] = ()

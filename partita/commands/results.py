@@ -268,6 +268,8 @@ class VerifyResult(Record):
     """Compared positions that are left out: the package is rounded, and rounding makes its model choose other experts
     there. Fewer than half.
     """
+    not_run: tuple[str, ...] = ()
+    """Graphs that the known answer does not reach: its prompt is shorter than their chunk."""
     not_exercised: tuple[str, ...] = ()
     """What the text of the known answer is too short for: windows, attention chunks, rotary frequencies, graphs."""
     steps: tuple[StepResult, ...]

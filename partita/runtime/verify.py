@@ -102,8 +102,8 @@ def replay(
                 compared += _compare_adapter(folder, replaying, record.name, record.known_answer)
         if tolerance is None and manifest.rounds and _chooses(runner):
             set_aside(compared)
-        files = [file.file for file in runner.contract.files if file.file not in replaying.ran]
-        not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in files))
+        not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
+        not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
         missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
         missed += _unreached(runner, answer)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
@@ -120,6 +120,7 @@ def replay(
         proof=manifest.verification.proof,
         near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
         rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
+        not_run=not_run,
         not_exercised=not_exercised,
         steps=tuple(entry.result() for entry in compared),
     )
