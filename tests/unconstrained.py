@@ -1,7 +1,7 @@
-"""Export, verify and generate with eight small families in the environment of the running Python, and print a line for each.
+"""Export, verify and generate with eight small families in the environment of the running Python, a line for each.
 
-`make unconstrained` runs it in a fresh environment with the newest versions that pyproject.toml allows, and again with the
-oldest transformers. It needs the extras `cpu` and `export` and no test library. Exit code 1 when a family fails.
+`make unconstrained` runs it in a fresh environment with the newest versions that pyproject.toml allows, and again with
+the oldest transformers. It needs the extras `cpu` and `export` and no test library. Exit code 1 when a family fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> int:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 said = check(model_type, Path(folder))
-        except Exception as error:  # noqa: BLE001  (one family's failure must not hide the others)
+        except Exception as error:  # noqa: BLE001 - the other families are still tried
             failed.append(model_type)
             traceback.print_exc()
             said = f"FAILED: {type(error).__name__}: {error}"

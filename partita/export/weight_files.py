@@ -58,8 +58,9 @@ def matches(pattern: str, name: str) -> bool:
     except (regex.error, RecursionError, OverflowError) as error:
         raise re.error(str(error)) from error
     except TimeoutError as error:
-        shown = pattern[:SHOWN_CHARACTERS]
-        raise CheckpointError(f"the pattern {shown!r} takes more than {PATTERN_SECONDS:g} s for {name}; simplify it") from error
+        raise CheckpointError(
+            f"the pattern {pattern[:SHOWN_CHARACTERS]!r} takes more than {PATTERN_SECONDS:g} s for {name}; simplify it"
+        ) from error
 
 
 class Decoder(Protocol):
