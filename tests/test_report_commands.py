@@ -174,6 +174,7 @@ def test_check_as_json(folder, capsys):
         (["--max-unexplained", "-2"], "must be a number that is 0 or more"),
         (["--require", "providr=webgpu,share>=1"], "did you mean 'provider'"),
         (["--require", "provider=webpgu,share>=1"], "did you mean 'webgpu'"),
+        (["--require", "provider=gpu,share>=1"], "did you mean 'cuda' or 'webgpu'? known providers: "),
         (["--require", ""], "is not FIELD OP VALUE"),
     ],
 )

@@ -180,6 +180,8 @@ def _unknown_provider(
     said = f"{said}; {did_you_mean(near)}known providers: {', '.join(listed)}"
     if not near:
         return UsageError(said, remedy=WHICH)
+    if argument not in ("providers", "target"):  # others hold more than a chain
+        return UsageError(said)
     chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
     return UsageError(said, remedy=MEANT.filled(option=flag_of(argument), chain=chain))
 
