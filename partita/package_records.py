@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
 from partita.contract import Record
 
 
@@ -157,32 +159,16 @@ class PackedWeights(Record):
     """null: widths were not chosen by measuring them."""
 
 
-class ProductTime(Record):
-    """What a product takes as the two graphs of a pair compute it, on one thread."""
-
-    rows: int
-    """N: numbers that it gives for a token."""
-    width: int
-    """K: numbers of a token that it reads."""
-    weights: int
-    """Products of this size."""
-    seconds: float
-    """In the form of the decode graph."""
-    prefill_seconds: float
-    """In that of the prefill graph."""
-
-
 class PrefillChoice(Record):
     """Whether prompts have a graph of their own, which computes in another precision, and why."""
 
+    model_config = ConfigDict(frozen=True, extra="ignore")  # packages of earlier versions have times of products
+
     asked: str
-    """What was asked for: int8, or auto for what is faster."""
+    """What was asked for: int8."""
     written: bool
-    """False: one graph reads prompts and goes on."""
+    """False, in packages of earlier versions: one graph reads prompts and goes on."""
     reason: str
-    tokens: int = 0
-    """Tokens in the products that were timed; 0: nothing was."""
-    products: tuple[ProductTime, ...] = ()
     packed: PackedWeights | None = None
     """The weights that the prefill graph alone reads; the others are those of `Manifest.packed`."""
 

@@ -72,7 +72,7 @@ def test_verbs_and_options():
 def test_values_of_choices():
     assert offered("partita export c o --precision ") == ["auto", "fp32", "fp16", "bf16", "int8", "int4"]
     assert offered("partita export c o --activations ") == ["fp32", "fp16", "bf16", "int8"]
-    assert offered("partita export c o --prefill-precision ") == ["auto", "int8"]
+    assert offered("partita export c o --prefill-precision ") == ["int8"]
     assert offered("partita export c o --attention p") == ["primitives"]
     assert set(PROVIDERS) <= set(offered("partita export c o --target "))
     assert set(PROVIDERS) <= set(offered("partita generate p --provider "))

@@ -52,7 +52,7 @@ ENTRIES = (
         4,
         (
             *("--precision", "int4", "--block-size", "64", "--keep", "lm_head=int8"),
-            *("--prefill-precision", "auto"),
+            *("--prefill-precision", "int8"),
         ),
     ),
     Entry("partita", "int4-b128", 4, ("--precision", "int4", "--block-size", "128")),

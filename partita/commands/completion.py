@@ -79,7 +79,7 @@ def caches(typed: str) -> list[str]:
 
 def prefill_precisions(typed: str) -> list[str]:
     """Values of `--prefill-precision`."""
-    return _beginning(typed, ("auto", "int8"))
+    return _beginning(typed, ("int8",))
 
 
 def attentions(typed: str) -> list[str]:

@@ -34,7 +34,6 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
         lines = describe(summary)
         if explain:
             lines += [*explained(summary.passes, summary.manifest), *explained_mix(summary.manifest.packed)]
-            lines += explained_prefill(summary.manifest)
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -187,12 +186,10 @@ def _packed(manifest: Manifest) -> list[str]:
 
 
 def _prefill(manifest: Manifest) -> list[str]:
-    """Lines on a graph for prompts, or on why there is none; nothing where none was asked for."""
+    """Lines on a graph for prompts; nothing without one."""
     found = manifest.prefill
-    if found is None:
+    if found is None or found.packed is None:
         return []
-    if found.packed is None:
-        return [f"  prompts     no graph of their own: {found.reason}"]
     size = human_bytes(sum(kind.size_bytes for kind in found.packed.kinds))
     weights = plural(sum(kind.weights for kind in found.packed.kinds), "weight")
     names = " and ".join(dict.fromkeys(kind.precision for kind in found.packed.kinds))
@@ -201,19 +198,6 @@ def _prefill(manifest: Manifest) -> list[str]:
         f"  prompts     {weights} in {names} more, one scale for each row: {size}, activations "
         f"{found.packed.activations}",
     ]
-
-
-def explained_prefill(manifest: Manifest) -> list[str]:
-    """What the products take that a graph for prompts was chosen by."""
-    found = manifest.prefill
-    if found is None or not found.products:
-        return []
-    rows = [
-        f"    {each.weights:>4} of {each.width} x {each.rows}: {1e6 * each.seconds:,.0f} us in the form of the decode "
-        f"graph, {1e6 * each.prefill_seconds:,.0f} us in 8-bit integers"
-        for each in found.products
-    ]
-    return [f"  products    timed for {found.tokens} tokens, on one thread", *rows]
 
 
 def _rounded(packed: PackedWeights) -> list[str]:

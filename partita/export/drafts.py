@@ -21,7 +21,7 @@ from partita.export.naming import match_names
 from partita.export.narrow_weights import Narrow, rounded_weights, store_narrow
 from partita.export.node_names import name_nodes
 from partita.export.operators import Form
-from partita.export.options import AUTO, DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
+from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, WINDOW, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.progress import Stage, stage
@@ -29,7 +29,6 @@ from partita.export.quantisation import calibration, prefill
 from partita.export.quantisation.experts import gathered
 from partita.export.quantisation.kept_narrow import keep_narrow, round_kept
 from partita.export.quantisation.plan import Plan
-from partita.export.quantisation.prefill import Beside
 from partita.export.quantisation.reference import movable, round_weights
 from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise, without_weights
 from partita.export.quantisation.summary import notes as packing_notes
@@ -44,7 +43,7 @@ from partita.export.ways import Way
 from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
 from partita.package import left_out
-from partita.package_records import Calibration, PackedKind, PrefillChoice
+from partita.package_records import Calibration, PackedKind
 from partita.spelling import spelled
 
 
@@ -65,8 +64,6 @@ class Graphs:
     """What became of the weights, where the precision packs them."""
     prompts: Outcome = field(default_factory=Outcome)
     """The same of the weights that a graph for prompts has for itself."""
-    prefill: PrefillChoice | None = None
-    """Whether there is such a graph, where one was asked for."""
     branches: dict[str, Branch] = field(default_factory=dict)
     """Paths for adapters beside products, by the name of their first input."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
@@ -89,7 +86,7 @@ class Draft:
     """How weights are packed; None when they are not."""
     text: Text | None = None
     """What they are rounded on; None without one."""
-    beside: Beside | None = None
+    beside: Plan | None = None
     """A graph for prompts that computes otherwise; None where none was asked for."""
     narrow: Narrow | None = None
     """How weights are kept in 16 bits that are computed with in float32; None when none are."""
@@ -243,7 +240,7 @@ class Draft:
                 f"({spelled('max_length', self.max_length)}): prefill.onnx reads {self.max_length} tokens at a time",
             )
         chosen = lowering(way.attention)
-        plans = [self.plan, None if self.beside is None else self.beside.plan]
+        plans = [self.plan, self.beside]
         oldest = max([OPSET if self.coded else 1, *(plan.form.opset for plan in plans if plan is not None)])
         specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
@@ -275,7 +272,7 @@ def repacked(graphs: Graphs, plan: Plan) -> Graphs:
     draft = replace(graphs.draft, plan=plan)
     sources = match_names(draft.fake.module, draft.checkpoint.tensors)
     packing, prompts, traced = Outcome(gathered=graphs.packing.gathered), Outcome(gathered=graphs.packing.gathered), []
-    own = draft.beside.plan if graphs.prompts.placed and draft.beside is not None else None
+    own = draft.beside if graphs.prompts.placed else None
     for (_, phase, _), item, (unpacked, context) in zip(graphs.phases, graphs.traced, graphs.unpacked, strict=True):
         model = unpacked.clone()
         if own is not None and phase == "prefill":
@@ -350,25 +347,20 @@ def _rewrite(graphs: Graphs) -> None:
         tell(work, f"left out, because the logits do not depend on it: {left_out(unused)}")
 
 
-def _add_prefill(graphs: Graphs, beside: Beside, fits: Callable[[Plain], bool]) -> None:
-    """Put a graph for prompts before the only graph there is, where it can be written and is worth it."""
+def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) -> None:
+    """Put a graph for prompts before the only graph there is. Raises UnsupportedModelError where that cannot be."""
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
-    reason = _only_one(graphs) or beside.refused
-    if reason or beside.plan is None:
-        graphs.prefill = PrefillChoice(asked=beside.asked, written=False, reason=reason)
-        _check_written(graphs)
-        return
+    reason = _only_one(graphs)
     (unpacked, context), item = graphs.unpacked[0], graphs.traced[0]
     model = unpacked.clone()
-    counts = prefill.pack(model, context, beside.plan, plan, own, shared, fits)
+    counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
+    if not own.placed:
+        said = spelled("prefill_precision", graphs.draft.work.options.prefill_precision)
+        why = reason or "no product of the model can be packed so"
+        raise UnsupportedModelError(f"{said}: {why}; leave it out", option="prefill_precision")
     counts |= keep_narrow(model, context, plan, shared, graphs.draft.takes)
     name_nodes(model)
-    with stage(graphs.draft.work.progress, "time products", graphs.draft.work.seconds):
-        graphs.prefill = prefill.choose(beside, plan, own, graphs.packing)
-    _check_written(graphs)
-    if not graphs.prefill.written:
-        return
     for name, count in counts.items():
         graphs.passes[name] = graphs.passes.get(name, 0) + count
     graphs.prompts = own
@@ -386,17 +378,3 @@ def _only_one(graphs: Graphs) -> str:
     if any(port.role == "rope_length" for port in graphs.traced[0].inputs):
         return "the model's rotary frequencies depend on the length of the text"
     return ""
-
-
-def _check_written(graphs: Graphs) -> None:
-    """Say why there is no graph for prompts. Raises UnsupportedModelError where it was asked for whatever it brings."""
-    found = graphs.prefill
-    assert found is not None
-    said = spelled("prefill_precision", found.asked)
-    if found.written:
-        if prefill.slower(found):
-            tell(graphs.draft.work, f"{said}: the graph for prompts is slower on this machine: {found.reason}")
-        return
-    if found.asked != AUTO:
-        raise UnsupportedModelError(f"{said}: {found.reason}; leave it out", option="prefill_precision")
-    tell(graphs.draft.work, f"{said}: no graph for prompts was written: {found.reason}")

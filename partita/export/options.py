@@ -37,7 +37,6 @@ MOST_RATIO = 10
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """It is part of the names of files."""
 AUTO = "auto"
-PREFILL_PRECISIONS = (INTEGERS, AUTO)
 """Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
 PACKED = "int4"
 """What `auto` may turn out to be: all that may be said of packed weights may be said beside it."""
@@ -95,7 +94,7 @@ class ExportOptions:
     with_adapters: tuple[tuple[str, Path], ...] = ()
     """Names of adapters that a run can switch on, and their folders."""
     prefill_precision: str | None = None
-    """A second graph is written for prompts: one of PREFILL_PRECISIONS. None: one graph reads them and goes on."""
+    """int8: a second graph is written for prompts. None: one graph reads them and goes on."""
     requantise: bool = False
     """Weights of a quantised checkpoint are rounded a second time. False: they are taken as they are stored."""
     cache: str = FIXED
@@ -340,8 +339,8 @@ def _check_prefill(options: ExportOptions) -> None:
     if options.prefill_precision is None:
         return
     said = spelled("prefill_precision", options.prefill_precision)
-    if options.prefill_precision not in PREFILL_PRECISIONS:
-        raise UsageError(f"{said}: choose one of {', '.join(PREFILL_PRECISIONS)}")
+    if options.prefill_precision != INTEGERS:
+        raise UsageError(f"{said}: choose {INTEGERS}, the only precision of a graph for prompts")
     if options.activations == INTEGERS:
         raise UsageError(
             f"{said}: with {spelled('activations', INTEGERS)} the package computes so anyway; leave one of the two out"

@@ -72,9 +72,7 @@ Times = Callable[[Sequence[Question]], Sequence[float]]
 Timed = tuple[str, Callable[[], Question]]
 """What tells a product from every other, and what makes its model, which is large: only where it has to be timed."""
 Compares = Callable[[Sequence[Timed], Timed], Sequence[tuple[float, float]]]
-"""Times products beside a plain one, in turns, and keeps what it finds: seconds of a run of each on one thread, and of
-the plain one meanwhile.
-"""
+"""Times products beside a plain one, in turns: seconds of each on one thread, and of the plain one meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def find_target(
             smoke=_smoker(provider, {}),
             unpacks=_unpacks,
             times=partial(_times, resolution),
-            compares=partial(_compares, resolution, {}),
+            compares=partial(_compares, resolution),
         )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
@@ -116,15 +116,11 @@ def _times(cpu: Resolution, questions: Sequence[Question]) -> list[float]:
     return product_seconds(questions, cpu)
 
 
-def _compares(
-    cpu: Resolution, seen: dict[str, tuple[float, float]], products: Sequence[Timed], plain: Timed
-) -> list[tuple[float, float]]:
-    """Seconds that products take on the CPU provider of this machine, and a plain one beside them. `seen`: what this
-    target was told so far.
-    """
-    from partita.runtime.cpu.comparing import compared
+def _compares(cpu: Resolution, products: Sequence[Timed], plain: Timed) -> list[tuple[float, float]]:
+    """Seconds that products take on the CPU provider of this machine, and a plain one beside them."""
+    from partita.runtime.cpu.products import compared
 
-    return compared(products, plain, cpu, seen=seen)
+    return compared(products, plain, cpu)
 
 
 def _kernels(provider: Provider) -> Kernels:

@@ -10,41 +10,21 @@ AttentionPath = Literal["flash", "naive"]
 """GroupQueryAttention's two ways through a prompt on the CPU: in tiles, or with the whole matrix of scores."""
 
 
-class AttentionTiming(Record):
-    """What one form of GroupQueryAttention takes for a prompt on either path: the lowest CPU times of one thread."""
-
-    heads: int
-    kv_heads: int
-    head_size: int
-    window: int | None
-    """Tokens that a query sees; null for all before it."""
-    nodes: int
-    """Nodes of the graph that have this form."""
-    tokens: tuple[int, ...]
-    """Given at once: 1, after as many as the most of them, and prompts."""
-    flash_us: tuple[float, ...]
-    """Microseconds per length."""
-    naive_us: tuple[float, ...]
-
-
 class AttentionChoice(Record):
     """The path that GroupQueryAttention took, and why."""
 
     path: AttentionPath
     reason: Literal[
-        "faster",  # naive: clearly faster when timed
-        "not_faster",  # flash: naive is not clearly faster when timed
-        "unclear",  # flash: timings varied too much to go by
+        "faster",  # naive: the processor and the head sizes are those for which it was measured to be faster
+        "not_faster",  # flash: ONNX Runtime's default
+        "unclear",  # only in reports of earlier versions, which timed both paths
         "memory",  # flash: the matrix of scores would be too large
         "option",  # the user said so
         "environment",  # a variable of ONNX Runtime says so
-        "failed",  # flash: the timing failed
+        "failed",  # only in reports of earlier versions
     ]
     detail: str
     """In one sentence."""
-    timings: tuple[AttentionTiming, ...] = ()
-    kept: bool = False
-    """The timings are of an earlier session on this machine."""
 
 
 class CpuSession(Record):

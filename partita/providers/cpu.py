@@ -26,7 +26,7 @@ PROVIDER = Provider(
             "attention",
             "choice",
             "auto",
-            "the path through attention, auto: the one that is faster here",
+            "the path through attention, auto: by processor and head size",
             choices=("auto", "flash", "naive"),
             ours=True,
         ),

@@ -54,9 +54,12 @@ def _onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
     return tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in runtime_wheels())
 
 
+def cpu_flags(info: Path = CPU_INFO) -> frozenset[str] | None:
+    """The words of Linux's description of the processor, its instruction sets among them; None elsewhere."""
+    return frozenset(info.read_text(encoding="utf-8", errors="replace").split()) if info.is_file() else None
+
+
 def integer_unit(info: Path = CPU_INFO) -> str | None:
     """The flag of what multiplies 8-bit integers in the processor; empty when it has none, None when nobody says."""
-    if not info.is_file():
-        return None
-    known = set(info.read_text(encoding="utf-8", errors="replace").split())
-    return next((flag for flag in INTEGER_UNITS if flag in known), "")
+    known = cpu_flags(info)
+    return None if known is None else next((flag for flag in INTEGER_UNITS if flag in known), "")

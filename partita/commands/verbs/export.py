@@ -72,7 +72,7 @@ def export(
         typer.Option(
             autocompletion=complete("prefill_precisions"),
             help="int8, int4: a second graph for prompts: int8, weights of 8 bits and activations rounded for every "
-            "token, for processors that multiply integers fast; auto writes it where its products are faster here.",
+            "token, for processors that multiply integers fast.",
         ),
     ] = None,
     requantise: Annotated[

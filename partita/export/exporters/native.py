@@ -30,7 +30,7 @@ from partita.export.quantisation import calibration
 from partita.export.quantisation.as_stored import AsStored
 from partita.export.quantisation.keep import paths
 from partita.export.quantisation.plan import make_plan
-from partita.export.quantisation.prefill import make_beside
+from partita.export.quantisation.prefill import prefill_plan
 from partita.export.quantisation.summary import summary
 from partita.export.running import CPU
 from partita.export.stored_precision import check_merged, keeps_codes, takes_stored
@@ -149,7 +149,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
             stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
-            beside = make_beside(options, target, plan)
+            beside = prefill_plan(options, target, plan)
     takes = work.takes if target is None else target.takes
     coded = keeps_codes(options, checkpoint)
     as_stored = coded or (plan is not None and plan.stored is not None)
@@ -226,10 +226,10 @@ def _switched(graphs: Graphs, each: Switched) -> SwitchedAdapter:
 
 def _prefill(graphs: Graphs) -> PrefillChoice | None:
     """The record of a graph for prompts, its weights as they are packed in the end."""
-    found, beside = graphs.prefill, graphs.draft.beside
-    if found is None or not found.written or beside is None or beside.plan is None:
-        return found
-    return found.model_copy(update={"packed": summary(beside.plan, graphs.prompts)})
+    asked, plan = graphs.draft.work.options.prefill_precision, graphs.draft.beside
+    if asked is None or plan is None:
+        return None
+    return PrefillChoice(asked=asked, written=True, reason="as asked for", packed=summary(plan, graphs.prompts))
 
 
 def _takes_fewer_rows(graphs: Graphs) -> bool:

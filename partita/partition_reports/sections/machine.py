@@ -76,8 +76,7 @@ def _threads(entry: CpuSession) -> str:
 
 def _path(choice: AttentionChoice) -> str:
     """The path through GroupQueryAttention, and why."""
-    when = " (timed earlier)" if choice.kept else ""
-    return f"{choice.path} path: {choice.detail}{when}"
+    return f"{choice.path} path: {choice.detail}"
 
 
 def _say_environment(env: Environment, report: Report) -> tuple[Pair, ...]:

@@ -6,7 +6,6 @@ use (1.31.1, seen with taskset). So the number is given to it whenever the proce
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
@@ -108,12 +107,6 @@ def _pair(*files: Path) -> float | None:
 def cpu_name() -> str:
     """Model name of the processor."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
-
-
-def cpu_identity() -> tuple[str, str]:
-    """What timings on this processor depend on: its name, and a hash of its instruction sets."""
-    flags = _cpuinfo("flags") or _cpuinfo("Features")
-    return cpu_name(), hashlib.sha256(flags.encode()).hexdigest()[:16]
 
 
 def _cpuinfo(wanted: str) -> str:

@@ -1,4 +1,4 @@
-"""How a session's CPU provider is set up, all told: what the user said, what the machine has, what was measured."""
+"""How a session's CPU provider is set up, all told: what the user said, and what the machine has."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from partita.errors import PartitaError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu import huge_pages
-from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose, too_large
+from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
 from partita.runtime.cpu.cores import usable_cores
 from partita.runtime.cpu.huge_pages import Range
-from partita.runtime.cpu.timing import kept_timings, times_of
-from partita.runtime.environment import integer_unit
-from partita.runtime.ort.session import NativeFailureError, Opening, Session
+from partita.runtime.environment import cpu_flags, integer_unit
+from partita.runtime.ort.session import Opening, Session
 
 SPINNING = "session.intra_op.allow_spinning"
 STOPPING = "session.force_spinning_stop"
@@ -38,7 +36,7 @@ def set_up(
     """The opening with what the CPU provider needs in it, and the settings as a report has them; None without the
     provider.
 
-    `attention`: that of the graph, where it has two paths; the faster one for prompts is measured once per machine.
+    `attention`: that of the graph, where it has two paths.
     """
     cores = usable_cores()
     threads, why = cores.threads(opening.threads)
@@ -119,16 +117,6 @@ def _attention_choice(
     said = by_word(cpu.options.get("attention", ""), os.environ.get(VARIABLE, ""))
     if said is not None and (attention is not None or said.reason == "option"):
         return said
-    if attention is None or active[0] is not cpu or not attention.matters:
+    if attention is None or active[0] is not cpu:
         return None
-    large = too_large(attention)
-    if large is not None:
-        return large
-    kept = kept_timings()
-    try:
-        found = {form: times_of(form, attention.lengths, cpu, kept) for form in attention.forms}
-    except (NativeFailureError, PartitaError) as error:
-        detail = f"the operator could not be timed alone: {error}"
-        return AttentionChoice(path="flash", reason="failed", detail=detail)
-    times = {form: each for form, (each, _) in found.items()}
-    return choose(attention, times, threads, kept=all(known for _, known in found.values()))
+    return choose(attention, threads, avx512="avx512f" in (cpu_flags() or ()))

@@ -283,7 +283,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "another_width": ({"precision": "int8"}, "which is int4 as it is stored"),
     "a_block_size": ({"precision": "int4", "block_size": 64}, "taken as they are stored"),
     "a_quantiser": ({"precision": "int4", "quantiser": "nearest"}, "taken as they are stored"),
-    "a_graph_for_prompts": ({"precision": "int4", "prefill_precision": "auto"}, "taken as they are stored"),
+    "a_graph_for_prompts": ({"precision": "int4", "prefill_precision": "int8"}, "taken as they are stored"),
     "nothing_to_round": ({"precision": "fp16", "requantise": True}, "needs --precision int4"),
     "no_precision": ({"requantise": True}, "needs --precision int4"),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,10 @@ from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.options import check_options
 from partita.export.quantisation.kernels import Kernels
-from partita.export.quantisation.packed import Packed
 from partita.export.quantisation.plan import make_plan
-from partita.export.quantisation.prefill import choose, make_beside, slower
-from partita.export.quantisation.rewrite import Outcome, Placed
-from partita.export.target import Question, Target
+from partita.export.quantisation.prefill import prefill_plan
 from partita.package import check_files, read_manifest
+from partita.package_records import PrefillChoice
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.bound_graph import BoundGraph
 from partita.runtime.engine.bound_graph import Outcome as RunOutcome
@@ -31,7 +28,6 @@ from partita.runtime.runner import load_runner
 from partita.runtime.scoring import open_scorer
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers
-from tests.export.quantisation.test_packed import plain
 from tests.export.quantisation.test_plan import MODULES, Asked, options, target
 
 pytestmark = pytest.mark.environment("beside")
@@ -141,99 +137,53 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
         assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
 
 
-def _timing(share: float) -> Target:
-    """A target whose integer products take so much of the time of the others."""
-
-    def times(questions: Sequence[Question]) -> list[float]:
-        for model, _ in questions:
-            onnx.checker.check_model(onnx.ModelProto.FromString(model))
-        return [1e-3, share * 1e-3]
-
-    return replace(target(Asked(frozenset())), times=times)
-
-
-@pytest.mark.parametrize(
-    ("asked", "share", "written"), [("auto", 0.5, True), ("auto", 0.9, False), ("int8", 0.9, True), ("int8", 2.0, True)]
-)
-def test_the_graph_is_written_where_its_products_are_faster(
-    tiny_checkpoint: TinyCheckpoint, asked: str, share: float, written: bool
-) -> None:
-    wanted = replace(options(), prefill_precision=asked)
-    plan = make_plan(wanted, _timing(share), MODULES)
-    beside = make_beside(wanted, _timing(share), plan)
-    assert plan is not None and beside is not None and beside.plan is not None
-    weight = plain(tiny_checkpoint("llama"))
-    outcomes = []
-    for each in (beside.plan, plan):
-        packing = each.packing(["model"], weight.origin.shape[1])
-        assert packing is not None
-        packed = Packed.of(weight, packing, each.form.product.layout)
-        outcomes.append(Outcome({packed.key: Placed(packed, ("model",), ())}))
-    found = choose(beside, plan, *outcomes)
-    assert found.written is written and f"{share:.2f} of the time" in found.reason
-    assert slower(found) is (share > 1), "which is told"
-    (product,) = found.products
-    assert (product.weights, product.seconds, product.prefill_seconds) == (1, 1e-3, share * 1e-3)
-    assert (product.rows, product.width) == weight.origin.shape
-
-
 def test_a_target_without_such_a_kernel() -> None:
     lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
-    wanted = replace(options(), prefill_precision="auto")
-    plan = make_plan(wanted, lacks, MODULES)
-    beside = make_beside(wanted, lacks, plan)
-    assert plan is not None and beside is not None
-    found = choose(beside, plan, Outcome(), Outcome())
-    assert not found.written and "npu has no kernel" in found.reason
+    wanted = replace(options(), prefill_precision="int8")
     said = (
         r"^--prefill-precision int8: npu has no kernel .* MatMulIntegerToFloat.* or leave --prefill-precision int8 out"
     )
     with pytest.raises(ProviderError, match=said):
-        make_beside(replace(wanted, prefill_precision="int8"), lacks, plan)
+        prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
 
 
 def test_an_operator_set_that_is_too_old_for_it() -> None:
-    wanted = replace(options(), prefill_precision="auto", opset=17)
-    plan = make_plan(wanted, None, MODULES)
-    beside = make_beside(wanted, None, plan)
-    assert beside is not None and beside.plan is None and "a newer operator set than --opset 17" in beside.refused
+    wanted = replace(options(), prefill_precision="int8", opset=17)
     with pytest.raises(UsageError, match=r"^--prefill-precision int8: .* than --opset 17; leave one of the two out"):
-        make_beside(replace(wanted, prefill_precision="int8"), None, plan)
+        prefill_plan(wanted, None, make_plan(wanted, None, MODULES))
 
 
 def test_modules_that_stay_do_so_in_both_graphs() -> None:
     wanted = replace(options(keep=(("layers.1", "fp32"), ("lm_head", "int8"))), prefill_precision="int8")
     plan = make_plan(wanted, None, MODULES)
-    beside = make_beside(wanted, None, plan)
-    assert beside is not None and beside.plan is not None
-    assert beside.plan.packing(["model.layers.1"], 256) is None
-    found = beside.plan.packing(["model.layers.10"], 256)
+    beside = prefill_plan(wanted, None, plan)
+    assert beside is not None
+    assert beside.packing(["model.layers.1"], 256) is None
+    found = beside.packing(["model.layers.10"], 256)
     assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
 
 
 def test_a_calibration_is_of_the_decode_graph_alone(tmp_path: Path) -> None:
     wanted = replace(options(), prefill_precision="int8", calibrate=tmp_path / "text")
     plan = make_plan(wanted, None, MODULES)
-    beside = make_beside(wanted, None, plan)
+    beside = prefill_plan(wanted, None, plan)
     assert plan is not None and plan.quantiser == "gptq"
-    assert beside is not None and beside.plan is not None and beside.plan.quantiser == "refit"
+    assert beside is not None and beside.quantiser == "refit"
 
 
 def test_a_package_in_float16_has_no_such_graph() -> None:
-    wanted = replace(options(), prefill_precision="auto", activations="fp16")
+    wanted = replace(options(), prefill_precision="int8", activations="fp16")
     plan = make_plan(wanted, None, MODULES)
-    beside = make_beside(wanted, target(None, Kernels(activations="fp16")), plan)
-    assert beside is not None and beside.plan is None and "float16" in beside.refused
     with pytest.raises(UsageError, match=r"--prefill-precision int8: .* float16 .* add --activations fp32"):
-        make_beside(replace(wanted, prefill_precision="int8"), None, plan)
+        prefill_plan(wanted, target(None, Kernels(activations="fp16")), plan)
 
 
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [
         ("fp32", {"prefill_precision": "int8"}, r"--prefill-precision int8 is about packed weights: it needs --prec"),
-        ("fp16", {"prefill_precision": "auto"}, r"--prefill-precision auto is about packed weights"),
-        ("int4", {"prefill_precision": "int4"}, r"--prefill-precision int4: choose one of int8, auto"),
+        ("int4", {"prefill_precision": "int4"}, r"^--prefill-precision int4: choose int8"),
+        ("int4", {"prefill_precision": "auto"}, r"^--prefill-precision auto: choose int8"),
         ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"computes so anyway; leave one of the two out"),
         ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"leave --activations fp16 out"),
         ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"--static-shapes for compilers"),
@@ -252,12 +202,8 @@ def test_a_model_with_recurrent_states_is_refused_by_name(
         exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
 
 
-def test_a_package_that_is_not_worth_it_says_so(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
-) -> None:
-    package = exported(tiny_checkpoint("llama"), precision="int4", prefill_precision="auto", quality_text=text)
-    manifest = read_manifest(package)
-    assert [file.file for file in manifest.graph.files] == ["model.onnx"]
-    assert manifest.prefill is not None and not manifest.prefill.written and manifest.prefill.packed is None
-    assert manifest.quality is not None and not manifest.quality.phases
-    assert "timed" in manifest.prefill.reason
+def test_a_package_of_an_earlier_version_with_times_of_products_is_read(pair: Path) -> None:
+    now = read_manifest(pair).prefill
+    assert now is not None
+    record = {**now.model_dump(), "tokens": 128, "products": [{"rows": 1, "seconds": 0.1}]}
+    assert PrefillChoice.model_validate(record) == now
