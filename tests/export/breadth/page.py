@@ -42,8 +42,8 @@ def page(results: Results) -> str:
             "A tiny random checkpoint of each type was exported in float32 for 64 tokens by the code behind "
             "`partita export`, and run on the CPU provider beside the original model, which had transformers' default "
             "attention (results with transformers 5.23: eager attention) and no cache: the prompt at once, the "
-            "prompt in chunks of 7, 24 decode steps past every sliding window, and two rows of unequal length. Real checkpoints "
-            "were not run.",
+            "prompt in chunks of 7, 24 decode steps past every sliding window, and two rows of unequal length. Real "
+            "checkpoints were not run.",
             "",
             "- **verified**: every logit within 1e-4 of the original, relative to the largest, and the same greedy "
             "tokens. The number is the largest relative error. Where rows of unequal length alone are refused, the "
