@@ -1,23 +1,69 @@
-"""How a text file that somebody else wrote is read: whole, unless its size is absurd; and what is a number in it.
+"""How files that others wrote are read: only regular files of their folder, text within a size limit, JSON values
+checked.
 
-The configurations, tokenizers, templates and indices of a model are read into memory before anybody knows what is in
-them. The largest tokenizer.json that is known has 33 MB (Gemma 3).
+The configurations, tokenizers, templates and indices of a model are read into memory before anything is known of their
+contents. The largest known tokenizer.json has 33 MB (Gemma 3).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import re
+import stat
 from pathlib import Path
 from typing import Any, TypeGuard
 
 LARGEST_BYTES = 128 << 20
+"""Limit of a text file of a model, and of a line of a journal."""
+LARGEST_REPORT_BYTES = 256 << 20
+"""Limit of a report or another record that Partita writes."""
+MOST_BYTES = 1 << 50
+"""Limit of files that are mapped into memory: none."""
+LARGEST_INTEGER = (1 << 64) - 1
+OPEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+"""Paths of files that this process has open."""
+KINDS = {"d": "a folder", "p": "a FIFO", "s": "a socket"}
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def read_capped(path: Path) -> str:
-    """The text in a file, UTF-8. Raises OSError, and ValueError for one that is too large or no text."""
-    check_size(path)
-    return path.read_text(encoding="utf-8")
+def irregular(path: Path, folder: Path) -> str:
+    """Why a file of a model folder must not be opened; empty where it may be, and where there is none.
+
+    Allowed are regular files in the folder, and links to such files or to blobs of the Hugging Face cache in which the
+    folder is a snapshot. Raises OSError.
+    """
+    if not os.path.lexists(path):
+        return ""
+    if path.is_symlink() and not path.exists():
+        return f"a symbolic link to {path.readlink()}, where nothing is"
+    # Not Path.resolve, which raises RuntimeError for links that lead back to themselves.
+    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    if not target.is_relative_to(home) and not _is_blob(target, home):
+        return f"a link out of the folder, to {target}"
+    return kind_of(path)
+
+
+def kind_of(path: Path) -> str:
+    """What a path is that is no regular file; empty for one."""
+    mode = path.stat().st_mode
+    return "" if stat.S_ISREG(mode) else f"{KINDS.get(stat.filemode(mode)[0], 'a device')}, not a regular file"
+
+
+def read_capped(path: Path, limit: int = LARGEST_BYTES, *, stream: bool = False) -> str:
+    """The UTF-8 text in a regular file. Raises OSError, and ValueError where it is too large or no text.
+
+    `stream`: the user named the path, so that it may also be an open pipe (/dev/stdin, /dev/fd/63).
+    """
+    if not (stream and str(path).startswith(OPEN)):
+        check_size(path, limit)
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"more than the {limit:,} bytes that are read")
+    return data.decode("utf-8")
 
 
 def read_json_value(path: Path) -> Any:
@@ -33,11 +79,40 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def check_size(path: Path) -> None:
-    """Raise ValueError for a text file that is too large, before another library reads it; OSError as it comes."""
-    size = path.stat().st_size
-    if size > LARGEST_BYTES:
-        raise ValueError(f"{size:,} bytes, and a text file of a model has {LARGEST_BYTES:,} at most")
+def parsed_record(text: str) -> Any:
+    """The value of a JSON text that Partita wrote: integers have 64 bits, and text is valid Unicode. Raises ValueError
+    for any other.
+    """
+    value = parsed(text)
+    json.loads(text, parse_int=_integer)
+    if SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("it has half a character (a lone surrogate)") from error
+    return value
+
+
+def _integer(digits: str) -> int:
+    if abs(value := int(digits)) > LARGEST_INTEGER:
+        raise ValueError("it has an integer of more than 64 bits")
+    return value
+
+
+def check_size(path: Path, limit: int = LARGEST_BYTES) -> None:
+    """Raise ValueError for a file that is too large, OSError for what is no regular file, before it is opened."""
+    if why := kind_of(path):
+        raise OSError(errno.EINVAL, why, str(path))
+    if (size := path.stat().st_size) > limit:
+        raise ValueError(f"{size:,} bytes, and at most {limit:,} bytes are read")
+
+
+def _is_blob(target: Path, folder: Path) -> bool:
+    """Whether a file is a blob of the Hugging Face cache that `folder` lies in: there `snapshots/REVISION` has links to
+    `blobs` for files.
+    """
+    snapshots = next((parent for parent in folder.parents if parent.name == "snapshots"), None)
+    return snapshots is not None and target.parent == snapshots.parent / "blobs"
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -40,7 +40,7 @@ from partita.commands.verbs import (
     support,
     verify,
 )
-from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, UsageError, public_type
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, ResourceError, UsageError, public_type
 from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
@@ -258,6 +258,8 @@ class _Ending:
         lacking = extras.explain(error, foreign=True)
         if lacking is not None:
             return self.explained(lacking)
+        if isinstance(error, MemoryError):
+            return self.explained(ResourceError("out of memory; close other models, or use a smaller one"))
         hint = "" if self.debug else "; this is a bug in Partita, --debug shows where"
         return self.fail("InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1)
 

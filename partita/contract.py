@@ -1,13 +1,15 @@
-"""What the runtime needs of any model: ports by role, states, and how the graphs may be fed. Imports nothing of ours.
+"""What the runtime needs of any model: ports by role, states, and how the graphs may be fed.
 
 A package's manifest has it on disk; a folder that Partita did not write can provide it too.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from partita import dtypes
 
 PhaseName = Literal["prefill", "decode"]
 
@@ -19,6 +21,16 @@ CONTEXT_LENGTHS = (
     *("n_ctx", "context_length", "model_max_length", "max_position", "max_target_positions"),
 )
 """What configurations call the longest text of a model; the first that a config has counts."""
+Size = Annotated[int, Field(ge=0)]
+
+
+def _storable(name: str) -> str:
+    dtypes.storage(name)  # raises ValueError
+    return name
+
+
+Dtype = Annotated[str, AfterValidator(_storable)]
+"""A numpy name of an element type that numpy can store."""
 
 Role = Literal[
     "tokens",  # [B, S] token ids
@@ -49,7 +61,7 @@ class Port(Record):
     name: str
     role: Role
     shape: tuple[Dimension, ...]
-    dtype: str
+    dtype: Dtype
 
 
 class State(Record):
@@ -62,11 +74,11 @@ class State(Record):
 
     past: str
     present: str
-    layer: int
+    layer: int = Field(ge=0, le=1 << 20)
     kind: Literal["key", "value", "conv", "recurrent"]
-    shape: tuple[int, ...]
+    shape: tuple[Size, ...]
     """[B, KV heads, N, head size] for keys and values; [B, ...] for the others."""
-    dtype: str
+    dtype: Dtype
     """Its own: a recurrent state may be float32 in an fp16 package."""
     window: int | None = None
     """Sliding window in tokens, when the layer has one."""
@@ -107,7 +119,7 @@ class GraphFile(Record):
     phase: Literal["any", "prefill", "decode"]
     sequence_length: int | None
     """S, when it is fixed in the file."""
-    nodes: int
+    nodes: Size
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     adapter_inputs: tuple[AdapterInput, ...] = ()
@@ -120,11 +132,11 @@ class Contract(Record):
     states: tuple[State, ...]
     appends_chunks: bool
     """True when a step may take several new tokens per row after past ones; False: only one, but at the beginning."""
-    batch_size: int = Field(ge=1)
-    max_length: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=1 << 16)
+    max_length: int = Field(ge=1, le=1 << 24)
     """N: the most tokens, prompt and new ones together, that a row can hold."""
-    vocab_size: int
-    weight_bytes: int
+    vocab_size: Size
+    weight_bytes: Size
     longest: int | None = Field(default=None, ge=1)
     """What N may be set to where the folder is opened, as with those of other exporters; None: the export decided."""
     model_positions: int | None = Field(default=None, ge=1)
@@ -158,4 +170,8 @@ class Contract(Record):
         for phase in ("prefill", "decode"):
             if sum(file.phase in (phase, "any") for file in self.files) != 1:
                 raise ValueError(f"not one of its files is for {phase}, or more than one is")
+        for file in self.files:
+            roles = {port.role for port in (*file.inputs, *file.outputs)}
+            if lacking := {"tokens", "logits"} - roles:
+                raise ValueError(f"{file.file} has no port for {' and '.join(sorted(lacking))}")
         return self

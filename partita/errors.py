@@ -27,6 +27,8 @@ from partita.remedies import Remedy
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+LONGEST = 4000
+"""Characters of a message."""
 
 
 class PartitaError(Exception):
@@ -40,6 +42,8 @@ class PartitaError(Exception):
     exit_code: int = 1
 
     def __init__(self, said: str, *, where: Path | None = None, remedy: Remedy | None = None) -> None:
+        if len(said) > LONGEST:
+            said = f"{said[:LONGEST]}... ({len(said) - LONGEST:,} more characters)"
         self.said, self.where, self.remedy = said, where, None if remedy is None else remedy.bound()
         self.problem = said if where is None else f"{where}: {said}"
         help_text = "" if remedy is None else str(remedy)

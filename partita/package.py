@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from partita import strangers
-from partita.capped import read_json_value
-from partita.contract import Contract, Record
+from partita.capped import KINDS, irregular, kind_of, parsed_record, read_capped, read_json_value
+from partita.contract import Contract, Record, Size
 from partita.dtypes import EXACT, PRECISIONS, precision
-from partita.errors import PackageError
+from partita.errors import PackageError, PartitaError
 from partita.package_records import (
     ForeignRecord,
     NarrowWeights,
@@ -82,11 +82,25 @@ COMPANIONS = (
 )
 """Files of a checkpoint that a package has as they are."""
 
+PLACES = ("", "onnx", "additional_chat_templates")
+"""Subfolders of a model folder that Partita or transformers reads."""
+READ = re.compile(
+    r"[^.].*\.(json|jinja|safetensors|bin|pt|pth|gguf|onnx(_.*)?|data|npy|py|txt|toml|model|tiktoken|tokenizer|spm|vocab"
+    r"|bpe|codes)",
+    re.IGNORECASE,
+)
+"""Names of files that Partita or a library reads from a model folder. Names that other files mention are checked when
+they are read.
+"""
+
 TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
 """Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
 ROUNDED_CACHE = "int8"
 """The precision whose tolerance a rounded cache has: that of numbers which were rounded to so many bits."""
+SHOWN = 200
+"""Characters of a name from a file that a message shows."""
 
+Word = Annotated[str, Field(pattern=r"^[\w.+-]{1,64}$")]
 TokenizerKind = Literal["none", "tokenizers", "transformers"]
 """What reads the package's tokenizer: nothing is there, tokenizer.json suffices, or transformers has to."""
 
@@ -173,14 +187,14 @@ class AdapterRecord(Record):
 class Graph(Contract):
     """What all graphs of the package have in common: what running needs, and how they were made."""
 
-    opsets: dict[str, int]
+    opsets: dict[str, Annotated[int, Field(ge=1, le=1000)]]
     """Operator set per domain; "" is ONNX itself."""
-    attention: str
+    attention: Word
     """Name of the lowering of attention and cache: gqa, onnx24, …"""
-    precision: str
+    precision: Word
     without_passes: tuple[str, ...] = ()
     """Passes over the graphs that were left out because that was asked for."""
-    cache_bytes: int
+    cache_bytes: Size
     """All state buffers together."""
 
 
@@ -305,14 +319,15 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        if not folder.is_dir() or not path.is_file():
+        check_folder(folder)
+        if not path.is_file():
             stranger = strangers.recognise(folder)
             raise PackageError(f"{folder}: {stranger.what}", remedy=stranger.remedy)
     except PermissionError as error:
         raise unreadable(folder) from error
     refuse_absent(path)
     try:
-        raw = read_json_value(path)
+        raw = parsed_record(read_capped(path))
     except ValueError as error:
         raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=_remove_first(folder)) from error
     schema = raw.get("schema") if isinstance(raw, dict) else None
@@ -396,6 +411,8 @@ def _asked(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def refuse_absent(path: Path) -> None:
     """Raise PackageError when the file may not be read, or Git LFS has left a pointer in its place."""
     try:
+        if path.exists() and (why := kind_of(path)):
+            raise PackageError(f"{path}: {why}")
         with path.open("rb"):
             pass
     except PermissionError as error:
@@ -415,30 +432,31 @@ def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
         raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
 
 
-def _is_blob(target: Path, folder: Path) -> bool:
-    """Whether a file is a blob of the Hugging Face cache that `folder` lies in: there `snapshots/REVISION` has links to
-    `blobs` for files.
-    """
-    snapshots = next((parent for parent in folder.parents if parent.name == "snapshots"), None)
-    return snapshots is not None and target.parent == snapshots.parent / "blobs"
-
-
-def _stays(path: Path, folder: Path) -> bool:
-    """Whether a path leads to something within a folder, or to a blob of the cache whose snapshot the folder is."""
-    # Not Path.resolve, which raises RuntimeError for links that lead back to themselves.
-    target, home = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
-    return target.is_relative_to(home) or _is_blob(target, home)
-
-
 def inside(folder: Path, name: str) -> Path:
-    """`folder/name`, refused with PackageError when it would leave the folder."""
+    """`folder/name`, refused with PackageError when it would leave the folder, or is no regular file and no folder."""
     parts = PurePosixPath(name)
-    path = folder / name
     windows = PureWindowsPath(name)
     leaves = parts.is_absolute() or windows.drive or ".." in windows.parts or "\0" in name
     if "\\" in name and not leaves:
-        said = f"the path {name!r} is a Windows path; write {windows.as_posix()!r} in its place"
+        said = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} in its place"
         raise PackageError(said, where=folder)
-    if leaves or not _stays(path, folder):
-        raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
-    return path
+    if leaves:
+        raise PackageError(f"{folder}: the path {name[:SHOWN]!r} leaves the package folder; refusing to follow it")
+    if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):
+        raise PackageError(f"{folder / name}: {why}")
+    return folder / name
+
+
+def check_folder(folder: Path, names: Iterable[str] | None = None, kind: type[PartitaError] = PackageError) -> None:
+    """Raise `kind` when a file of a model folder is not a regular file inside it, before any of them is opened.
+
+    `names`: only these files. Links to blobs of the Hugging Face cache that the folder lies in are allowed.
+    """
+    for place in PLACES:
+        home = folder / place
+        if not home.is_dir():
+            continue
+        read = (entry.name for entry in home.iterdir() if READ.fullmatch(entry.name)) if names is None else names
+        for path in (home, *(home / name for name in sorted(read))):
+            if (why := irregular(path, folder)) and not (path == home and why.startswith(KINDS["d"])):
+                raise kind(f"{why}; put the file itself there, or remove it", where=path)

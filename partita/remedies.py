@@ -7,8 +7,10 @@ Python, and nowhere else. Knows what a file's permissions say of who may read it
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -145,11 +147,18 @@ def _permission_of(path: Path, remedy: Remedy) -> Remedy:
     return ELSEWHERE if status.st_mode & asked == asked else remedy.filled(path=path)
 
 
-def what_to_do(error: OSError, otherwise: str) -> str:
-    """What a user can do about `error`: TMPDIR where a temporary folder is missing or full, else `otherwise`."""
+def what_to_do(error: OSError, otherwise: str, written: Path = Path()) -> str:
+    """What a user can do about `error`: TMPDIR where a temporary folder is missing or full, else `otherwise`.
+
+    `written`: the folder that results are written to. An error about room that names no file is of the temporary folder
+    where that has less room.
+    """
     lacking = isinstance(error, FileNotFoundError) and error.filename is None and "temporary" in str(error.strerror)
     full = isinstance(error.filename, str) and is_temporary(Path(error.filename))
-    return "set TMPDIR to a folder that can be written to" if lacking or full else otherwise
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        with suppress(OSError):
+            full = shutil.disk_usage(tempfile.gettempdir()).free < shutil.disk_usage(written).free
+    return "set TMPDIR to a folder with room that can be written to" if lacking or full else otherwise
 
 
 def is_temporary(path: Path) -> bool:
@@ -163,6 +172,8 @@ def is_temporary(path: Path) -> bool:
 
 def is_lfs_pointer(path: Path) -> bool:
     """Whether Git LFS has left a pointer in place of this file; False where it cannot be read."""
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(LFS_HEAD)) == LFS_HEAD

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "streams": set(),
     "files": {"errors", "remedies", "signals"},
     "extras": {"remedies", "errors"},
-    "contract": set(),
+    "contract": {"dtypes"},
     "dtypes": set(),
     "paths": set(),
     "package_records": {"contract"},
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},
     "partition_reports": {
+        "capped",
         "dtypes",
         "diagnosis",
         "observations",
@@ -115,6 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "library": {
+        "capped",
         "demo",
         "foreign",
         "dtypes",
@@ -157,6 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "commands": {
+        "capped",
         "paths",
         "serve",
         "spelling",

@@ -188,7 +188,7 @@ def test_missing_file(folder):
 def test_a_folder_in_place_of_a_file(folder):
     (folder / "model.onnx").unlink()
     (folder / "model.onnx").mkdir()
-    assert "missing" in refusal(folder, hashes=False)
+    assert "a folder, not a regular file" in refusal(folder, hashes=False)
 
 
 @pytest.mark.parametrize("size", [0, 4095, 4097])
@@ -229,15 +229,15 @@ def test_symlink_that_leaves_the_package(tmp_path, link):
     inner.mkdir()
     (inner / "entry").symlink_to(outside / "weights" if link == "file" else outside)
     name = "entry" if link == "file" else "entry/weights"
-    with pytest.raises(PackageError, match="leaves the package"):
+    with pytest.raises(PackageError, match="a link out of the folder, to .*/outside/weights"):
         inside(inner, name)
 
 
-def test_a_symlink_that_leads_back_to_itself_is_a_missing_file(folder):
+def test_a_symlink_that_leads_back_to_itself_leads_to_nothing(folder):
     manifest = read_manifest(folder)
     (folder / WEIGHTS).unlink()
     (folder / WEIGHTS).symlink_to(WEIGHTS)
-    with pytest.raises(PackageError, match="missing from the package"):
+    with pytest.raises(PackageError, match=r"a symbolic link to model\.onnx\.data, where nothing is"):
         check_files(folder, manifest, hashes=False)
 
 
@@ -282,3 +282,40 @@ def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
         (folder / "model.onnx").write_bytes(b"another graph")
     with pytest.raises(PackageError, match="was replaced by another export while it was read"):
         check_files(folder, before, hashes=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "said"),
+    [
+        (("graph", "max_length"), 2**40, "graph.max_length: Input should be less than or equal to"),
+        (("graph", "batch_size"), 10**9, "graph.batch_size: Input should be less than or equal to"),
+        (("graph", "states", 0, "dtype"), "complex128", "numpy has no type that stores complex128"),
+        (("graph", "states", 0, "dtype"), "x", "'x' is no element type"),
+        (("graph", "states", 0, "shape"), [-1], "graph.states.0.shape.0: Input should be greater"),
+        (("graph", "states", 0, "layer"), 10**18, "graph.states.0.layer"),
+        (("graph", "files", 0, "inputs", 0, "dtype"), "complex128", "numpy has no type"),
+        (("graph", "files", 0, "outputs"), [], "model.onnx has no port for logits"),
+        (("graph", "files", 0, "inputs"), [], "model.onnx has no port for tokens"),
+        (("graph", "files", 0, "nodes"), -1, "graph.files.0.nodes"),
+        (("graph", "opsets"), {"": 10**9}, "graph.opsets."),
+        (("graph", "attention"), "\x1b]0;title\x07", "graph.attention"),
+        (("graph", "precision"), "\x1b]0;title\x07", "graph.precision"),
+        (("graph", "vocab_size"), 10**400, "it has an integer of more than 64 bits"),
+        (("source", "checkpoint"), "\ud800", "half a character"),
+    ],
+)
+def test_values_that_no_package_has(folder, where, value, said):
+    raw = json.loads((folder / "manifest.json").read_text())
+    place = raw
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    (folder / "manifest.json").write_text(json.dumps(raw))
+    assert said in refusal(folder)
+
+
+def test_thousands_of_wrong_states_are_a_short_message(folder):
+    raw = json.loads((folder / "manifest.json").read_text())
+    raw["graph"]["files"][0]["phase"] = "x" * 10_000_000
+    (folder / "manifest.json").write_text(json.dumps(raw))
+    assert len(refusal(folder)) < 6000

@@ -79,7 +79,7 @@ def damaged(folder: Path, how: str) -> Path:
         ("cut", "cut off"),
         ("newer", "use the Partita that wrote it"),
         ("field", "position"),
-        ("null", "it is not JSON"),
+        ("null", "cannot read the report: a device"),
         ("folder", "cannot read the report"),
         ("missing", "no such file"),
     ],

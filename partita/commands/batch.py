@@ -21,7 +21,7 @@ from partita.commands.results import BatchResult, ChainLink, SamplingOptions
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError
 from partita.library.batches.filing import FileAnswers, answer_file
-from partita.library.batches.journal import GOES_ON, journal_path, progress_words
+from partita.library.batches.journal import journal_path, kept_words, progress_words
 from partita.library.batches.reading import InputFile
 from partita.library.batches.rows import RowDefaults
 from partita.library.batches.running import BatchRun
@@ -200,11 +200,12 @@ def _goes_on(defaults: RowDefaults) -> dict[str, Any]:
 
 def _say_end(options: GenerateOptions, engine: LocalEngine, filed: FileAnswers | None, bar: RowBar) -> None:
     """One line on stderr, and notes on the rows."""
+    if bar.last is not None and (damage := bar.last[0].journal.damage):
+        note(damage)
     if filed is None:
         if bar.last is not None and options.output is not None:
             run, source = bar.last
-            words = progress_words(len(run.journal), source.rows)
-            note(f"{words} answered in {journal_path(options.output)}; {GOES_ON}")
+            note(kept_words(journal_path(options.output), len(run.journal), source.rows))
         return
     parts = [f"load {engine.opened.load_seconds:.2f} s", _speed(filed)]
     if filed.resumed:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from partita.capped import parsed_record, read_capped
 from partita.commands.audience import TERMINAL, say, say_chain
 from partita.commands.chat_lines import Lines, open_lines
 from partita.commands.generate_options import argument_text, check_counts, resolved
@@ -127,7 +128,7 @@ def _begin(options: ChatOptions, system: str | None) -> list[Message]:
 def read_conversation(file: Path) -> list[Message]:
     """The messages of a file of /save. Raises UsageError for another one."""
     try:
-        said: Any = json.loads(file.read_text(encoding="utf-8"))
+        said: Any = parsed_record(read_capped(file, stream=True))
         messages = [{"role": entry["role"], "content": entry["content"]} for entry in said["messages"]]
         if said["schema"] != SCHEMA or not all(
             entry["role"] in ROLES and isinstance(entry["content"], str) for entry in messages
@@ -135,7 +136,7 @@ def read_conversation(file: Path) -> list[Message]:
             raise ValueError("no conversation")
     except OSError as error:
         raise UsageError(f"--resume {file}: {error.strerror or error}; name a file that /save has written") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--resume {file}: not a conversation; name a file that /save has written") from error
     return messages
 

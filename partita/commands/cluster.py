@@ -18,7 +18,7 @@ from partita.errors import INTERRUPTED, UsageError
 from partita.files import Output
 from partita.foreign.folder import open_folder
 from partita.library.batches.filing import check_files
-from partita.library.batches.journal import GOES_ON, journal_path, progress_words
+from partita.library.batches.journal import journal_path, kept_words
 from partita.library.chain import ChainOptions, read_by
 from partita.library.cluster.filing import FiledByCluster, answer_file
 from partita.library.cluster.options import ClusterOptions, read_cluster
@@ -126,7 +126,7 @@ def _say_left(options: GenerateOptions, bar: RowBar) -> None:
     """How far a run came that ends early."""
     if bar.last is not None and options.output is not None:
         run, source = bar.last
-        note(f"{progress_words(len(run.journal), source.rows)} answered in {journal_path(options.output)}; {GOES_ON}")
+        note(kept_words(journal_path(options.output), len(run.journal), source.rows))
 
 
 def _say_end(done: FiledByCluster) -> None:

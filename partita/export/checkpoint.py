@@ -35,7 +35,7 @@ from partita.export.weight_files import (
     refuse_pointer,
     unreadable,
 )
-from partita.package import COMPANIONS, MANIFEST, is_of_others
+from partita.package import COMPANIONS, MANIFEST, check_folder, is_of_others
 from partita.spelling import spelled
 
 EMBEDDED = "adapter_config.json"
@@ -123,6 +123,7 @@ def open_checkpoint(given: str) -> Checkpoint:
     """
     try:
         folder = _locate(given)
+        check_folder(folder, kind=CheckpointError)
         if (file := opening.gguf_file(folder)) is not None:
             return _open_gguf(given, file)
         config, found = _read_config(folder)
@@ -146,11 +147,10 @@ def open_checkpoint(given: str) -> Checkpoint:
 
 
 def _check_companions(folder: Path) -> None:
-    """Refuse a tokenizer, a template or whatever else goes with the model that is only a pointer of Git LFS, a link to
-    nothing, or of an absurd size: before anything is written, which takes long.
+    """Refuse a tokenizer, a template or whatever else goes with the model that is only a pointer of Git LFS, or of an
+    absurd size: before anything is written, which takes long.
     """
     for name in COMPANIONS:
-        refuse_dangling(folder / name)
         if (folder / name).is_file():
             refuse_pointer(folder / name)
             try:
@@ -229,7 +229,6 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
     """The config, and what it says that the weights are quantised with."""
     path = folder / "config.json"
     if not path.is_file():
-        refuse_dangling(path)
         raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
     raw = read_json(path)
     found = by_config(folder, raw)

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from partita import dtypes
-from partita.capped import check_size
+from partita.capped import check_size, irregular
 from partita.errors import CheckpointError
 from partita.export.element_types import CHECKPOINT, of_torch
 from partita.remedies import Remedy, permission
@@ -155,8 +155,6 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...], 
             return {info.name: info for info in list_tensors(folder, single)}, (single,), ()
         if (folder / index).is_file():
             return _read_sharded(folder, index)
-    for name in (name for layout in LAYOUTS for name in layout):
-        refuse_dangling(folder / name)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
     raise CheckpointError(
@@ -176,8 +174,9 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
                 f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is not in the checkpoint "
                 "folder; refusing to follow it"
             )
+        if why := irregular(folder / name, folder):
+            raise CheckpointError(f"{folder / name}: {why}")
         if not (folder / name).is_file():
-            refuse_dangling(folder / name)
             others = sorted({path.name for path in folder.glob(f"*-of-*{Path(name).suffix}")}.difference(files))
             stale = f", and {index} does not name {few(others)}: it may be of another save" if others else ""
             raise CheckpointError(f"{folder / name}: this shard is missing{stale}; download the checkpoint again")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo,
 from partita.export.weight_sources import StoredPart, WeightSource, checkpoint_weight, stored
 from partita.observations.text_format import human_bytes, plural
 from partita.package import WEIGHTS
+from partita.remedies import what_to_do
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 INLINE_BYTES = 1024
@@ -225,6 +227,9 @@ def translate_space(error: OSError, folder: Path) -> PartitaError:
     """An operating system error while the package is made in `folder`, as one line: about where it is written, unless
     it names a file that is only read.
     """
+    if remedy := what_to_do(error, "", folder.parent):
+        where = error.filename or tempfile.tempdir or "TMPDIR"
+        return ResourceError(f"{where}: no temporary file can be written ({error.strerror or error}); {remedy}")
     if error.errno in SPACE_ERRORS:
         return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
     if isinstance(error.filename, str) and not is_written(Path(error.filename), folder):

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from pydantic import ValidationError
+
 from partita.errors import PackageError, UsageError
 from partita.foreign.evidence import CONFIG, Evidence, read_evidence, read_json
 from partita.foreign.facts import GraphFacts
@@ -28,12 +30,14 @@ from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
 from partita.package import (
+    GET_AGAIN,
     MANIFEST,
     FileRecord,
     Graph,
     Manifest,
     Source,
     TokenizerKind,
+    check_folder,
     is_of_others,
     read_manifest,
     unreadable,
@@ -92,6 +96,7 @@ def choice_of(given: Mapping[str, Any]) -> Choice:
 def is_foreign(folder: Path) -> bool:
     """Whether a folder has ONNX files and no manifest of a package. Raises PackageError when it may not be read."""
     try:
+        check_folder(folder)
         if not folder.is_dir() or ((folder / MANIFEST).is_file() and not is_of_others(folder / MANIFEST)):
             return False
         return (folder / GENAI_CONFIG).is_file() or bool(onnx_files(_names(folder)))
@@ -118,8 +123,12 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
     found = _candidates(folder, evidence, written)
     chosen = choose(folder, found, choice.variant)
     graphs = [(read_graph(folder, file, evidence.max_length), phase) for file, phase in chosen.files]
-    inferred = Inference(str(folder), graphs, evidence, written, choice.max_length).run()
-    return _manifest(folder, evidence, [graph for graph, _ in graphs], inferred, chosen, found)
+    try:
+        inferred = Inference(str(folder), graphs, evidence, written, choice.max_length).run()
+        return _manifest(folder, evidence, [graph for graph, _ in graphs], inferred, chosen, found)
+    except ValidationError as error:  # numbers and types of the graph or its configuration
+        first = error.errors()[0]
+        raise PackageError(f"{folder}: {'.'.join(map(str, first['loc']))}: {first['msg']}", remedy=GET_AGAIN) from error
 
 
 def _names(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.edge import public
-from partita.package import Manifest, refuse_absent, unreadable
+from partita.package import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
 from partita.spelling import spelled
 from partita.strangers import recognise
 
@@ -91,6 +91,7 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
     try:
         if path.is_file() and path.suffix == ONNX_SUFFIX:
             refuse_absent(path)
+            check_folder(path.absolute().parent, COMPANIONS)
             if choice.given:
                 raise UsageError(
                     f"{spelled(choice.given[0])} is for folders that Partita did not write, not for a file"
@@ -112,6 +113,7 @@ def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[Packag
     if not path.is_dir():
         stranger = recognise(path)
         raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+    check_folder(path)
     try:
         return open_folder(path, choice), ()
     except PackageError as error:

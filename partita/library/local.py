@@ -266,7 +266,7 @@ class LocalEngine:
                 "them all the same"
             )
         shapes = self.runner.cache.row_shapes(len(read_said(Path(file)).tokens))
-        return read_prefix(Path(file), self._identity(adapter), adapter, shapes)
+        return read_prefix(Path(file), self._identity(adapter), adapter, shapes, self.manifest.graph.vocab_size)
 
     def verify(self, reference: str | None = None) -> Verification:
         """Check the package's files, and replay its known answer in sessions of its own; or that of `reference`, the

@@ -16,6 +16,7 @@ from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.where import Libraries, ProviderOptions, where
 from partita.observations.text_format import listing
+from partita.package import check_folder
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.resolve import Resolution, resolve_one
 from partita.spelling import did_you_mean, either, nearest, spelled
@@ -176,6 +177,7 @@ def _graph_of(path: Path) -> Path:
     """The graph of a package, or the file itself. Raises PackageError."""
     if not path.is_dir():
         return path
+    check_folder(path)
     found = next((path / name for name in GRAPHS if (path / name).is_file()), None)
     if found is None:
         raise PackageError(f"{path}: it has no {listing(GRAPHS)}; name an ONNX file, or a folder that export wrote")

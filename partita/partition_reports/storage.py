@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from partita.capped import LARGEST_REPORT_BYTES, parsed_record, read_capped
 from partita.errors import ReportError
 from partita.files import write_text
 from partita.observations.records import Record
@@ -78,8 +79,9 @@ def _validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
 def _parse(path: Path) -> Any:
     """The JSON value in the file, or on stdin. Raises ReportError when there is none."""
     try:
-        raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
-        return json.loads(raw.decode("utf-8"))
+        if path == STDIN:
+            return parsed_record(sys.stdin.buffer.read(LARGEST_REPORT_BYTES).decode("utf-8"))
+        return parsed_record(read_capped(path, LARGEST_REPORT_BYTES, stream=True))
     except FileNotFoundError as error:
         raise ReportError(
             f"{path}: no such file; write a report with {either('--report FILE', 'Report.save')}"
@@ -90,7 +92,7 @@ def _parse(path: Path) -> Any:
         raise ReportError(
             f"{path}: not a report: byte {error.start} is not UTF-8 text; write the report again"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         detail = f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ReportError(f"{path}: damaged or cut off, it is not JSON ({detail}); write the report again") from error
 

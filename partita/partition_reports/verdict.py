@@ -57,7 +57,7 @@ def _describe_placement(phases: list[Phase]) -> str:
             f"nothing executes in {phase_names(phases)}: ONNX Runtime folded all {plural(phase.folded, 'node')} at "
             "load time"
         )
-    if not total:
+    if not total or not phase.providers:
         return f"no node known in {phase_names(phases)}"
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy

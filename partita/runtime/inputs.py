@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
+from partita.capped import MOST_BYTES, check_size
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
 from partita.remedies import Remedy
@@ -70,6 +71,7 @@ def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
         raise UsageError(f"{spelled('inputs', text)}: {port.name} is {why}, which no .npy file can hold")
     unreadable = "it is not a .npy file of plain numbers or strings"
     try:
+        check_size(path, MOST_BYTES)
         with path.open("rb") as file:
             is_archive = file.read(4) in ARCHIVES
         if is_archive and zipfile.is_zipfile(path):

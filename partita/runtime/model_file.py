@@ -19,7 +19,7 @@ from partita import dtypes
 from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
-from partita.package import GET_AGAIN, MANIFEST, again, inside, refuse_absent
+from partita.package import GET_AGAIN, MANIFEST, SHOWN, again, inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.attention import Attention, find_attention
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 STACK = "pkg.torch.onnx.stack_trace"
+LONGEST_LIST = 1 << 14
+"""Characters of a list of scopes or classes."""
 DIGITS = re.compile(r"[0-9]{1,19}")
 """A place in a file: a number of 64 bits."""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
@@ -65,7 +67,9 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
-    _check_external_data(model, path, folder)
+    if bad := bytes_for_text(model):
+        raise PackageError(f"{path}: damaged: its {bad} is not UTF-8", remedy=FROM_CHECKPOINT)
+    check_external_data(model, path, folder)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     return ModelFile(
         nodes=_graph_nodes(model.graph),
@@ -99,16 +103,17 @@ def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> 
     return "" if largest is None else dtypes.name_of(largest.data_type)
 
 
-def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
+def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
     """Raise PackageError when a tensor's external data is not in `folder`, or its file ends before it.
 
     ONNX takes a location as relative to the ONNX file; both lie flat in the package.
     """
     check_places(model, path)
+    remedy = again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN
     for location in sorted(data_files(model)):
         data = inside(folder, location)
         if not data.is_file():
-            raise PackageError(f"{path}: its weights file {location!r} is missing", remedy=FROM_CHECKPOINT)
+            raise PackageError(f"{path}: its weights file {location[:SHOWN]!r} is missing", remedy=remedy)
         refuse_absent(data)
     for location, end in _data_ends(model).items():
         size = inside(folder, location).stat().st_size
@@ -116,7 +121,7 @@ def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> No
             raise PackageError(
                 f"{path}: its weights file {location!r} is cut off: it has {size:,} bytes, and the graph reads up to "
                 f"byte {end:,}",
-                remedy=again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN,
+                remedy=remedy,
             )
 
 
@@ -274,8 +279,8 @@ def _innermost(listed: str | None) -> str | None:
     if not listed:
         return None
     try:
-        entries = ast.literal_eval(listed)
-    except (SyntaxError, ValueError):
+        entries = ast.literal_eval(listed[:LONGEST_LIST])
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two of expressions that are nested deeply
         return None
     if not isinstance(entries, list) or len(entries) < 2:
         return None

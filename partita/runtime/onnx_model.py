@@ -7,7 +7,7 @@ sources. So nodes that need it get a name, in a copy in memory; the file stays a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,13 +16,14 @@ from partita import dtypes
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
-from partita.package import inside, refuse_absent, unreadable
+from partita.package import refuse_absent, unreadable
 from partita.runtime.model_file import (
     all_graphs,
     all_nodes,
     all_tensors,
     bytes_for_text,
-    check_places,
+    check_external_data,
+    data_files,
     defines,
     graph_node,
     inner_nodes,
@@ -144,7 +145,7 @@ def read_onnx(path: Path) -> OnnxModel:
 
 def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError where it is damaged."""
-    _check_data_files(proto, path)
+    check_external_data(proto, path, path.parent)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
     named, notes = _name_nodes(proto.graph)
@@ -161,7 +162,7 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
             output for node in proto.graph.node if node.op_type == "Constant" for output in node.output
         ),
         opsets={entry.domain: entry.version for entry in proto.opset_import},
-        data_files=tuple(sorted(set(_data_locations(proto)))),
+        data_files=tuple(sorted(data_files(proto))),
         weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
         notes=(*notes, *more, *_structure_notes(proto)),
     )
@@ -199,26 +200,6 @@ def _parse(path: Path) -> onnx.ModelProto:
     if not proto.graph.node:
         raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
     return proto
-
-
-def _check_data_files(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise PackageError when weights outside the file are missing, or lie outside its folder, or nowhere in it."""
-    check_places(proto, path)
-    for location in sorted(set(_data_locations(proto))):
-        try:
-            data = inside(path.parent, location)
-        except PackageError as error:
-            outside = f"{path}: its weights file {location!r} lies outside the model's folder; refusing to follow it"
-            raise PackageError(error.said if "\\" in location else outside, where=path) from error
-        if not data.is_file():
-            raise PackageError(f"{path}: its weights file {location!r} is missing; put it beside the model")
-        refuse_absent(data)
-
-
-def _data_locations(proto: onnx.ModelProto) -> Iterator[str]:
-    """Files that hold tensors, by the name that the model uses."""
-    for tensor in all_tensors(proto):
-        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:

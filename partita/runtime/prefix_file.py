@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from partita import __version__, dtypes
-from partita.capped import parsed
+from partita.capped import MOST_BYTES, check_size, parsed_record
 from partita.errors import GenerationError
 from partita.files import write_bytes
 from partita.package import Manifest, inside, sha256_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # a process whose packages run in children does without ONNX 
 
 SCHEMA: Final = "partita.prefix/1"
 STATE = "state."
+MOST_TOKENS = 1 << 22
 SAVE_AGAIN = Remedy("save it again with this package")
 
 
@@ -85,7 +87,7 @@ def read_said(path: Path) -> Said:
     return Said(tuple(tokens.tolist()), about.get("text"), about.get("system"), about.get("adapter"))
 
 
-def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes) -> Prefix:
+def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes, vocab_size: int) -> Prefix:
     """Read a prefix for a package, with the adapter that is switched on. `shapes`: of a row's states, by name, for the
     tokens of `read_said`. Raises GenerationError for a damaged file, and for one of another package or adapter.
     """
@@ -111,7 +113,17 @@ def read_prefix(path: Path, package: str, adapter: str | None, shapes: RowShapes
         found = states.get(name)
         if found is None or found.shape != shape or found.dtype != np.dtype(dtypes.storage(dtype)):
             raise _damaged(path, f"the state {name} is not as the package has it")
+        if dtypes.is_float(dtype) and not _all_finite(found, dtype):
+            raise _damaged(path, f"the state {name} has NaN or infinite numbers")
+    if int(tokens.max()) >= vocab_size:
+        raise _damaged(path, f"token {tokens.max()} is outside the vocabulary of {vocab_size:,}")
     return Prefix(tokens, states)
+
+
+def _all_finite(values: np.ndarray[Any, np.dtype[Any]], dtype: str) -> bool:
+    if dtypes.named(dtype).upper_half:  # the exponent of bfloat16
+        return not bool(np.any(values & 0x7F80 == 0x7F80))
+    return bool(np.isfinite(values).all())
 
 
 def _adapter(name: str | None) -> str:
@@ -123,6 +135,7 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_size(path, MOST_BYTES)
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             if metadata.get("schema") != SCHEMA:
@@ -131,11 +144,14 @@ def _read(path: Path) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], dict[
                     where=path,
                     remedy=SAVE_AGAIN,
                 )
-            tokens = file.get_tensor("tokens")
-            about = parsed(metadata["said"])
-            if tokens.ndim != 1 or tokens.dtype != np.int64 or not len(tokens) or "package" not in metadata:
-                raise ValueError("it has no tokens, or no package")
-            return tokens, dict(about), metadata
+            if not 0 < math.prod(file.get_slice("tokens").get_shape()) <= MOST_TOKENS:
+                raise ValueError(f"it has no tokens, or more than {MOST_TOKENS:,}")
+            tokens, about = file.get_tensor("tokens"), dict(parsed_record(metadata["said"]))
+            if tokens.ndim != 1 or tokens.dtype != np.int64 or tokens.min() < 0 or "package" not in metadata:
+                raise ValueError("its tokens are no token ids, or it names no package")
+            if not all(value is None or isinstance(value, str) for value in about.values()):
+                raise ValueError("text, system and adapter are no texts")
+            return tokens, about, metadata
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, str(error)) from error
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -478,3 +480,17 @@ def test_an_index_of_another_save(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
     error = refuse(folder, tmp_path / "o" / "out")
     assert "model-00001-of-00002.safetensors: this shard is missing, and model.safetensors.index.json" in str(error)
     assert "model-00001-of-00003.safetensors, model-00002-of-00003.safetensors: it may be of another" in str(error)
+
+
+def test_a_full_temporary_folder_is_named_and_not_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, folder = tmp_path / "small", tmp_path / "out" / ".out.partial-abcdefgh"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(small))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=0 if Path(place) == small else 1 << 40))
+    full = OSError(28, "No space left on device")
+    said = str(translate_space(full, folder))
+    assert said.startswith(f"{small}: no temporary file can be written") and "TMPDIR" in said
+    gone = FileNotFoundError(2, "No such file or directory", str(small / "partita-abcdefgh" / "x"))
+    assert str(translate_space(gone, folder)).startswith(f"{small / 'partita-abcdefgh' / 'x'}: no temporary file")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=0 if Path(place) != small else 1 << 40))
+    assert str(translate_space(full, folder)).startswith(f"{folder.parent}: no space left while writing the package")

@@ -292,7 +292,7 @@ def test_weights_that_link_out_of_the_folder(sample: Sample, tmp_path: Path) -> 
     folder = sample("genai-int4-cpu")
     (folder / "model.onnx.data").rename(tmp_path / "elsewhere")
     (folder / "model.onnx.data").symlink_to(tmp_path / "elsewhere")
-    assert "'model.onnx.data' lies outside the model's folder" in refused(folder)
+    assert f"model.onnx.data: a link out of the folder, to {tmp_path / 'elsewhere'}" in refused(folder)
 
 
 @pytest.mark.parametrize("size", [1 << 26, 3 << 30, 1 << 40])

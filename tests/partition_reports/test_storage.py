@@ -225,3 +225,23 @@ def test_a_report_is_ascii_and_every_name_whole(report, tmp_path):
     assert text.isascii() and "\x7f" not in text
     storage.write(named, tmp_path / "r.json")
     assert storage.read(tmp_path / "r.json").notes[-1] == name
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('"partita_version": 1' + "0" * 400, "more than 64 bits"),
+        ('"partita_version": "\\ud800"', "half a character"),
+        ('"partita_version": ' + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_values_that_no_report_has(stored, text, said):
+    written = stored.read_text(encoding="utf-8")
+    stored.write_text(written.replace('"partita_version": "0.1.0"', text), encoding="utf-8")
+    assert said in refusal(stored)
+
+
+def test_a_report_has_a_largest_size(stored):
+    with stored.open("r+b") as file:
+        file.truncate(300 << 20)
+    assert "314,572,800 bytes, and at most 268,435,456 bytes are read" in refusal(stored)

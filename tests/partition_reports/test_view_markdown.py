@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from markdown_it.token import Token
 
 from partita.cli import run
 from partita.partition_reports import storage
-from partita.partition_reports.render.markdown import safe
+from partita.partition_reports.render.markdown import safe, say
 from partita.partition_reports.render.view import load_view
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
@@ -99,3 +100,20 @@ def test_underscores_format_nothing(name: str) -> None:
     found = block.children or []
     assert {child.type for child in found} <= {"text", "text_special"}
     assert "".join(child.content for child in found) == name
+
+
+MENTION = re.compile(r"(?:^|\W)@[a-z\d]|#\d|\bgh-\d", re.IGNORECASE)
+"""What GitHub makes a mention or a link to an issue of, in the text of the rendered page outside of code."""
+
+
+@pytest.mark.parametrize("name", ["n5/@torvalds please", "@a", "octocat/repo#5", "#1", "GH-7", "@org/team", "(@x)"])
+def test_names_mention_nobody_and_no_issue(name: str) -> None:
+    assert MENTION.search(name)
+    for text in (safe(name), f"| {safe(name)} | b |", f"### {safe(name)}"):
+        html = MarkdownIt("commonmark").enable("table").render(text)
+        plain = unescape(re.sub(r"<[^>]*>", "", html))
+        assert not MENTION.search(plain) and name in plain.replace("\u200b", "")
+
+
+def test_code_is_to_be_copied_as_it_is() -> None:
+    assert "\u200b" not in unescape(say(Command(("run", "@x", "#1"))))

@@ -16,7 +16,7 @@ from partita.export.adapters.recipes import AdapterTensor
 from partita.export.element_types import CHECKPOINT
 from partita.export.origins import blocks
 from partita.export.weight_files import OpenFiles, TensorInfo, few, list_tensors
-from partita.package import COMPANIONS
+from partita.package import COMPANIONS, check_folder
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 PIECE = 1 << 22
@@ -102,6 +102,7 @@ def read_adapter(folder: Path) -> Adapter:
         if not folder.is_dir():
             what = "a file, not a folder" if folder.exists() else "no such folder"
             raise CheckpointError(f"{folder}: {what}; give the folder that holds adapter_config.json")
+        check_folder(folder, kind=CheckpointError)
         config = read_config(folder)
         file = next((name for name in FILES if (folder / name).is_file()), None)
         if file is None:

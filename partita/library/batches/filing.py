@@ -147,7 +147,7 @@ def answer_file(
     if looked.rows:
         check_defaults(defaults, text, looked.format)
     run_of = identity(looked, contents_hash(folder, manifest), options)
-    with Journal(journal_path(output), run_of, defaults.base_seed) as journal:
+    with Journal(journal_path(output), run_of, defaults.base_seed, looked.rows) as journal:
         finished = is_finished(output, place, journal)  # the run that had the journal may have ended just now
         began = time.perf_counter()
         run = BatchRun(begin(), text, replace(defaults, base_seed=journal.seed), journal, lambda at: heard(at, looked))

@@ -18,7 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from pydantic import TypeAdapter, ValidationError
+
+from partita.capped import LARGEST_BYTES, parsed_record
 from partita.errors import ResourceError, UsageError
+from partita.library.audience import LOGGER
 from partita.library.batches.rows import RowAnswer
 from partita.observations.text_format import listing, plural
 from partita.spelling import spelled
@@ -29,6 +33,8 @@ SYNC_SECONDS = 5.0
 """A power failure costs the answers of this time; the end of the process costs none."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 """What a file system says that has no such thing."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ANSWER: TypeAdapter[RowAnswer] = TypeAdapter(RowAnswer)
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
 SINCE = (("input file", "format"),)
 """What a run is of that journals of earlier versions do not say: they match whatever it is."""
@@ -42,9 +48,9 @@ def journal_path(output: Path) -> Path:
 class Journal:
     """The answers of a run so far. One process at a time; close it, or use it as a context manager."""
 
-    def __init__(self, path: Path, run: Mapping[str, Any], seed: int) -> None:
+    def __init__(self, path: Path, run: Mapping[str, Any], seed: int, rows: int | None = None) -> None:
         """Begin a journal, or go on with the one that is there. `run`: what the run is of, as JSON has it; `seed`: of
-        the run, if it begins.
+        the run, if it begins; `rows`: how many the input has at most.
 
         Raises UsageError for the journal of another run, or of one that goes on; ResourceError when it cannot be
         written.
@@ -55,6 +61,9 @@ class Journal:
         """Of the run, which may have begun earlier."""
         self.tokens = self.errors = 0
         """New tokens, and rows without an answer, of all that is in it."""
+        self.damage = ""
+        """What is wrong with the journal that was there, in a sentence; empty where nothing is."""
+        self._rows = rows
         self._places = array("q")
         """Where the line of each row begins; -1 for one that has none."""
         self._done = 0
@@ -85,9 +94,18 @@ class Journal:
             self.sync()
 
     def sync(self) -> None:
-        """Have the disk keep what was written. Raises ResourceError where it does not, as file servers say late."""
+        """Have the disk keep what was written. Raises ResourceError where it does not, as file servers say late, and
+        where the file was removed.
+        """
         try:
+            if not os.path.samestat(os.fstat(self._file.fileno()), self._place.stat()):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             os.fsync(self._file.fileno())
+        except FileNotFoundError as error:
+            raise ResourceError(
+                f"{self.path}: was removed or replaced while rows were answered, and their answers with it; run the "
+                "same command again"
+            ) from error
         except OSError as error:
             if error.errno not in CANNOT_SYNC:
                 raise _cannot(self.path, error) from error
@@ -138,7 +156,8 @@ class Journal:
     def _read(self, run: dict[str, Any]) -> int:
         """Take in what is there, or write the first line; where the next line goes."""
         self._end = 0
-        header = self._file.readline()
+        with self._place.open("rb") as file:
+            header = file.readline(LARGEST_BYTES)
         if not header.endswith(b"\n"):  # a new file, or one whose first line was cut off
             _refuse_foreign(self.path, header)
             return self._anew(run)
@@ -150,9 +169,15 @@ class Journal:
             self.seed = _check_header(self.path, header, run)
             self._end = len(header)
             file.seek(self._end)
-            for line in file:
-                if not (line.endswith(b"\n") and self._take_in(line)):
-                    break
+            number = 1
+            while (line := file.readline(LARGEST_BYTES)).endswith(b"\n") and self._take_in(line):
+                number += 1
+            if line.endswith(b"\n") or len(line) == LARGEST_BYTES:
+                self.damage = (
+                    f"{self.path}: line {number + 1} is damaged, it is no answer to a row of this run; that line and "
+                    "those behind it are removed, and their rows are answered again"
+                )
+                LOGGER.warning(self.damage)
         self._file.truncate(self._end)
         self._file.seek(self._end)
         return self._end
@@ -165,14 +190,15 @@ class Journal:
         return self._end
 
     def _take_in(self, line: bytes) -> bool:
-        """Note a line that was there; whether it is whole."""
+        """Note a line that was there; whether it is the answer to a row of this run."""
         try:
-            said = json.loads(line)
-            index, finish, tokens = int(said["index"]), str(said["finish_reason"]), len(said["tokens"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+            answer = ANSWER.validate_json(line, strict=True)
+        except ValidationError:
             return False
-        if index not in self:
-            self._note(index, self._end, finish, tokens)
+        if answer.index < 0 or (self._rows is not None and answer.index >= self._rows):
+            return False
+        if answer.index not in self:
+            self._note(answer.index, self._end, answer.finish_reason, len(answer.tokens))
         self._end += len(line)
         return True
 
@@ -200,8 +226,13 @@ class Journal:
 
 def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
     """The seed of the run that a journal is of. Raises UsageError when that is another one."""
-    said = json.loads(header)
-    earlier = said.get("run", {})
+    try:
+        said = parsed_record(header.decode())
+        earlier, seed = {**said["run"]}, said["seed"]
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise TypeError("its seed is no integer")
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path}: damaged in its first line ({error}); remove it to begin anew") from error
     for name, part in SINCE:
         if part in run.get(name, ()) and isinstance(earlier.get(name), dict):
             earlier[name].setdefault(part, run[name][part])
@@ -212,7 +243,7 @@ def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
             f"{path}: holds the answers so far of another run: {listing(told)}; finish that one with its own options, "
             f"remove the file to begin anew, or give another {spelled('output')}"
         )
-    return int(said["seed"])
+    return seed
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
@@ -290,14 +321,21 @@ def _lock(file: IO[bytes], path: Path) -> None:
 def _is_of(line: bytes, index: int) -> bool:
     """Whether a line is the whole answer to a row."""
     try:
-        return line.endswith(b"\n") and json.loads(line)["index"] == index
-    except (ValueError, TypeError, KeyError):
+        return line.endswith(b"\n") and bool(json.loads(line)["index"] == index)
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
 def _cannot(path: Path, error: OSError) -> ResourceError:
     """The error for a journal that cannot be written."""
-    return ResourceError(f"{path}: cannot be written ({error.strerror or error}); make room for it: {GOES_ON}")
+    what = "make room for it" if error.errno in FULL else "correct that"
+    return ResourceError(f"{path}: cannot be written ({error.strerror or error}); {what}: {GOES_ON}")
+
+
+def kept_words(path: Path, done: int, total: int | None) -> str:
+    """`3 of 10 rows answered in out.jsonl.partial; …`: what is left of a run that ended early."""
+    where = f"answered in {path}; {GOES_ON}" if path.is_file() else f"were answered, and {path} is gone with them"
+    return f"{progress_words(done, total)} {where}"
 
 
 def progress_words(done: int, total: int | None) -> str:

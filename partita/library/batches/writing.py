@@ -48,8 +48,9 @@ def write_answers(path: Path, lines: Iterable[bytes]) -> None:
             "command puts its own answers in order there"
         ) from error
     except OSError as error:
+        what = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "correct that"
         raise ResourceError(
-            f"{path}: cannot be written ({error.strerror or error}); every row has its answer, so make room and run "
+            f"{path}: cannot be written ({error.strerror or error}); every row has its answer, so {what} and run "
             "the same command again: it only puts them in order"
         ) from error
 

@@ -47,7 +47,7 @@ def answer_file(
     """
     looked = look_at(source)
     seed, place = setup.defaults.base_seed, output.absolute()
-    with Journal(journal_path(output), identity(looked, setup.contents, told), seed) as journal:
+    with Journal(journal_path(output), identity(looked, setup.contents, told), seed, looked.rows) as journal:
         finished = is_finished(output, place, journal)
         began = time.perf_counter()
         run = ClusterRun(

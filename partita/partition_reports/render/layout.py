@@ -56,7 +56,7 @@ def fold(text: str, width: int) -> list[str]:
 def _pieces(word: str, width: int) -> list[str]:
     """A word in parts of at most `width` cells."""
     parts = []
-    while cell_len(word) > width:
+    while cell_len(word[: 8 * width]) > width or cell_len(word) > width:  # the first alone is quick
         end = _cut(word, width)
         parts.append(word[:end])
         word = word[end:]
@@ -69,7 +69,7 @@ def _cut(word: str, width: int) -> int:
     while end < len(word) and cell_len(word[: end + 1]) <= width:
         end += 1
     for atom in (NUMBERS, NUMBER):
-        inside = {at for found in atom.finditer(word) for at in range(found.start() + 1, found.end())}
+        inside = {at for found in atom.finditer(word, 0, 2 * end) for at in range(found.start() + 1, found.end())}
         whole = [at for at in range(end, 0, -1) if at not in inside]
         marked = next((at for at in whole if _is_joint(word[at - 1], word[at])), 0)
         if marked > end // 3:

@@ -28,6 +28,10 @@ from partita.partition_reports.sections.model import (
 
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&@$]|(?<![^\W_])_|_(?![^\W_])|#(?=\d)|(?<=:)//|(?<=www)\.|^[#+-](?= )")
 """What Markdown or GitHub would act on."""
+REFERENCE = re.compile(r"(?<=&#64;)|(?<=&#35;)(?=\d)|(?<=\bgh)(?=-\d)", re.IGNORECASE)
+"""Where a mention or the number of an issue begins. GitHub looks for them in the text of the rendered page, so that an
+entity does not hide them; a zero-width space behind the mark does.
+"""
 
 
 def markdown_view(
@@ -56,13 +60,18 @@ def write_document(document: Document, *, folded: Collection[str] = (), unfold: 
 
 
 def safe(text: str) -> str:
-    """Text that is nothing but text: marks that mean something become entities."""
+    """Text that is nothing but text: marks that mean something become entities, and nobody is mentioned."""
+    return REFERENCE.sub("&#8203;", _literal(text))
+
+
+def _literal(text: str) -> str:
     return SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
 
 
 def say(line: Cell | Command) -> str:
     """A sentence or a command within a cell."""
-    return f"<code>{safe(line.text)}</code>" if isinstance(line, Command) else safe(text_of(line))
+    # GitHub looks for no mentions in code, which is to be copied as it is.
+    return f"<code>{_literal(line.text)}</code>" if isinstance(line, Command) else safe(text_of(line))
 
 
 def write_section(section: Section, *, folded: bool = False, unfold: bool = False) -> Iterator[str]:

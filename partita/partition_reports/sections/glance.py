@@ -306,7 +306,7 @@ def _answer_what(report: Report) -> Answer:
     away = {node.name for phase in report.phases for node in strays(report, phase)}
     main = main_phase(report)
     costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
-    if costs and main is not None and report.chain[0].status == "active":
+    if costs and main is not None and report.chain and report.chain[0].status == "active":
         told = say_harm(costs)
         lines.append(f"{told[0].upper()}{told[1:]}{in_phases([main.name])}")
     if not used_phases(report):

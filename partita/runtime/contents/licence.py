@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partita.inspection.records import LicenceFacts
+from partita.package import inside
 
 CARDS = ("README.md", "README", "README.txt", "MODEL_CARD.md")
 TEXTS = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING")
@@ -20,21 +21,23 @@ OTHER = "other"
 def licence_of(folder: Path) -> LicenceFacts:
     """What the files of the folder say; the first of card and licence text that does."""
     for name in CARDS:
-        entries = _front_matter(_text(folder / name))
+        entries = _front_matter(_text(folder, name))
         if "license" in entries:
             named = entries.get("license_name") if entries["license"] == OTHER else None
             return LicenceFacts(name=named or entries["license"], source=name, link=entries.get("license_link"))
     for name in TEXTS:
-        title = _title(_text(folder / name))
+        title = _title(_text(folder, name))
         if title:
             return LicenceFacts(name=title, source=name)
     return LicenceFacts(name=None, source=f"no licence in {', '.join(CARDS[:1])}, and no {' or '.join(TEXTS[:1])} file")
 
 
-def _text(path: Path) -> str:
-    """The beginning of a text file; empty when there is none, or it cannot be read."""
+def _text(folder: Path, name: str) -> str:
+    """The beginning of a text file; empty when there is none, or it cannot be read. Raises PackageError for what is no
+    regular file in the folder.
+    """
     try:
-        with path.open("rb") as stream:
+        with inside(folder, name).open("rb") as stream:
             return stream.read(MOST_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
     except OSError:
         return ""

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.capped import MOST_BYTES, check_size
+
 if TYPE_CHECKING:
     import onnx
 
@@ -45,6 +47,7 @@ def read_light(path: Path) -> onnx.ModelProto:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    check_size(path, MOST_BYTES)
     with path.open("rb") as stream:
         if path.stat().st_size == 0:
             raise ValueError("it is empty")

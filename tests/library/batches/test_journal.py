@@ -279,6 +279,67 @@ def test_what_another_run_has_written_over_an_answer_is_not_passed_on(tmp_path: 
     assert not (tmp_path / "out.jsonl").exists()
 
 
+BAD_LINES = {
+    "beyond the rows": b'"index": 3,',
+    "far beyond": b'"index": 1000000000000,',
+    "negative": b'"index": -1,',
+    "infinite": b'"index": Infinity,',
+    "a fraction": b'"index": 2.0,',
+    "a truth value": b'"index": true,',
+    "hundreds of digits": b'"index": 1' + b"0" * 400 + b",",
+    "an object for text": b'"index": 2, "text": {"a": 1},',
+    "text for tokens": b'"index": 2, "tokens": "12",',
+    "a token that is none": b'"index": 2, "tokens": [1, "2"],',
+    "an object for the id": b'"index": 2, "id": {},',
+    "nested deeply": b'"index": 2, "error": ' + b"[" * 100_000 + b"]" * 100_000 + b",",
+}
+
+
+@pytest.mark.parametrize("kind", BAD_LINES)
+def test_a_line_that_is_no_answer_to_a_row_is_told_of_and_its_row_is_answered_again(tmp_path: Path, kind: str):
+    path = tmp_path / "journal"
+    with Journal(path, RUN, 1, rows=3) as journal:
+        for index in range(2):
+            journal.append(answer(index))
+        line = json.dumps(answer(2).to_json()).encode() + b"\n"
+    field = BAD_LINES[kind].split(b":")[1].split(b'"')[-2] if b"2, " in BAD_LINES[kind] else b"index"
+    said = json.loads(line)
+    others = {name: value for name, value in said.items() if name.encode() not in (b"index", field)}
+    path.write_bytes(path.read_bytes() + b"{" + BAD_LINES[kind] + json.dumps(others).encode()[1:] + b"\n")
+    with Journal(path, RUN, 1, rows=3) as journal:
+        assert len(journal) == 2 and 2 not in journal and "line 4 is damaged" in journal.damage
+        journal.append(answer(2))
+        assert [each["index"] for each in lines(journal)] == [0, 1, 2]
+    with Journal(path, RUN, 1, rows=3) as journal:
+        assert len(journal) == 3 and not journal.damage
+
+
+def test_a_first_line_of_another_form_is_damage_in_a_line(tmp_path: Path):
+    path = tmp_path / "journal"
+    for run, seed in (("[]", "1"), ("{}", '"x"'), ("{}", "1e999"), ("{}", "9" * 400), ("{}", "null")):
+        path.write_text(f'{{"schema": "{journal_module.SCHEMA}", "run": {run}, "seed": {seed}}}\n{{"index": 0}}\n')
+        with pytest.raises(UsageError, match="damaged in its first line"):
+            Journal(path, {}, 1)
+
+
+@pytest.mark.parametrize("gone", ["journal", "folder", "replaced"])
+def test_a_journal_that_was_removed_keeps_no_answers_and_says_so(tmp_path: Path, gone: str):
+    path = tmp_path / "run" / "out.jsonl.partial"
+    path.parent.mkdir()
+    with Journal(path, RUN, 1) as journal:
+        journal.append(answer(0))
+        assert "1 of 2 rows answered in" in journal_module.kept_words(path, 1, 2)
+        path.unlink()
+        if gone == "folder":
+            path.parent.rmdir()
+        elif gone == "replaced":
+            path.write_bytes(b"")
+        with pytest.raises(ResourceError, match="removed or replaced while rows were answered, and their answers"):
+            journal.sync()
+    if gone != "replaced":
+        assert "kept" not in journal_module.kept_words(path, 1, 2)
+
+
 def test_a_link_and_what_it_leads_to_are_written_apart(tmp_path: Path):
     """Two runs, two journals: neither has the half-written file of the other."""
     link, out = tmp_path / "link.jsonl", tmp_path / "out.jsonl"

@@ -1,0 +1,247 @@
+"""Every reader of a file that others may have written returns or raises a PartitaError, in bounded time and memory.
+
+The samples are the same in every run. `PARTITA_HEAVY=1` draws `PARTITA_FUZZ` random ones for each reader (20,000).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from partita.dtypes import storage
+from partita.errors import PartitaError
+from partita.explain.node_explanation import explain
+from partita.export.gguf.header import read_header
+from partita.export.weight_files import find_tensors
+from partita.foreign.folder import open_folder
+from partita.library.batches.journal import Journal
+from partita.library.inspecting import read as inspect
+from partita.package import MANIFEST, check_files, read_manifest, record_file, write_manifest
+from partita.partition_reports import storage as reports
+from partita.partition_reports.render.view import load_view, view_names
+from partita.runtime.engine.prefix import Prefix
+from partita.runtime.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
+from partita.runtime.onnx_model import read_onnx
+from partita.runtime.prefix_file import Said, read_prefix, read_said, write_prefix
+from tests.conftest import REPOSITORY
+from tests.fuzz.mutations import byte_texts, json_texts
+from tests.gguf_files import save_settings
+from tests.library.batches.test_journal import RUN, answer
+from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
+from tests.test_package import example_manifest
+
+SECONDS = 3.0
+"""Time of the processor for one file, on a slow machine."""
+HEAVY = os.environ.get("PARTITA_HEAVY") == "1"
+FOREIGN = REPOSITORY / "tests" / "foreign" / "samples" / "genai-fp32-cpu"
+SHAPES = {"past.0.key": ((2, 3, 4), "float32"), "past.0.value": ((2, 3, 4), "bfloat16")}
+
+
+def fuzz(examples: int) -> Callable[[Any], Any]:
+    """Settings of a test: these samples, or random ones where the run is a long one."""
+    return settings(
+        max_examples=int(os.environ.get("PARTITA_FUZZ", "20000")) if HEAVY else examples,
+        derandomize=not HEAVY,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def held(read: Callable[[], object]) -> bool:
+    """Whether the reader took the file; a PartitaError of one line is the other outcome."""
+    began = time.process_time()
+    try:
+        read()
+    except PartitaError as error:
+        assert "\n" not in str(error) and len(str(error)) < 6000
+        return False
+    finally:
+        assert time.process_time() - began < SECONDS
+    return True
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+# --- manifests --------------------------------------------------------------------------------------------------------
+
+
+def package_in(folder: Path) -> dict[str, Any]:
+    """Write a package of a few bytes; its manifest."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(FOREIGN / "model.onnx", folder / "model.onnx")
+    (folder / "model.onnx.data").write_bytes(bytes(64))
+    files = tuple(record_file(folder, name) for name in ("model.onnx", "model.onnx.data"))
+    write_manifest(folder, example_manifest(files))
+    read: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+    return read
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_manifest(home: Path, data: st.DataObject) -> None:
+    folder = home / "package"
+    raw = package_in(folder)
+    written = json.dumps(raw).encode()
+    (folder / MANIFEST).write_bytes(data.draw(st.one_of(json_texts(raw), json_texts(raw), byte_texts(written))))
+
+    def read() -> None:
+        manifest = read_manifest(folder)
+        check_files(folder, manifest, hashes=False)
+
+    held(read)
+    held(lambda: inspect(folder))
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+REPORT = report_of(mixed_facts(), GPU_CHAIN)
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_report(home: Path, data: st.DataObject) -> None:
+    path, written = home / "report.json", reports.to_json(REPORT).encode()
+    path.write_bytes(data.draw(st.one_of(json_texts(json.loads(written)), byte_texts(written))))
+    if held(lambda: reports.read(path)):
+        report = reports.read(path)
+        for name in view_names():
+            held(lambda name=name: load_view(name).to_text(report))  # type: ignore[misc]
+        held(lambda: explain(report, "MatMul"))
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_journal(home: Path, data: st.DataObject) -> None:
+    """Whatever is in it, the run comes to an end with every row."""
+    path = home / "out.jsonl.partial"
+    path.unlink(missing_ok=True)
+    with Journal(path, RUN, 1, rows=4) as journal:
+        for index in range(3):
+            journal.append(answer(index))
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    number = data.draw(st.integers(0, len(lines)))
+    changed = [header, *lines]
+    line = changed[number]
+    changed[number] = data.draw(st.one_of(json_texts(json.loads(line)), byte_texts(line)))
+    if data.draw(st.booleans()):
+        changed[number] += b"\n"
+    path.write_bytes(b"".join(changed))
+
+    def read() -> None:
+        with Journal(path, RUN, 1, rows=4) as journal:
+            for index in range(4):
+                if index not in journal:
+                    journal.append(answer(index))
+            assert len(list(journal.answers())) == 4
+
+    held(read)
+
+
+# --- prefixes ---------------------------------------------------------------------------------------------------------
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_prefix(home: Path, data: st.DataObject) -> None:
+    path = home / "prefix"
+    states = {name: np.zeros(shape, storage(kind)) for name, (shape, kind) in SHAPES.items()}
+    write_prefix(path, Prefix(np.arange(3), states), Said((0, 1, 2), text="a"), "id")
+    written = path.read_bytes()
+    if data.draw(st.booleans()):
+        path.write_bytes(data.draw(byte_texts(written, head=len(written) if data.draw(st.booleans()) else 400)))
+    else:
+        about = data.draw(json_texts({"text": "a", "system": None, "adapter": None})).decode()
+        numbers = st.sampled_from((0, 1, 9, 10, -1, 2**40, -(2**63)))
+        tokens = np.array(data.draw(st.lists(numbers, max_size=4)), np.int64)
+        told = {"schema": "partita.prefix/1", "package": "id", "said": about}
+        path.write_bytes(save({"tokens": tokens, **{f"state.{name}": value for name, value in states.items()}}, told))
+    held(lambda: read_said(path))
+    if held(lambda: read_prefix(path, "id", None, SHAPES, 10)):
+        assert all(0 <= token < 10 for token in read_said(path).tokens)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_gguf_header(home: Path, data: st.DataObject) -> None:
+    path = home / "model.gguf"
+    if not (home / "sound.gguf").exists():
+        save_settings(
+            home / "sound.gguf", "llama", {"rope.scaling.type": "none", "layers": [1, 2], "names": ["a", "b"]}
+        )
+    path.write_bytes(data.draw(byte_texts((home / "sound.gguf").read_bytes(), head=800)))
+    held(lambda: read_header(path))
+
+
+@fuzz(150)
+@given(data=st.data())
+def test_safetensors_header(home: Path, data: st.DataObject) -> None:
+    folder = home / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    written = save({"a.weight": np.zeros((2, 3), np.float32), "b.bias": np.zeros(4, np.float16)}, {"format": "pt"})
+    size = int.from_bytes(written[:8], "little")
+    if data.draw(st.booleans()):
+        header = data.draw(json_texts(json.loads(written[8 : 8 + size])))
+        changed = len(header).to_bytes(8, "little") + header + written[8 + size :]
+    else:
+        changed = data.draw(byte_texts(written, head=8 + size))
+    (folder / "model.safetensors").write_bytes(changed)
+    held(lambda: find_tensors(folder))
+
+
+# --- ONNX files -------------------------------------------------------------------------------------------------------
+
+LISTED = (
+    "",
+    "-" * 200_000 + "1",
+    "1+" * 50_000 + "1",
+    "[" + "~" * 5000 + "1]",
+    "['a', 'b']",
+    "[" * 10_000,
+    "['" * 9999,
+)
+METADATA = st.one_of(st.sampled_from(LISTED), st.text(max_size=40), st.binary(max_size=8).map(repr))
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_onnx_metadata(home: Path, data: st.DataObject) -> None:
+    folder = home / "onnx"
+    if not folder.exists():
+        shutil.copytree(FOREIGN, folder)
+    path = folder / "model.onnx"
+    written = (FOREIGN / "model.onnx").read_bytes()
+    if data.draw(st.booleans()):
+        model = onnx.ModelProto.FromString(written)
+        for _ in range(data.draw(st.integers(1, 4))):
+            node = model.graph.node[data.draw(st.integers(0, len(model.graph.node) - 1))]
+            key = data.draw(st.sampled_from((SCOPES, CLASSES, SOURCE, STACK, "partita.module")))
+            node.metadata_props.add(key=key, value=data.draw(METADATA))
+        path.write_bytes(model.SerializeToString())
+    else:
+        path.write_bytes(data.draw(byte_texts(written)))
+    held(lambda: read_model_file(path, folder))
+    held(lambda: read_onnx(path))
+    held(lambda: open_folder(folder))
+    held(lambda: inspect(folder))

@@ -1,0 +1,189 @@
+"""Files of a model folder that are no regular files inside it: an error before they are opened, in every verb."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from partita import cli
+from partita.demo import checkpoint_path
+from partita.errors import PackageError
+from partita.package import check_folder
+from tests.conftest import Exported, TinyCheckpoint
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="no such files there")
+KINDS = {
+    "fifo": "a FIFO, not a regular file",
+    "socket": "a socket, not a regular file",
+    "device": "a link out of the folder, to /dev/zero",
+    "outside": "a link out of the folder, to ",
+    "absolute": "a link out of the folder, to ",
+    "nothing": "a symbolic link to gone, where nothing is",
+    "itself": "where nothing is",
+    "folder": "a folder, not a regular file",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_hang() -> Iterator[None]:
+    """A file that is opened and never ends fails the test."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+
+
+def put(path: Path, kind: str) -> None:
+    """Have something else in the place of a file; what a link leads to is a sound copy of it."""
+    outside = path.parent.parent / "outside"
+    if path.is_file():
+        path.rename(outside)
+    else:
+        outside.write_text("{}")
+    links = {"device": "/dev/zero", "outside": "../outside", "absolute": outside, "nothing": "gone", "itself": path}
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as place:
+            place.bind(os.path.relpath(path))
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(links[kind])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The last line on stderr of a command that fails."""
+    capsys.readouterr()
+    assert cli.run([*map(str, words)]) == 1
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def package(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path(shutil.copytree(exported(tiny_checkpoint("llama")), tmp_path / "pkg"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "model.safetensors", "tokenizer.json", "vocab.txt"])
+def test_every_kind(name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "model").mkdir()
+    (folder / name).write_text("{}")
+    check_folder(folder)
+    put(folder / name, kind)
+    with pytest.raises(PackageError) as caught:
+        check_folder(folder)
+    assert f"{folder / name}: " in str(caught.value) and KINDS[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("manifest.json", "fifo"), ("tokenizer.json", "outside")])
+def test_every_verb_that_reads_a_package(
+    package: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(package / name, kind)
+    chain = ("--provider", "cpu")
+    verbs = (("generate", package, "hi"), ("inspect", package), ("place", package), ("verify", package))
+    others = (
+        ("serve", package),
+        ("evaluate", package),
+        ("support", package, *chain),
+        ("bench", package),
+        ("chat", package),
+    )
+    for verb in (*verbs, *others):
+        line = refused(capsys, *verb)
+        assert f"{package / name}: " in line and KINDS[kind] in line, (verb, line)
+
+
+def test_export_copies_nothing_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path(shutil.copytree(checkpoint_path(), tmp_path / "checkpoint"))
+    cases = {"chat_template.jinja": "absolute", "special_tokens_map.json": "outside", "model.safetensors": "outside"}
+    for name, kind in {**cases, "config.json": "fifo"}.items():
+        kept = (folder / name).read_bytes() if (folder / name).is_file() else None
+        put(folder / name, kind)
+        line = refused(capsys, "export", folder, tmp_path / "out")
+        assert f"{folder / name}: " in line and KINDS[kind] in line, line
+        assert not (tmp_path / "out").exists()
+        (folder / name).unlink()
+        if kept is not None:
+            (folder / name).write_bytes(kept)
+
+
+def test_what_nobody_reads_and_links_within_the_folder_do_not_matter(tmp_path: Path) -> None:
+    (folder := tmp_path / "model").mkdir()
+    (tmp_path / "elsewhere").write_text("text")
+    for name in ("README.md", ".gitattributes", "picture.png"):
+        (folder / name).symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(folder / "log.fifo")
+    (folder / ".git").mkdir()
+    os.mkfifo(folder / ".git" / "config.json")
+    (folder / "runs").symlink_to(tmp_path)
+    (folder / "..data").mkdir()
+    (folder / "..data" / "config.json").write_text("{}")
+    (folder / "config.json").symlink_to(Path("..data") / "config.json")
+    check_folder(folder)
+    (tmp_path / "named").symlink_to(folder)
+    check_folder(tmp_path / "named")
+
+
+@pytest.mark.parametrize("place", ["onnx", "additional_chat_templates"])
+def test_folders_within_are_looked_into_and_are_no_way_out(tmp_path: Path, place: str) -> None:
+    (folder := tmp_path / "model").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (folder / place).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PackageError, match="a link out of the folder"):
+        check_folder(folder)
+    (folder / place).unlink()
+    (folder / place).mkdir()
+    check_folder(folder)
+    os.mkfifo(folder / place / "tool.jinja")
+    with pytest.raises(PackageError, match="tool.jinja: a FIFO"):
+        check_folder(folder)
+
+
+def test_blobs_of_the_cache_that_the_folder_lies_in(tmp_path: Path) -> None:
+    (blobs := tmp_path / "models--me--tiny" / "blobs").mkdir(parents=True)
+    (folder := blobs.parent / "snapshots" / "0a1b").mkdir(parents=True)
+    (blobs / "0f").write_text("{}")
+    (folder / "config.json").symlink_to(Path("..") / ".." / "blobs" / "0f")
+    check_folder(folder)
+    (tmp_path / "models--you--other" / "blobs").mkdir(parents=True)
+    (tmp_path / "models--you--other" / "blobs" / "0f").write_text("{}")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "models--you--other" / "blobs" / "0f")
+    with pytest.raises(PackageError, match="a link out of the folder"):
+        check_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["README.md", "LICENSE"])
+def test_a_model_card_is_read_by_inspect_alone(package: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(package / name)
+    assert f"{name}: a FIFO" in refused(capsys, "inspect", package)
+    assert cli.run(["generate", str(package), "1", "--token-ids", "--max-new-tokens", "1", "--provider", "cpu"]) == 0
+
+
+def test_files_that_the_user_names(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A FIFO or a device is no report, prefix or ONNX file; a file that this process has open is one."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for path in (tmp_path / "fifo", tmp_path / "zero"):
+        assert "not a regular file" in refused(capsys, "report", "show", path)
+        assert "not a regular file" in refused(capsys, "generate", package, "hi", "--prefix", path)
+        assert "not a regular file" in refused(capsys, "place", path)
+        refused(capsys, "inspect", path)
+        refused(capsys, "generate", path, "hi")
+    assert cli.run(["place", str(package), "--provider", "cpu", "--report", "run.json"]) == 0
+    with (tmp_path / "run.json").open("rb") as file:
+        assert cli.run(["report", "show", f"/dev/fd/{file.fileno()}"]) == 0
