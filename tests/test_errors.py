@@ -8,6 +8,7 @@ import re
 import pytest
 
 from partita import errors
+from partita.remedies import Remedy
 
 ERRORS = {
     name: value
@@ -55,5 +56,5 @@ def test_every_error_can_be_caught_as_one():
 
 
 def test_a_message_has_a_bounded_length_and_keeps_its_remedy():
-    error = errors.PackageError("x" * 1_500_000, remedy=errors.Remedy("export it again"))
+    error = errors.PackageError("x" * 1_500_000, remedy=Remedy("export it again"))
     assert len(str(error)) < 5000 and str(error).endswith("(1,496,000 more characters); export it again")

@@ -46,7 +46,13 @@ def put(path: Path, kind: str) -> None:
         path.rename(outside)
     else:
         outside.write_text("{}")
-    links = {"device": "/dev/zero", "outside": "../outside", "absolute": outside, "nothing": "gone", "itself": path}
+    links: dict[str, str | Path] = {
+        "device": "/dev/zero",
+        "outside": "../outside",
+        "absolute": outside,
+        "nothing": "gone",
+        "itself": path,
+    }
     if kind == "fifo":
         os.mkfifo(path)
     elif kind == "socket":

@@ -209,7 +209,7 @@ def test_flipped_byte_is_found_by_its_hash(folder, position):
     assert "altered" in refusal(folder)
 
 
-OUTSIDE = ["../secret", "/etc/hostname", "a/../../secret", "..", "..\\secret", "a\\b"]
+OUTSIDE = ["../secret", "/etc/hostname", "a/../../secret", "..", "..\\secret", "C:\\b"]
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
