@@ -154,8 +154,8 @@ def check_options(options: ExportOptions) -> None:
         ("verify_length", options.verify_length),
     ):
         least = 2 if name == "max_length" else 1  # one token of prompt and one of answer
-        if value is not None and not least <= value <= 1 << 24:
-            raise UsageError(f"{spelled(name, value)}: must be between {least} and {1 << 24:,}")
+        if value is not None and (type(value) is not int or not least <= value <= 1 << 24):
+            raise UsageError(f"{spelled(name, value)}: must be an integer between {least} and {1 << 24:,}")
     if options.prefill_chunk is not None and not options.static_shapes:
         raise UsageError(
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
-
-from pydantic import SkipValidation
+from typing import Any, Literal, TypeAlias
 
 from partita.errors import UsageError
 from partita.library.audience import LOGGER
@@ -18,12 +16,12 @@ from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import stop_token_ids
 from partita.spelling import called
 
-Prompts: TypeAlias = Annotated[str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], SkipValidation()]
+Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """A text, token ids, or one of them for each row of the batch. Arrays of token ids will do."""
 Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
-Conversations: TypeAlias = Annotated[Messages | Sequence[Messages], SkipValidation()]
+Conversations: TypeAlias = Messages | Sequence[Messages]
 """A user's message, messages, or one of them for each row of the batch."""
-Samplings: TypeAlias = Annotated[Sampling | Sequence[Sampling] | Literal["checkpoint"], SkipValidation()]
+Samplings: TypeAlias = Sampling | Sequence[Sampling] | Literal["checkpoint"]
 TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
 AdapterNames: TypeAlias = str | Sequence[str | None]
 """The name of an adapter for all prompts, or one for each; None: without."""

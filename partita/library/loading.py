@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
+from partita.errors import UsageError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import LOGGER
 from partita.library.chain import ChainOptions, Target, read_chain_options
@@ -67,7 +68,12 @@ def load(
 
 
 def in_child(target: Target, process: Process) -> bool:
-    """Whether a chain runs in a child process: where native code beside ONNX Runtime's own may end its process."""
+    """Whether a chain runs in a child process: where native code beside ONNX Runtime's own may end its process.
+
+    Raises UsageError for an unknown value.
+    """
+    if process not in get_args(Process):
+        raise UsageError(f"process is {process!r}; it must be 'auto', 'this' or 'child'")
     foreign = any(provider.name != "cpu" for provider in target.chain)
     return process == "child" or (process == "auto" and foreign)
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
-
-from pydantic import SkipValidation
+from typing import Literal, TypeAlias
 
 from partita.errors import GenerationError, UsageError
 from partita.library.asking import TokenIds, options, prompt_rows, stops
@@ -14,7 +12,7 @@ from partita.library.model import Model
 from partita.library.requests import Work
 from partita.library.sampling import Sampling
 
-Prompt: TypeAlias = Annotated[str | Sequence[int], SkipValidation()]
+Prompt: TypeAlias = str | Sequence[int]
 """A text, or token ids, also as an array."""
 
 

@@ -231,7 +231,8 @@ def test_value_that_does_not_fit_float16(tiny_checkpoint: TinyCheckpoint, own_co
     [
         ({"precision": "fp8"}, "--precision fp8"),
         ({"max_length": 0}, "--max-length 0"),
-        ({"max_length": 1}, "must be between 2 and"),
+        ({"max_length": 1}, "must be an integer between 2 and"),
+        ({"max_length": 64.0}, "must be an integer between 2 and"),
         ({"max_length": -5}, "--max-length -5"),
         ({"max_length": 1 << 40}, "--max-length"),
         ({"max_length": 257}, "the model supports at most 256 positions"),

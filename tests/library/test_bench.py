@@ -60,7 +60,6 @@ def test_one_that_cannot_run_is_in_the_result_unless_none_can(package):
         ({"chains": "cpu", "prompt": ["a", "b"]}, "prompt has 2 of them"),
         ({"chains": "cpu", "prompt": "a", "prompt_tokens": 4}, "prompt and prompt_tokens: give one"),
         ({"chains": "cpu", "provider_libraries": {"mine": "/none.so"}}, "provider_libraries: /none.so does not exist"),
-        ({"chain": "cpu"}, "did you mean 'chains'"),
     ],
 )
 def test_what_makes_no_sense_is_an_argument_error(package, arguments, says):

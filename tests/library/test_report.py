@@ -93,7 +93,6 @@ def test_cuda_without_a_gpu(model, stand_ins):
         ({"providers": "cpu", "runs": 0}, "runs"),
         ({"providers": "cpu", "device": "h100"}, "dry"),
         ({"providers": "cpu", "shapes": {"nope": 1}}, "nope"),
-        ({"providers": "cpu", "shape": {"x": 1}}, "did you mean 'shapes'?"),
     ],
 )
 def test_placing_with_a_wrong_argument_is_a_sentence(model, arguments, says):
