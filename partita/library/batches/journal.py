@@ -36,8 +36,6 @@ CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ANSWER: TypeAdapter[RowAnswer] = TypeAdapter(RowAnswer)
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
-SINCE = (("input file", "format"),)
-"""What a run is of that journals of earlier versions do not say: they match whatever it is."""
 
 
 def journal_path(output: Path) -> Path:
@@ -113,7 +111,7 @@ class Journal:
 
     def answers(self) -> Iterator[bytes]:
         """The lines of all rows, in the order of the rows. Raises UsageError where one is missing, OSError where
-        something else lies in its place: not all file systems keep a second run out.
+        the disk has lost one.
         """
         with self._place.open("rb") as file:
             for index, place in enumerate(self._places):
@@ -121,7 +119,7 @@ class Journal:
                     raise UsageError(f"{self.path}: row {index} has no answer, so the run is not done")
                 file.seek(place)
                 line = file.readline()
-                if not _is_of(line, index):
+                if not line.endswith(b"\n"):
                     raise OSError(errno.EIO, f"{self.path} has lost the answer to row {index}")
                 yield line
 
@@ -233,9 +231,6 @@ def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
             raise TypeError("its seed is no integer")
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path}: damaged in its first line ({error}); remove it to begin anew") from error
-    for name, part in SINCE:
-        if part in run.get(name, ()) and isinstance(earlier.get(name), dict):
-            earlier[name].setdefault(part, run[name][part])
     different = [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]
     if different:
         told = [_difference(name, earlier.get(name), run.get(name)) for name in different]
@@ -277,31 +272,21 @@ def _begins(header: bytes) -> bool:
 
 def _locked(path: Path) -> IO[bytes]:
     """The file, opened or made, and kept from others. Raises UsageError where another process has it, ResourceError."""
-    while True:
-        there = path.exists()
-        if there and not path.is_file():
-            raise UsageError(
-                f"{path}: no regular file, and the answers of a run would be kept there; move it away, or give another "
-                f"{spelled('output')}"
-            )
-        try:
-            file: IO[bytes] = path.open("r+b" if there else "x+b", buffering=0)
-        except (FileExistsError, FileNotFoundError) as error:
-            if path.is_symlink() or not path.parent.is_dir():
-                raise _cannot(path, error) from error
-            continue  # it has come, or gone, since
-        except OSError as error:
-            raise _cannot(path, error) from error
-        try:
-            _lock(file, path)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except FileNotFoundError:  # the run that had it has ended, and took it along
-            pass
-        except BaseException:
-            file.close()
-            raise
+    if path.exists() and not path.is_file():
+        raise UsageError(
+            f"{path}: no regular file, and the answers of a run would be kept there; move it away, or give another "
+            f"{spelled('output')}"
+        )
+    try:
+        file: IO[bytes] = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise _cannot(path, error) from error
+    try:
+        _lock(file, path)
+    except BaseException:
         file.close()
+        raise
+    return file
 
 
 def _lock(file: IO[bytes], path: Path) -> None:
@@ -314,16 +299,10 @@ def _lock(file: IO[bytes], path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UsageError(f"{path}: another process is at work on this output; wait for it, or name another") from error
-    except OSError:  # a file system without locks
-        return
-
-
-def _is_of(line: bytes, index: int) -> bool:
-    """Whether a line is the whole answer to a row."""
-    try:
-        return line.endswith(b"\n") and bool(json.loads(line)["index"] == index)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return False
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be locked ({error.strerror}); give an {spelled('output')} on a file system with file locks"
+        ) from error
 
 
 def _cannot(path: Path, error: OSError) -> ResourceError:

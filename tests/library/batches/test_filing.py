@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,16 +204,3 @@ def test_the_same_bytes_in_another_format_are_other_rows(source: Path, tmp_path:
         Journal(journal, identity(renamed, "package", {}), 1)
     same = look_at(renamed.path.rename(source.with_suffix(".ndjson")))
     assert identity(same, "package", {}) == identity(renamed, "package", {})
-
-
-def test_a_journal_that_does_not_know_the_format_goes_on(source: Path, tmp_path: Path) -> None:
-    journal, looked = journal_path(tmp_path / "out.jsonl"), look_at(source)
-    begun(looked, journal)
-    header, *rest = journal.read_bytes().splitlines(keepends=True)
-    said = json.loads(header)
-    del said["run"]["input file"]["format"]
-    journal.write_bytes(b"".join([json.dumps(said).encode() + b"\n", *rest]))
-    with Journal(journal, identity(looked, "package", {}), 1) as file:
-        assert file.resumed == 1
-    with pytest.raises(UsageError, match="sha256 of the input file was"):
-        Journal(journal, identity(replace(looked, sha256="another"), "package", {}), 1)
