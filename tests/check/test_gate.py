@@ -678,7 +678,7 @@ def test_every_gate_fails_on_a_run_that_failed(option, how):
     good = report_of(facts)
     baseline = ("a.json", good) if option == "--max-slowdown" else None
     assert check(good, gate, "r.json", baseline).passed
-    changes = (
+    changes: dict[str, Any] = (
         {"failed": "no kernel"} if how == "a run of place" else {"finish_reason": "error", "finish_detail": "boom"}
     )
     bad = report_of(replace(facts, **changes))

@@ -130,6 +130,7 @@ def test_an_unknown_device_is_answered_with_those_whose_names_begin_with_it(name
     asked = str(caught.value).partition("did you mean ")[2].partition("?")[0]
     assert asked == " or ".join(map(repr, meant))
     if meant:
+        assert caught.value.remedy is not None
         option, key = caught.value.remedy.options
         assert option == "--device" and device(key).key == meant[0]
 

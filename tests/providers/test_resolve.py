@@ -87,6 +87,7 @@ def test_an_unknown_provider_is_answered_with_names_of_the_list_that_it_may_mean
         parse_chain(f"{word},cpu", argument=argument)
     listed = str(caught.value).partition("known providers: ")[2]
     assert all(name.strip("'") in listed for name in meant.split(" or "))
+    assert caught.value.remedy is not None
     option, chain = caught.value.remedy.options
     assert option == {"providers": "--provider", "target": "--target"}[argument]
     assert [provider.name for provider in parse_chain(chain)] == [meant.split("'")[1], "cpu"]

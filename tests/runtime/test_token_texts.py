@@ -21,7 +21,7 @@ def tokenizer(folder: Path, model: dict[str, object], **others: object) -> Text:
     }
     kept |= {"pre_tokenizer": None, "post_processor": None, "decoder": None, "model": model, **others}
     (folder / "tokenizer.json").write_text(json.dumps(kept))
-    return Text(PlainTokenizer(folder), folder)
+    return Text(PlainTokenizer(folder), folder, None)
 
 
 @pytest.fixture

@@ -250,10 +250,11 @@ def test_an_empty_key_in_the_environment_is_an_error_as_on_the_command_line(key,
     ("slots", "told"), [(1, "1 row of 512 tokens, so requests wait"), (4, "4 rows of 512 tokens; ")]
 )
 def test_a_package_of_one_row_says_that_requests_wait_for_each_other(monkeypatch, slots, told):
-    lines = []
+    lines: list[str] = []
     monkeypatch.setattr(serve, "_write", lines.append)
     reading = SimpleNamespace(max_length=512)
     report = SimpleNamespace(summary=None)
-    served = SimpleNamespace(name="package", slots=slots, reading=reading, adapters=(), report=lambda: report)
-    serve._say_ready("http://localhost", SimpleNamespace(as_json=False), {"package": served})
+    options: Any = SimpleNamespace(as_json=False)
+    served: Any = SimpleNamespace(name="package", slots=slots, reading=reading, adapters=(), report=lambda: report)
+    serve._say_ready("http://localhost", options, {"package": served})
     assert lines[0].startswith(f"package: {told}") and ("--batch-size 8" in lines[0]) is (slots == 1)
