@@ -6,11 +6,11 @@ holds but the name of its manifest.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.capped import LARGEST_REPORT_BYTES, parsed, read_capped
 from partita.remedies import Remedy, is_lfs_pointer, lfs_pull
 
 MANIFEST = "manifest.json"
@@ -23,7 +23,6 @@ SHOWN = 8
 WEIGHTS = frozenset({".safetensors", ".bin", ".pt", ".pth"})
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 READ_BY_SHOW = {"partita.report": "the report of a run", "partita.bench": "the result of a bench"}
-LARGEST_JSON_BYTES = 256 << 20
 
 EXPORT = Remedy("export it first", ("partita", "export", "{checkpoint}", "{out}"))
 EXPORT_HUB = Remedy("if it is a model of the hub, export it first", ("partita", "export", "{checkpoint}", "{out}"))
@@ -127,11 +126,9 @@ def _placing(path: Path) -> Remedy:
 
 def _schema_of(path: Path) -> str:
     """The schema that a JSON file names; empty when it names none, or is no JSON."""
-    if not path.is_file() or path.stat().st_size > LARGEST_JSON_BYTES:
-        return ""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+        raw = parsed(read_capped(path, LARGEST_REPORT_BYTES))
+    except (OSError, ValueError):
         return ""
     found = raw.get("schema") if isinstance(raw, dict) else None
     return found if isinstance(found, str) else ""

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spelling": set(),
     "remedies": {"spelling"},
     "errors": {"remedies"},
-    "strangers": {"remedies", "errors"},
+    "strangers": {"capped", "remedies", "errors"},
     "process": set(),
     "capped": set(),
     "tokenizer_limits": {"capped"},

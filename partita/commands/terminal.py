@@ -116,7 +116,7 @@ def _drop_stream(descriptor: int) -> None:
 
 def print_record(record: BaseModel) -> bool:
     """A record as one JSON object on stdout; False when nobody reads it."""
-    return print_json(record.model_dump(mode="json", by_alias=True))
+    return print_json(record.model_dump(mode="json", by_alias=True, warnings=False))
 
 
 def print_json(value: dict[str, Any]) -> bool:

@@ -36,7 +36,7 @@ def to_json(record: Record) -> str:
     """A report, or another record that is kept, as JSON, ending in a newline. ASCII alone: a name is whole in every
     encoding that stdout may have, and turns no terminal around.
     """
-    text = record.model_dump_json(by_alias=True, indent=1)
+    text = record.model_dump_json(by_alias=True, indent=1, warnings=False)  # a newer Partita has other codes
     text = OTHERS.sub(lambda found: json.dumps(found[0])[1:-1], text)  # all of them are inside of strings
     return NUMBERS.sub(lambda found: f"[{','.join(found[1].split()).replace(',,', ',')}]", text) + "\n"
 

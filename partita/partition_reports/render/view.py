@@ -52,7 +52,8 @@ def json_view(summary: str) -> View:
     """A record as JSON in plain ASCII: names can hold what a terminal would act on."""
 
     def to_text(record: Record) -> str:
-        return json.dumps(record.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
+        values = record.model_dump(mode="json", by_alias=True, warnings=False)
+        return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
     return View("json", ".json", summary, to_text)
 
