@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import partita
-from tests.export.breadth.goals import complaints
+from tests.export.breadth.goals import DIFFERENT, complaints
 from tests.export.breadth.implementations import Compared, told, totals, write
 from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types
@@ -119,7 +119,10 @@ def _references(chosen: argparse.Namespace) -> int:
     sys.stdout.write(f"{totals(found)}\n")
     if chosen.json:
         write(found, chosen.json)
-    return 0
+    new = sorted({entry.model_type for entry in found if entry.differs} - DIFFERENT) if chosen.check else []
+    if new:
+        sys.stderr.write(f"eager and default attention differ, and goals.DIFFERENT does not list: {', '.join(new)}\n")
+    return 1 if new else 0
 
 
 def _run(chosen: argparse.Namespace, earlier: Sequence[Outcome]) -> Results:
