@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from partita.observations.codes import ReasonCode
 from partita.observations.native_text import cut, without_signatures
@@ -68,6 +69,14 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str 
     remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
     shown = one_line(evidence)
     return Failure(reason, cut(shown, LONGEST), remedy)
+
+
+def no_device(provider: Provider, library: Path) -> Failure:
+    """The failure of a plugin library that loads and offers no device, with the plugin's own remedy."""
+    evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_takes}"
+    why = failure(provider, "device_missing", evidence)
+    own = None if provider.plugin is None else provider.plugin.no_device
+    return why if own is None else replace(why, remedy=own)
 
 
 def _named_library(provider: Provider, text: str) -> Library | None:

@@ -15,11 +15,10 @@ from partita.observations.text_format import listing
 from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import Resolution, known_providers, resolve_one
-from partita.providers.start import Failure, explain, failure
+from partita.providers.start import Failure, explain, failure, no_device
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import HEAD
 from partita.runtime.process.children import ChildOutcome, run_children
-from partita.runtime.registering import no_device
 
 CHILD = "partita.runtime.provider_child"
 TIMEOUT_SECONDS = 60.0

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from partita.observations.native_text import cut
-from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
-from partita.providers.start import LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure
+from partita.providers.start import LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, no_device
 from partita.remedies import Remedy
 from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.native_log import captured_output, complaints, headless
@@ -75,14 +73,6 @@ def _register(resolution: Resolution) -> Resolution:
     if provider.ort_name in offered:
         return resolution
     return replace(resolution, provider=replace(provider, ort_name=offered[0]))
-
-
-def no_device(provider: Provider, library: Path) -> Failure:
-    """The failure of a plugin library that loads and offers no device, with the plugin's own remedy."""
-    evidence = f"{library.name} was registered but offers no device on this machine{provider.plugin_takes}"
-    why = failure(provider, "device_missing", evidence)
-    own = None if provider.plugin is None else provider.plugin.no_device
-    return why if own is None else replace(why, remedy=own)
 
 
 def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
