@@ -132,7 +132,7 @@ class Contract(Record):
     states: tuple[State, ...]
     appends_chunks: bool
     """True when a step may take several new tokens per row after past ones; False: only one, but at the beginning."""
-    batch_size: int = Field(ge=1, le=1 << 16)
+    batch_size: int = Field(ge=1, le=1 << 24)
     max_length: int = Field(ge=1, le=1 << 24)
     """N: the most tokens, prompt and new ones together, that a row can hold."""
     vocab_size: Size

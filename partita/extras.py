@@ -32,6 +32,7 @@ UNINSTALL = Remedy(
     "they overwrite each other's files: install only the one you want, after",
     ("pip", "uninstall", "--yes", "{owners}"),
 )
+INSTALL_VERSIONS = Remedy("", ("pip", "install", "{versions}"))
 PUT_BACK = Remedy("put its files back", ("pip", "install", "--force-reinstall", "--no-deps", "{owner}"))
 UNKNOWN = Remedy("install the package that has it")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -211,7 +212,7 @@ def unsupported_versions() -> str:
     if not found:
         return ""
     installed = " and ".join(f"{name} {version}" for name, (version, _) in found.items())
-    install = Remedy("", ("pip", "install", *(f"{name}{bounds}" for name, (_, bounds) in found.items())))
+    install = INSTALL_VERSIONS.filled(versions=tuple(f"{name}{bounds}" for name, (_, bounds) in found.items()))
     return f"{installed} {'is' if len(found) == 1 else 'are'} outside the supported range: {install}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Annotated, Final, Literal
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from partita import strangers
 from partita.capped import KINDS, irregular, kind_of, parsed_record, read_capped, read_json_value
@@ -100,7 +100,16 @@ ROUNDED_CACHE = "int8"
 SHOWN = 200
 """Characters of a name from a file that a message shows."""
 
-Word = Annotated[str, Field(pattern=r"^[\w.+-]{1,64}$")]
+
+def _word(text: str) -> str:
+    """A name without spaces and control characters. Raises ValueError."""
+    if not re.fullmatch(r"[\w.+-]{1,64}", text):
+        raise ValueError("must have 1 to 64 letters, digits or any of . + - _")
+    return text
+
+
+Word = Annotated[str, AfterValidator(_word)]
+"""Not a pattern of pydantic: a signal is lost while it compiles one."""
 TokenizerKind = Literal["none", "tokenizers", "transformers"]
 """What reads the package's tokenizer: nothing is there, tokenizer.json suffices, or transformers has to."""
 
@@ -441,7 +450,7 @@ def inside(folder: Path, name: str) -> Path:
         said = f"the path {name[:SHOWN]!r} is a Windows path; write {windows.as_posix()[:SHOWN]!r} in its place"
         raise PackageError(said, where=folder)
     if leaves:
-        raise PackageError(f"{folder}: the path {name[:SHOWN]!r} leaves the package folder; refusing to follow it")
+        raise PackageError(f"{folder}: the path {name[:SHOWN]!r} leaves the model folder; refusing to follow it")
     if (why := irregular(folder / name, folder)) and not why.startswith(KINDS["d"]):
         raise PackageError(f"{folder / name}: {why}")
     return folder / name

@@ -307,7 +307,7 @@ def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsy
     graph = {**manifest["graph"], "files": [{**manifest["graph"]["files"][0], "file": "../outside/model.onnx"}]}
     rewrite(graph=graph)
     for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
-        fails(capsys, 1, "leaves the package folder", *verb)
+        fails(capsys, 1, "leaves the model folder", *verb)
     rewrite(files=[entry for entry in manifest["files"] if entry["name"] == KNOWN_ANSWER])
     for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
         fails(capsys, 1, "not in the manifest's list of files", *verb)

@@ -217,7 +217,7 @@ def test_path_that_leaves_the_package(folder, name):
     (folder.parent / "secret").write_bytes(b"secret")
     edit(folder, files=[FileRecord(name=name, size_bytes=6, sha256="0" * 64).model_dump()])
     message = refusal(folder, hashes=False)
-    assert "leaves the package" in message and repr(name) in message
+    assert "leaves the model folder" in message and repr(name) in message
 
 
 @pytest.mark.parametrize("link", ["file", "folder"])

@@ -62,6 +62,7 @@ BLANKS: dict[str, Any] = {
     "plugin": "onnxruntime-qnn",
     "wheels": ("onnxruntime", "onnxruntime-gpu"),
     "owners": ("onnxruntime", "onnxruntime-gpu"),
+    "versions": ("transformers>=5.23,<5.25", "torch<2.14"),
     "owner": "onnx-ir",
     "others": "gpu, webgpu",
     "extras": "export,cpu",
@@ -268,7 +269,7 @@ def check_values(words: list[str]) -> None:
 
 def installable(word: str) -> bool:
     """Whether pip finds this: a package that Partita declares or knows a provider to be in, with extras that it has."""
-    match = re.fullmatch(r"([A-Za-z0-9._-]+?)(?:\[([^\]]+)\])?(?:[<>=~!]=?[^,]+)?", word)
+    match = re.fullmatch(r"([A-Za-z0-9._-]+?)(?:\[([^\]]+)\])?(?:[<>=~!][^ ]+)?", word)
     assert match is not None, word
     name, extras = match[1], (match[2] or "").split(",") if match[2] else []
     if name == "partita":

@@ -35,7 +35,7 @@ from partita.export.quantisation.summary import notes as packing_notes
 from partita.export.quantisation.summary import summary
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
-from partita.export.state import Probed
+from partita.export.state import Probed, text_config
 from partita.export.target import TakesEach, Target
 from partita.export.texts import Text
 from partita.export.tracing import FixedLengthError, Traced, trace, without_unread
@@ -175,7 +175,7 @@ class Draft:
         rounded.begin(folder)
         sources = match_names(fake.module, self.checkpoint.tensors)
         model = known_answer.load(self.checkpoint, self.work.scratch)
-        if not calibration.without_weights(model, self.text):
+        if text_config(model)._attn_implementation == "eager":  # it keeps the weights of attention
             calibration.check_memory(placed, held, fake.hidden_size, self.text, fake.heads, loaded=held)
         return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
 

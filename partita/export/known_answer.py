@@ -263,8 +263,10 @@ def compute(
         own, keep = context < max_length and count <= context < count + steps, min(keep, count)
         if count != sequence.shape[1]:
             sequence = torch.from_numpy(_prompt(checkpoint, vocab_size, count + steps))[None]
-        # Before the whole text: transformers keeps dynamic frequencies of a longer one.
-        alone = last_logits(model, sequence[:, :count], keep) if own else None
+        alone = None
+        if own:
+            last_logits(model, sequence[:, :1], 1)  # transformers keeps dynamic frequencies until a text is shorter
+            alone = last_logits(model, sequence[:, :count], keep)
         if afterwards is not None:
             sequence, logits = _changed_between(model, sequence[:, :count], steps, keep, afterwards)
         else:

@@ -133,13 +133,6 @@ def test_the_known_answer_has_one_length_throughout(tmp_path):
         assert found.status == "verified", found.detail
 
 
-@pytest.mark.parametrize(("limit", "reached"), [(LIMIT, True), (40, False)])
-def test_long_frequencies_that_the_known_answer_does_not_reach_are_said_to_be_unseen(tmp_path, limit, reached):
-    found = replay(handmade(tmp_path / "rope", graph="rope", rereads_at=limit), CPU, threads=1)
-    assert found.status == "verified", found.detail
-    assert ("known answer too short for the rotary frequencies of long texts" in found.detail) is not reached
-
-
 def test_a_manifest_of_before_has_no_limit(tmp_path):
     folder = handmade(tmp_path / "old")
     manifest = read_manifest(folder)

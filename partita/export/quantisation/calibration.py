@@ -38,8 +38,6 @@ from partita.observations.text_format import human_bytes
 from partita.process import give_back
 from partita.spelling import spelled
 
-LEAN = "sdpa"
-"""transformers' name of attention that keeps no weights."""
 WINDOWS_ABREAST = 4
 """Windows of one forward pass."""
 TRIED_TOKENS = 4
@@ -76,27 +74,6 @@ class _Wanted:
 
     tensor: str
     packing: Packing
-
-
-def without_weights(model: Any, text: Text) -> bool:
-    """Let `model` attend without keeping the weights of attention, where it then computes the same; whether it does.
-
-    They are as large as all else in a layer, and a pass that waits before the product after them holds them.
-    """
-    ids = torch.from_numpy(text.windows[:1])
-    before = model.config._attn_implementation
-    try:
-        with quiet(), torch.no_grad():
-            expected = model(input_ids=ids, use_cache=False).logits
-            model.set_attn_implementation(LEAN)
-            found = model(input_ids=ids, use_cache=False).logits
-        if float((found - expected).abs().max()) <= SAME * float(expected.abs().max()):
-            return True
-    except Exception:  # noqa: BLE001 - a model may refuse in any way, and then computes as it did
-        pass
-    with quiet(), translated("running the original model"):
-        model.set_attn_implementation(before)
-    return False
 
 
 def check_memory(

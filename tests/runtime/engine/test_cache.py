@@ -216,7 +216,7 @@ def test_graphs_are_opened_by_a_contract_alone(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"file": "other.onnx"}, "other.onnx: missing from the package"),
-        ({"file": "../decoder.onnx"}, "leaves the package folder"),
+        ({"file": "../decoder.onnx"}, "leaves the model folder"),
         ({"inputs": ()}, "inputs and outputs differ from the manifest: ids"),
     ],
 )
