@@ -82,9 +82,10 @@ def _growth(part: Any) -> int:
         len(str(part.get(name, "")).encode("utf-8", "replace")) for name in ("content", "prepend", "replacement")
     )
     product = max(1 + 2 * written, GROWTH.get(str(part.get("type")), 1))
-    if (
-        "precompiled_charsmap" in part
-    ):  # a table of SentencePiece ends with the texts that it writes, and a zero byte each
+    pattern = part.get("pattern")
+    if part.get("type") == "Replace" and isinstance(pattern, dict) and pattern.get("String"):
+        product = max(1, -(-written // len(str(pattern["String"]).encode("utf-8", "replace"))))
+    if "precompiled_charsmap" in part:  # a SentencePiece table ends with the texts that it writes, each before a zero
         table = base64.b64decode(part["precompiled_charsmap"] or "")
         product = max(map(len, table[UTF8_BYTES + int.from_bytes(table[:4], "little") :].split(b"\0")), default=1)
     if "single" in part:  # the pieces of a template: the text, or special tokens of some ids

@@ -169,8 +169,18 @@ def test_a_part_that_is_there_twice_is_refused(tmp_path):
             },
             50_000,
         ),
+        (
+            {
+                "normalizer": several(
+                    "normalizers",
+                    *(replace(old, new) for old, new in zip("ａｂｃｄｅ０１２３４５６", "abcde0123456", strict=True)),
+                ),
+                "pre_tokenizer": None,
+            },
+            1,
+        ),
     ],
-    ids=["byte level", "splits", "sentencepiece", "unigram"],
+    ids=["byte level", "splits", "sentencepiece", "unigram", "a dozen of replaced characters"],
 )
 def test_real_tokenizers_are_within_the_limits(changes, most, tmp_path):
     folder = save(tmp_path, changes)
