@@ -47,7 +47,7 @@ def irregular(path: Path, folder: Path) -> str:
 
 
 def kind_of(path: Path) -> str:
-    """What a path is that is no regular file; empty for one."""
+    """The kind of a path that is not a regular file; empty for a regular file."""
     mode = path.stat().st_mode
     return "" if stat.S_ISREG(mode) else f"{KINDS.get(stat.filemode(mode)[0], 'a device')}, not a regular file"
 

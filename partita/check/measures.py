@@ -102,7 +102,7 @@ def _count_copy_bytes(report: Report) -> Found:
 
 
 def _count_unavailable(report: Report) -> Found:
-    """Providers that are there and did not start; one that is not in this build is none of them."""
+    """Count installed providers that could not start. A provider that this build lacks does not count."""
     lost = [entry for entry in report.chain if entry.status == "unavailable" and entry.reason != "not_in_build"]
     said = f"{plural(len(lost), 'provider')} could not start"
     named = listing(f"{entry.provider} ({entry.reason or 'no reason known'}: {entry.evidence})" for entry in lost)

@@ -73,10 +73,10 @@ def run_generation(
     may_be_ids = not (options.chat or options.stop)
     batch = manifest.graph.batch_size
     if len(prompts) > batch and not options.token_ids and not any(" " in prompt for prompt in prompts):
-        told = f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}"
+        problem = f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}"
         several = AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS)
         quoted = QUOTE.filled(package=options.package, prompt=" ".join(prompts))
-        raise GenerationError(told, remedy=any_of([quoted, several]))
+        raise GenerationError(problem, remedy=any_of([quoted, several]))
     text = (
         None
         if options.token_ids

@@ -51,6 +51,8 @@ def render(template: str, names: Mapping[str, str], messages: Sequence[Message],
     lock, process = _process(os.getpid())
     with lock:
         outcome = process.ask({}, START_SECONDS)
+        if outcome.result is None:  # it ended since the last conversation; a new one is started
+            outcome = process.ask({}, START_SECONDS)
         if outcome.result is not None:
             question = {"template": template, "names": names, "messages": messages, "most": most}
             outcome = process.ask(question, RENDER_SECONDS)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 
+import psutil
 import pytest
 
 from partita.errors import GenerationError, PackageError
@@ -142,6 +143,15 @@ def test_a_template_is_stopped_and_the_next_conversation_is_rendered(template, e
         text.encode_chat("BOMB")
     assert error in str(caught.value) and len(str(caught.value)) < 1000
     assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
+
+
+def test_a_child_that_was_killed_between_conversations_is_started_again(package_copy):
+    text = load_text(package_copy())
+    before = text.encode_chat("Hello")
+    (child,) = [each for each in psutil.Process().children() if "chat_templates" in " ".join(each.cmdline())]
+    child.kill()
+    psutil.wait_procs([child], timeout=10)
+    assert text.encode_chat("Hello") == before
 
 
 def test_a_template_of_a_mebibyte_is_too_long(package_copy):

@@ -126,9 +126,9 @@ def completed(header: Header, raw: Mapping[str, Any]) -> tuple[dict[str, Any], t
             f"{header.path}: it says {few([_shown(name, left[name]) for name in wrong])}, which transformers' reader "
             f"of {header.architecture} leaves out, and the model would not be the same without; {INSTEAD}"
         )
-    heard = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
+    read = {f"{TOKENIZER}{name}" for part in ("", "_config") for name in tables[f"tokenizer{part}"]["tokenizer"]}
     left |= {name: value for name, value in header.settings.items() if name.startswith(TOKENIZER)}
-    unread = sorted(name for name in left.keys() - heard.union(END_TOKENS) if left[name] not in NOTHING)
+    unread = sorted(name for name in left.keys() - read.union(END_TOKENS) if left[name] not in NOTHING)
     note = f"settings of the GGUF file that transformers does not read: {few(unread)}"
     return made, (note,) if unread else ()
 

@@ -1,4 +1,4 @@
-"""How a session's CPU provider is set up, all told: what the user said, and what the machine has."""
+"""How a session's CPU provider is configured: the options of the user and the properties of the machine."""
 
 from __future__ import annotations
 
