@@ -1,0 +1,5 @@
+"""The program of a worker process: `python -m partita.runtime.worker MODULE FOLDER READER`. See `child`."""
+
+from partita.runtime.worker.child import main
+
+main()

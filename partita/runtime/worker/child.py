@@ -1,0 +1,189 @@
+"""The side of a worker process: it runs a module that answers messages, and ends with its parent.
+
+A module has either `HANDLERS`, a table of functions by verb, which answer one message after the other, or a function
+`run(channel)` with a loop of its own. Signals and file descriptors are changed here, and only here: stdout belongs to
+the messages, so everything that Python or native code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import _thread
+import importlib
+import os
+import pickle
+import queue
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from partita.errors import PartitaError
+from partita.spelling import read_by
+
+POSIX = os.name == "posix"
+INTERRUPT = "interrupt"
+"""Verb of a message that is no call: interrupt the calls up to this number."""
+Handlers = Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of the parent. `number` is 0 when it expects no reply."""
+
+    number: int
+    verb: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Channel:
+    """Messages from and to the parent. Methods may be called from any thread."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO, folder: Path) -> None:
+        self._source, self._sink, self._folder = source, sink, folder
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._writing, self._ending = threading.Lock(), threading.Lock()
+        self.closed = False
+        """No message follows: the parent has closed the worker."""
+        self._interruptible, self._interrupted = False, 0
+        """Whether a handler is at work, and the last message that `Worker.interrupt` is meant for."""
+        threading.Thread(target=self._read, name="partita-messages", daemon=True).start()
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None after `timeout` seconds without one, or when there are no more (`closed`)."""
+        if self.closed:
+            return None
+        try:
+            message = self._messages.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        self.closed = message is None
+        return message
+
+    def poll(self) -> Message | None:
+        """The next message if there is one already."""
+        return None if self._messages.empty() else self.receive()
+
+    def push(self, event: Any) -> None:
+        """Send the parent an event: its `on_event` gets it."""
+        self._write((0, False, event))
+
+    def reply(self, message: Message, value: Any) -> None:
+        """Answer a message. Raises an exception of pickle for a value that cannot be sent."""
+        self._write((message.number, False, value))
+
+    def fail(self, message: Message, error: BaseException) -> None:
+        """Raise `error` in the parent's call."""
+        self._write((message.number, True, _portable(error)))
+
+    def run(self, message: Message, handlers: Handlers) -> Any:
+        """What the handler of a message returns. Raises what it raises, and KeyboardInterrupt after an interruption."""
+        self._interruptible = True
+        try:
+            if 0 < message.number <= self._interrupted:
+                self.on_interrupt()
+            return handlers[message.verb](*message.args, **message.kwargs)
+        finally:
+            self._interruptible = False
+
+    def on_interrupt(self, *_: object) -> None:
+        """Handler of SIGINT: ends what a handler does, never the writing of an answer."""
+        if self._interruptible:
+            self._interruptible = False
+            raise KeyboardInterrupt
+
+    def _write(self, frame: tuple[int, bool, Any]) -> None:
+        data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._writing:
+                self._sink.write(data)
+                self._sink.flush()
+        except OSError:  # the parent has ended, which may be seen here before the end of stdin
+            self._end()
+
+    def _read(self) -> None:
+        """Queue messages until the parent closes the worker, which sends None. Without it the parent has ended."""
+        try:
+            while (frame := pickle.load(self._source)) is not None:
+                if frame[1] == INTERRUPT:
+                    self._interrupted = frame[2][0]
+                    os.kill(os.getpid(), signal.SIGINT) if POSIX else _thread.interrupt_main()
+                else:
+                    self._messages.put(Message(*frame))
+            self._messages.put(None)
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._end()
+
+    def _end(self) -> NoReturn:
+        """End this process at once, whatever it is doing, and remove its folder: its parent is gone."""
+        with self._ending:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os._exit(1)
+
+
+def serve(channel: Channel, handlers: Handlers) -> None:
+    """Answer messages, one after the other, until the parent closes the worker.
+
+    An exception of a handler is raised in the parent, KeyboardInterrupt (`Worker.interrupt`) included.
+    """
+    while not channel.closed:
+        message = channel.receive()
+        if message is not None:
+            answer(channel, message, handlers)
+
+
+def answer(channel: Channel, message: Message, handlers: Handlers) -> None:
+    """Call the handler of a message and send what it returns or raises."""
+    try:
+        value = channel.run(message, handlers)
+        if message.number:
+            channel.reply(message, value)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - raised in the parent
+        if message.number:
+            channel.fail(message, error)
+        else:
+            traceback.print_exc()
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The exception, or a PartitaError with its text where pickle cannot restore it."""
+    if isinstance(error, PartitaError):
+        return error
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 - exceptions of other libraries may have any constructor
+        return PartitaError(f"internal error: {type(error).__name__}: {error}")
+    return error
+
+
+def main() -> None:
+    """Run the module of this process and end without unloading native libraries, some of which crash then."""
+    module_name, folder, reader = sys.argv[1:4]
+    warnings.simplefilter("ignore")
+    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    code = 1
+    try:
+        channel = Channel(source, sink, Path(folder))
+        signal.signal(signal.SIGINT, channel.on_interrupt)
+        with read_by("python" if reader == "python" else "shell"):
+            module = importlib.import_module(module_name)
+            if hasattr(module, "run"):
+                module.run(channel)
+            else:
+                serve(channel, module.HANDLERS)
+        code = 0
+    except BaseException:  # noqa: BLE001 - the parent reads the end of stderr
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
