@@ -50,6 +50,10 @@ OWN_NAMES = {
 """Names that ONNX Runtime gives to nodes it inserts, by operator."""
 
 
+PLACED = "place the model on a device of this kind: in a dry run the changed node could not be run"
+"""Of a change that is not known to work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a reason may look at: one node, and one provider of the chain that was preferred and skipped."""
@@ -168,7 +172,8 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
             if left and context.rejected is not None:
                 whole = f"the provider leaves this node and then fails on the whole graph: {context.rejected.said}; "
             ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
-            yield Finding("probed", ground, f"{whole}{shown.evidence}", factors=shown.factors)
+            remedy = PLACED if shown.not_run else None
+            yield Finding("probed", ground, f"{whole}{shown.evidence}", remedy, shown.factors)
             return
 
 

@@ -10,7 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, Factor, NodeProbe, Swap, Trial
+from partita.observations.facts import (
+    COMBINED,
+    FAILED,
+    NEIGHBOURS,
+    NOT_RUN,
+    OPTION,
+    OTHER_FORM,
+    Factor,
+    NodeProbe,
+    Swap,
+    Trial,
+)
 from partita.observations.native_text import NO_ROOM
 from partita.observations.text_format import listing, plural
 
@@ -58,6 +69,8 @@ class Conclusion:
     """The reason, when no change made a difference."""
     inferred: bool = False
     """It follows from other nodes of the operator, and no experiment with this one isolates it."""
+    not_run: bool = False
+    """The changed node was placed in a dry run, and the CPU provider could not run it either."""
     accepted: bool = False
     """The provider takes the node as it is, in isolation."""
 
@@ -112,19 +125,32 @@ def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion
     single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
     found = dict.fromkeys(trial.factor for trial in single)
     for factor in [each for each in found if each not in DECLARED] or found:
-        helped = [trial for trial in single if trial.factor == factor]
-        evidence = f"{_choice(helped)} the provider accepts this node{without(first)}{_rest(others, factor)}"
-        yield Conclusion(evidence, (factor,))
+        found_so = [trial for trial in single if trial.factor == factor]
+        helped = [trial for trial in found_so if not _is_not_run(trial)] or found_so
+        accepted = f"{_choice(helped)} the provider accepts this node{_unrun(helped)}"
+        evidence = f"{accepted}{without(first)}{_rest(others, factor)}"
+        yield Conclusion(evidence, (factor,), not_run=_is_not_run(helped[0]))
 
 
 def _by_several(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
     """The first changes that did so together."""
-    trial = next((trial for trial in others if trial.factor == COMBINED and helps(trial)), None)
-    if trial is not None:
+    several = sorted((trial for trial in others if trial.factor == COMBINED and helps(trial)), key=_is_not_run)
+    for trial in several[:1]:
         change = _with_change(trial.change, removes=trial.removes)
         tried = sum(each.factor not in (COMBINED, OTHER_FORM) and each.outcome in ANSWERED for each in others)
         single = f"; with one change at a time ({tried} tried) it does not" if tried else ""
-        yield Conclusion(f"{change} the provider accepts this node{single}{without(first)}", trial.parts)
+        accepted = f"{change} the provider accepts this node{_unrun([trial])}"
+        yield Conclusion(f"{accepted}{single}{without(first)}", trial.parts, not_run=_is_not_run(trial))
+
+
+def _unrun(helped: Sequence[Trial]) -> str:
+    """That none of the changed nodes was run."""
+    return f" ({NOT_RUN})" if all(map(_is_not_run, helped)) else ""
+
+
+def _is_not_run(trial: Trial) -> bool:
+    """Whether a changed node was only placed."""
+    return trial.said == NOT_RUN
 
 
 def helps(trial: Trial) -> bool:

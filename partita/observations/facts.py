@@ -126,6 +126,8 @@ class StateFact:
     """What the last step copied of it into another buffer: all of past, where present is made anew."""
 
 
+NOT_RUN = "placed, not run"
+"""Said of a changed node that the provider claims in a dry run, and that could not be run on the CPU provider."""
 Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
 """What became of an experiment: the provider took the node, left it to another, its session failed to open, its process
 was killed by a signal, it did not finish in time, or ONNX Runtime does not accept such a model at all."""

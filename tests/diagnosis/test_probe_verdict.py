@@ -7,12 +7,13 @@ from typing import NamedTuple, get_args
 
 import pytest
 
+from partita.diagnosis.evidence import PLACED, Context
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe, why
-from partita.observations.facts import Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
+from partita.observations.facts import NOT_RUN, Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
@@ -35,6 +36,7 @@ from tests.partition_reports.samples import (
 CODES = {factor: reason.code for reason in load_reasons() for factor in reason.factors}
 KINDS = {"type": "other types", "opset": "other opsets"}
 DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
+ONLY_PLACED = Trial("opset", "Relu of opset 13 in place of 14", "taken", NOT_RUN)
 LEFT = Trial("as_is", "", "left", "")
 
 
@@ -550,3 +552,21 @@ def test_a_graph_that_fails_only_as_a_whole_says_so():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     reason, finding = explain(context(node=DET, skipped=gone, rejected=part, log=()))
     assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence
+
+
+def test_a_change_that_was_placed_and_not_run_is_named_and_is_no_remedy() -> None:
+    run = replace(ONLY_PLACED, change="Relu of opset 6 in place of 14", said="")
+    (placed,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED)))
+    assert placed.not_run and f"accepts this node ({NOT_RUN})" in placed.evidence
+    (shown,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED, run)))
+    assert not shown.not_run and "opset 6" in shown.evidence and "opset 13" not in shown.evidence
+    skipped = ChainEntry(provider="CUDAExecutionProvider", status="active")
+
+    def remedy(*trials: Trial) -> str | None:
+        probe = NodeProbe("n", trials)
+        context = Context("n", "Relu", "CPUExecutionProvider", skipped, exported=True, replaces=(), log=(), probe=probe)
+        reason, finding = explain(context)
+        assert reason.code == "no_kernel_version"
+        return finding.remedy
+
+    assert remedy(LEFT, ONLY_PLACED) == PLACED and remedy(LEFT, run) is None

@@ -84,7 +84,7 @@ class Reason:
     def _told(self, finding: Finding) -> Finding:
         """The finding with the remedy for the factor that shows it, where that is another one."""
         other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
-        return finding if other is None else replace(finding, remedy=other)
+        return finding if other is None or finding.remedy else replace(finding, remedy=other)
 
 
 @cache

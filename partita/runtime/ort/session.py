@@ -154,17 +154,24 @@ class Session:
 
         `key`: of the model's metadata, where sizes of inputs are asked for, by name and in JSON. All are floats.
         """
-        sizes = json.loads(self._native.get_modelmeta().custom_metadata_map.get(key, "null"))
+        sizes = json.loads(self.metadata(key) or "null")
         if sizes is None:
             return ""
         kinds = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
         feeds = {port.name: np.ones(sizes.get(port.name, port.shape), kinds[port.type]) for port in self.inputs}
+        return self.run_once(feeds)[1]
+
+    def metadata(self, key: str) -> str:
+        """A value of the model's metadata; empty when there is none."""
+        return str(self._native.get_modelmeta().custom_metadata_map.get(key, ""))
+
+    def run_once(self, feeds: Mapping[str, Any]) -> tuple[list[Any] | None, str]:
+        """Outputs of one run; None and what ONNX Runtime says when it fails."""
         try:
             with captured_output():
-                self._native.run(None, feeds)
+                return self._native.run(None, dict(feeds)), ""
         except NATIVE_ERRORS as error:
-            return str(error) or type(error).__name__
-        return ""
+            return None, str(error) or type(error).__name__
 
     @property
     def wanted_memory(self) -> dict[str, str]:

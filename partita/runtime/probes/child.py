@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from partita.observations.facts import Outcome
+from partita.observations.facts import NOT_RUN, Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.orphans import end_with_parent
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.runtime.probes.cases import COMPANY, NODE, RUN
+from partita.runtime.probes.reference_run import ORIGINAL, fault
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
@@ -171,11 +172,24 @@ def _try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
         return failed(failure, resolution, one_node, legal=lambda: _legal_elsewhere(path))
     try:
         found = _opened(session, resolution, one_node)
-        dry_run = any(name.startswith(PREFIX) for name in os.environ)
-        said = session.failure_of_run(RUN) if found.outcome == "taken" and not dry_run else ""
+        if found.outcome != "taken":
+            return found
+        if any(name.startswith(PREFIX) for name in os.environ):
+            return _compared(path, session.metadata(ORIGINAL), found)
+        said = session.failure_of_run(RUN)
         return Found("failed", f"it claims the node, and the run fails: {one_line(said)}") if said else found
     finally:
         session.close()
+
+
+def _compared(path: Path, original: str, found: Found) -> Found:
+    """What is found of a changed node that is claimed in a dry run, after a run on the CPU provider."""
+    if not original or found.unfolded:
+        return found
+    said, ran = fault(path, original)
+    if said:
+        return Found("invalid", said)
+    return found if ran else replace(found, said=NOT_RUN)
 
 
 def _legal_elsewhere(path: Path) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from partita.files import temporary_directory
 from partita.observations.facts import FAILED, Outcome
 from partita.observations.native_text import FULL, cut
+from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution
 from partita.runtime.probes.cache import Cache, cache_for
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
@@ -132,6 +133,11 @@ class Lab:
             self.experiments += other.experiments
             self.cached += other.cached
             self.crashes += other.crashes
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the provider computes nothing."""
+        return any(name.startswith(PREFIX) for name in self.environment)
 
     @property
     def seconds_left(self) -> float:

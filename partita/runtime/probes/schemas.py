@@ -5,6 +5,7 @@ ONNX's own operators are described by the onnx package, ONNX Runtime's by ONNX R
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     import onnx
 
 PREFIX, SUFFIX = "tensor(", ")"
+RANK = re.compile(r"\b(\d)-?D\b", re.IGNORECASE)
+SHAPE = re.compile(
+    r"(?<!broadcastable to )\b(?P<rank>\d)-?D (?:tensor|input|feature map) (?:of|with) shape `?\((?P<sizes>[^)]*)\)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class Slot:
     """Allowed element types, as ONNX numbers them."""
     optional: bool
     variadic: bool
+    rank: int | None
+    """The only rank that its description allows; None where it names none or several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,17 @@ def _read_slot(entry: Any, allowed: Mapping[str, tuple[int, ...]]) -> Slot:
         types=allowed.get(variable, _numbers([variable])),
         optional=option == "optional",
         variadic=option == "variadic",
+        rank=_only_rank(str(getattr(entry, "description", ""))),
     )
+
+
+def _only_rank(description: str) -> int | None:
+    """The rank in descriptions like `4-D tensor of shape (N, C, H, W)`."""
+    ranks, shape = set(RANK.findall(description)), SHAPE.search(description)
+    if shape is None or len(ranks) != 1:
+        return None
+    rank, sizes = int(shape["rank"]), [size for size in shape["sizes"].split(",") if size.strip()]
+    return rank if rank == len(sizes) else None
 
 
 def _default_of(attribute: Any) -> bytes:

@@ -21,6 +21,7 @@ from partita.runtime.probes.ideas import Variation
 from partita.runtime.probes.lab import BUDGET, Answer, Lab, Turn
 from partita.runtime.probes.neighbours import Neighbourhood
 from partita.runtime.probes.other_forms import OtherForm, other_forms
+from partita.runtime.probes.reference_run import with_original
 from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, kind_of, single
 from partita.runtime.provider_child import PROBE_MODEL
 from partita.runtime.tensor_types import element_of, tensor_types
@@ -96,11 +97,10 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     With the last of them go other nodes of the operator, which tell what it means when no change helps. Where an option
     of the provider matters, single changes and other nodes are tried under it, too, in place of several changes.
     """
-    company = lab.resolution.provider.compiles
 
     def experiments(subject: Subject, variations: Iterable[Variation]) -> Iterator[Experiment]:
         for variation in variations:
-            yield Experiment(subject, _changed_model(variation, company=company), variation=variation)
+            yield Experiment(subject, _changed_model(variation, subject.case, lab), variation=variation)
 
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
@@ -122,10 +122,14 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         subject.unprobed = subject.unprobed or lateness(changes)
 
 
-def _changed_model(variation: Variation, *, company: bool) -> onnx.ModelProto:
+def _changed_model(variation: Variation, original: Case, lab: Lab) -> onnx.ModelProto:
     """The model of a variation. A changed node is also run: a provider may claim one that is not valid."""
-    model = case_model(variation.case, company=company)
-    return model if variation.factor == AS_IS else to_run(model, variation.case)
+    model = case_model(variation.case, company=lab.resolution.provider.compiles)
+    if variation.factor == AS_IS:
+        return model
+    if lab.dry_run:
+        return with_original(model, variation.case, original, variation.factor)
+    return to_run(model, variation.case)
 
 
 def _others(subject: Subject, lab: Lab) -> Iterator[Experiment]:
@@ -187,7 +191,6 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
     """Single changes of the nodes, and other nodes of their operators, under options that may let the provider take
     them: something else may be in the way beside the option. How many changes were tried, by `id` of the subject.
     """
-    company = lab.resolution.provider.compiles
     made = {id(subject): 0 for subject, _ in subjects}
     for option in lab.resolution.provider.options:
         work: list[Experiment] = []
@@ -198,7 +201,7 @@ def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experim
             room = MOST_WITH_OPTION - made[id(subject)]
             subject.left_out += max(len(varied) - room, 0)
             made[id(subject)] += len(varied[:room])
-            work += [Experiment(subject, _changed_model(each, company=company), each) for each in varied[:room]]
+            work += [Experiment(subject, _changed_model(each, subject.case, lab), each) for each in varied[:room]]
             work += forms[:MOST_FORMS_WITH_OPTION]
         if work and option.opens is not None:
             answers = lab.try_with(option.name, option.opens.value, [each.model for each in work])

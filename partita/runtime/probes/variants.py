@@ -294,10 +294,12 @@ def _legal(case: Case) -> bool:
 
 
 def _allowed(case: Case, slot: Slot | None, name: str) -> bool:
-    """Whether an input has a type that its slot takes; what is left out, or is no tensor, does."""
+    """Whether an input has a type and a rank that its slot takes; what is left out, or is no tensor, does."""
     feed = case.feed(name)
-    element = element_of(feed.kind) if feed is not None else None
-    return slot is None or element is None or element in slot.types
+    if slot is None or feed is None:
+        return True
+    element, rank = element_of(feed.kind), rank_of(feed.kind)
+    return (element is None or element in slot.types) and (slot.rank is None or rank in (None, slot.rank))
 
 
 def complaint(case: Case) -> str:

@@ -8,15 +8,20 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import parser
+from onnx import TensorProto, helper, parser
 
+from partita.observations.facts import NOT_RUN
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes import child
+from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import MOST_RUN, RUN, Case, case_model, node_case, to_run
 from partita.runtime.probes.graphs import cut_graph
+from partita.runtime.probes.lab import Lab
+from partita.runtime.probes.reference_run import ORIGINAL, with_original
 from partita.runtime.probes.subjects import _changed_model
+from partita.runtime.probes.variants import Change, vary
 from partita.runtime.probes.variations import as_it_is, single
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
@@ -54,22 +59,94 @@ def test_a_node_whose_inputs_could_make_its_run_fail_is_not_run(tmp_path: Path) 
     assert not to_run(case_model(declaring), declaring).metadata_props
 
 
-def test_nothing_is_run_in_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"{PREFIX}NAME", "h100")
-    broken = case_of(ADD, tmp_path, x=(2,), y=(3,))
-    assert tried(to_run(case_model(broken), broken), tmp_path).outcome == "taken"
-
-
 def test_changed_nodes_are_run_where_their_sizes_are_known_and_small(tmp_path: Path) -> None:
     def sizes(model: onnx.ModelProto) -> dict[str, list[int]] | None:
         found = {entry.key: entry.value for entry in model.metadata_props}
         return json.loads(found[RUN]) if RUN in found else None
 
     case = case_of(ADD, tmp_path, x=(2,), y=(3,))
-    marked = {each.change: sizes(_changed_model(each, company=False)) for each in single(case)}
+    lab = Lab(CPU, Cache(None), 0.0, {})
+    marked = {each.change: sizes(_changed_model(each, case, lab)) for each in single(case)}
     assert marked["float64 in place of float32"] == marked["Add of opset 13 in place of 14"] == {"i0": [2], "i1": [3]}
     assert marked["int32 in place of float32"] is None
-    assert sizes(_changed_model(as_it_is(case), company=False)) is None
+    assert sizes(_changed_model(as_it_is(case), case, lab)) is None
     assert sizes(to_run(case_model(case), case)) == {"i0": [2], "i1": [3]}
     for unknown in (case_of(ADD, tmp_path, x=(2,)), case_of(ADD, tmp_path, x=(MOST_RUN,), y=(1,))):
         assert sizes(to_run(case_model(unknown), unknown)) is None
+
+
+# in a dry run, where the provider runs nothing
+
+SOFTMAX = "g (float[2,3,4] x) => (float[K] z) {\n  [n] z = Softmax<axis=1>(x)\n}"
+POOL = "g (float[1,2,8,8] x) => (float[K] z) {\n  [n] z = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)\n}"
+GATHER = "g (float[4] x, int64[2] i) => (float[K] z) {\n  [n] z = Gather(x, i)\n}"
+PADS = helper.make_attribute("pads", [3, 3, 3, 3])
+UNKNOWN = "g (float[N] x) => (float[K] z) {\n  [n] z = Relu(x)\n}"
+BRAINS = "g (bfloat16[2] x) => (bfloat16[K] z) {\n  [n] z = Relu(x)\n}"
+INVALID = {
+    "opset: other values": (SOFTMAX, Change(opset=11), "opset", "computes something else"),
+    "type": (ADD, Change(elements={"i0": TensorProto.FLOAT16}), "type", "cannot run"),
+    "attribute": (
+        POOL,
+        Change(attributes={"pads": PADS}),
+        "attribute",
+        "cannot run",
+    ),
+    "axis": (SOFTMAX, Change(attributes={"axis": helper.make_attribute("axis", 3)}), "attribute", "cannot run"),
+    "rank": (GATHER, Change(sizes={"i0": ()}), "rank", "cannot run"),
+    "sizes": (ADD, Change(sizes={"i1": (5,)}), "static_shape", "cannot run"),
+}
+VALID = {
+    "opset": (POOL, Change(opset=12), "opset"),
+    "type": (POOL, Change(elements={"i0": TensorProto.FLOAT16}), "type"),
+    "integers": (GATHER, Change(elements={"i1": TensorProto.INT32}), "type"),
+    "attribute": (SOFTMAX, Change(attributes={"axis": None}), "attribute"),
+}
+UNRUN = {
+    "sizes that nobody knows": (UNKNOWN, Change(opset=13), "opset"),
+    "no kernel on the CPU provider": (BRAINS, Change(opset=13), "opset"),
+}
+
+
+def dry(text: str, change: Change, factor: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> child.Found:
+    """What a dry run finds of a changed node that the provider claims."""
+    monkeypatch.setenv(f"{PREFIX}NAME", "h100")
+    original = case_of(text, folder, **({"x": (2,), "y": (2,)} if text is ADD else {}))
+    changed = vary(original, change)
+    assert changed is not None
+    path = folder / "tried.onnx"
+    model = with_original(case_model(changed), changed, original, factor)
+    onnx.save(model, path)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    return child._compared(path, metadata[ORIGINAL], child.Found("taken", ""))
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_in_a_dry_run_an_invalid_node_is_not_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, change, factor, said = INVALID[name]
+    found = dry(text, change, factor, tmp_path, monkeypatch)
+    assert found.outcome == "invalid" and said in found.said
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_in_a_dry_run_a_node_that_the_cpu_runs_is_taken(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dry(*VALID[name], tmp_path, monkeypatch) == child.Found("taken", "")
+
+
+@pytest.mark.parametrize("name", UNRUN)
+def test_in_a_dry_run_a_node_that_cannot_be_run_is_marked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dry(*UNRUN[name], tmp_path, monkeypatch) == child.Found("taken", NOT_RUN)
+
+
+@pytest.mark.parametrize(("rank", "there"), [(4, True), (5, False)])
+def test_an_opset_that_documents_another_rank_is_no_variant(rank: int, there: bool, tmp_path: Path) -> None:
+    """Shape inference and the CPU provider accept a 5-D GridSample of opset 16, which is defined for 4-D alone."""
+    sizes = ",".join("2" * (rank - 1))
+    text = (
+        f"g (float[1,{sizes}] x, float[1,{sizes[:-1]}{rank - 2}] y) => (float[K] z) {{\n  [n] z = GridSample(x, y)\n}}"
+    )
+    assert (vary(case_of(text, tmp_path), Change(opset=16)) is not None) == there
