@@ -29,14 +29,17 @@ class Speed:
 class BareLoop:
     """A session over model.onnx of a gqa package with batch 1 in fp32."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, threads: int = 0) -> None:
+        """`threads`: intra-op threads; 0: as many as there are cores."""
         graph = read_manifest(folder).graph
         self.states = graph.states
         options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
         self.session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         self.vocab_size = graph.vocab_size
         declared = {port.name: port.type for port in self.session.get_inputs()}
-        self.positions = np.int32 if declared["position_ids"] == "tensor(int32)" else np.int64
+        self.names = frozenset(declared)
+        self.positions = np.int32 if declared.get("position_ids") == "tensor(int32)" else np.int64
         self.cache = [self._value(np.zeros(s.shape, np.float32)) for s in self.states]
 
     @staticmethod
@@ -55,6 +58,8 @@ class BareLoop:
         binding = self.session.io_binding()
         self._keep = [self._value(a) for a in arrays.values()]
         for (name, _), value in zip(arrays.items(), self._keep, strict=True):
+            if name != "logits" and name not in self.names:
+                continue
             (binding.bind_ortvalue_output if name == "logits" else binding.bind_ortvalue_input)(name, value)
         for state, value in zip(self.states, self.cache, strict=True):
             binding.bind_ortvalue_input(state.past, value)
