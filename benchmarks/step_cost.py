@@ -88,7 +88,9 @@ def main() -> None:
             for _ in range(given.rounds):
                 generate()
         found.sort()
-        print(f"{name:10} {statistics.median(found) / 1000:7.1f} us median, {found[len(found) // 10] / 1000:7.1f} us p10")
+        print(
+            f"{name:10} {statistics.median(found) / 1000:7.1f} us median, {found[len(found) // 10] / 1000:7.1f} us p10"
+        )
 
 
 if __name__ == "__main__":

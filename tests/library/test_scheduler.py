@@ -23,6 +23,7 @@ from partita.library.scheduler import Piece, Scheduler, Ticket, Work
 from partita.library.speculation import Speculation
 from partita.package import read_manifest
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
+from partita.runtime.ort.binding import Binding
 from partita.runtime.text import load_text
 from tests.guesses import feed_all, knowing
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
@@ -294,9 +295,8 @@ def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, 
     tickets = [scheduler.submit(work(prompt, 5, stays=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
     for _ in range(3):
         scheduler.step()
-    executor = engine.runner.executor
     with monkeypatch.context() as patch:
-        patch.setattr(executor, "run", lambda *_: (_ for _ in ()).throw(ProviderError("the device is gone")))
+        patch.setattr(Binding, "run", lambda *_: (_ for _ in ()).throw(ProviderError("the device is gone")))
         scheduler.step()
     assert [str(ticket.error) for ticket in tickets[:2]] == ["the device is gone"] * 2
     run(scheduler)

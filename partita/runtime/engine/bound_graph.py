@@ -93,6 +93,8 @@ class BoundGraph:
         self._some = None if span is None else batch
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
+        self.is_bound = True
+        """Until it is released."""
         cache.bind(self.binding, span)
         self._recording: Recording | None = None
         if session.captures and span is None and _repeats(phase, new_tokens):
@@ -111,8 +113,9 @@ class BoundGraph:
         made: dict[str, Buffer] = {}
         outputs = bound(graph.outputs, shapes, lambda name, buffer: self._bind_output(session, name, buffer, made))
         fed = _required(inputs, "tokens", graph.file)
-        self._fed = fed.array
-        self.tokens = self._fed if span is None else np.empty((contract.batch_size, new_tokens), self._fed.dtype)
+        self.fed = fed.array
+        """[rows of the span, S]: what a run reads."""
+        self.tokens = self.fed if span is None else np.empty((contract.batch_size, new_tokens), self.fed.dtype)
         logits = _required(outputs, "logits", graph.file)
         self._logits_name = logits_port(graph).name
         self._logits = Logits(logits, made.get(self._logits_name), choosing or {})
@@ -122,11 +125,10 @@ class BoundGraph:
         first = new_tokens - rows if self._chosen is None else 0
         self._columns = {first + column: column for column in range(rows)}
         fixed = self._recording.fix(inputs, contract.max_length) if self._recording is not None else frozenset()
-        self._cursors = [
-            (writer, feed.array)
-            for role, feed in inputs.items()
-            if role not in fixed and (writer := cursor_writer(role, new_tokens))
-        ]
+        writers = {role: cursor_writer(role, new_tokens) for role in inputs if role not in fixed}
+        self._writers = [(writer, inputs[role].array) for role, writer in writers.items() if writer is not None]
+        self.cursors = {role: inputs[role].array for role, writer in writers.items() if writer is not None}
+        """Inputs that follow from where the rows are, by role."""
         self._whole_mask = inputs["mask"].array if "mask" in inputs else None
         self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
@@ -146,7 +148,7 @@ class BoundGraph:
     def place(self, starts: Starts, rope_length: int) -> None:
         """Write every cursor input. `starts` [B]; `rope_length`: the length of text to take rotary frequencies for."""
         starts = starts[self._first : self._end]
-        for write, array in self._cursors:
+        for write, array in self._writers:
             write(starts, array)
         if self._rope is not None:
             self._rope.fill(rope_length)
@@ -172,8 +174,8 @@ class BoundGraph:
     def run(self) -> Outcome:
         """One session run with the buffers as they are bound; how long it took."""
         window = self._window
-        if self.tokens is not self._fed:
-            np.copyto(self._fed, self.tokens[self._first : self._end])
+        if self.tokens is not self.fed:
+            np.copyto(self.fed, self.tokens[self._first : self._end])
         began = time.perf_counter()
         try:
             for name, buffer in self._moving:
@@ -196,6 +198,24 @@ class BoundGraph:
             window.cut_short(self.phase, self.new_tokens, self._some)
             raise
         return Outcome(seconds, True, self.file)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a run needs nothing but tokens and cursors: no profiled run, no buffer or mask that grows."""
+        return not (self._window.open or self._cache.has_moving or self._mask is not None or self._rope is not None)
+
+    def repeat(self) -> float:
+        """Run once more with the buffers as they are; seconds that it took. Only where it `repeats`."""
+        began = time.perf_counter()
+        for name, buffer in self._moving:
+            self.binding.bind_input(name, buffer)
+        if self._recording is None:
+            self.binding.run()
+        else:
+            self._recording.run(observed=False)
+        seconds = time.perf_counter() - began
+        self._logits.ran()
+        return seconds
 
     def _as_of_all(self, outputs: dict[str, int]) -> dict[str, int]:
         """Where a run left its outputs, the states as if all rows had taken part: of a part, where its whole begins."""
@@ -220,6 +240,12 @@ class BoundGraph:
         """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
         return self._logits.row(row - self._first, self._column(position))
 
+    def host_logits(self, row: int) -> npt.NDArray[np.float32] | None:
+        """Logits [vocab] after the last token of a row, in the memory that each run writes; None where they are on a
+        device or of another dtype.
+        """
+        return self._logits.written(row - self._first)
+
     def likeliest(self, row: int, position: int) -> int | None:
         """The token of the largest of these, all of them finite; None where that is to be seen from themselves."""
         found = self._logits.chosen(LIKELIEST, row - self._first, self._column(position))
@@ -233,6 +259,7 @@ class BoundGraph:
 
     def release(self) -> None:
         """Free what it has of a device, before the session that it is of; what is known of it stays."""
+        self.is_bound = False
         self.binding.release()
         self._logits.release()
 

@@ -62,6 +62,13 @@ class Logits:
             np.copyto(wide, values)
         return wide
 
+    def written(self, row: int) -> npt.NDArray[np.float32] | None:
+        """The last of one row [vocab] where runs write float32 to the host; None where they do not."""
+        if self.on_device or self._feed.buffer.dtype != "float32":
+            return None
+        values: npt.NDArray[np.float32] = self._values[row, -1]
+        return values
+
     def chosen(self, choice: Choice, row: int, column: int, count: int = 1) -> Found | None:
         """Of one row the `count` largest, finite ones, and all that equal the last, of which a choice makes as many;
         None where that has to be seen from all of them.

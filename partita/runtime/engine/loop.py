@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -25,10 +26,11 @@ from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_wh
 from partita.runtime.engine.prefix import Prefix, check_loads, common_tokens, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
-from partita.runtime.engine.request import Request, Row
+from partita.runtime.engine.request import Finish, Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first, rows_at_work_first
 from partita.runtime.engine.seen import Seen, look
-from partita.runtime.sampling import Draws, Sampler
+from partita.runtime.engine.steady import LiveRow, SteadyStep, steady_step
+from partita.runtime.sampling import Draws, Sampler, greedy
 from partita.spelling import spelled
 
 PREFILL_CHUNK_TOKENS = 512
@@ -73,6 +75,8 @@ class Engine:
     read: int = field(default=0, init=False)
     """Tokens of prompts, padding included, since the last step of the rows at work."""
     prefixes: Prefixes | None = field(default=None, init=False)
+    steady: SteadyStep | None = field(default=None, init=False)
+    """The step that goes on as it is; None once a row has changed, and while there is none."""
 
     def __post_init__(self) -> None:
         self.rows = [None] * self.executor.contract.batch_size
@@ -88,6 +92,7 @@ class Engine:
 
         Raises GenerationError when there is none, for a bad prompt, and where a row cannot begin beside the others.
         """
+        self.steady = None
         check_prompt(request.prompt, self.executor.contract, "the prompt")
         if None not in self.rows:
             raise GenerationError(
@@ -119,6 +124,7 @@ class Engine:
 
     def leave(self, row: int) -> None:
         """Free a row, finished or not."""
+        self.steady = None
         self.rows[row] = None
         if self.prefixes is not None:
             self.prefixes.leave(row)
@@ -149,6 +155,7 @@ class Engine:
     def halt(self, row: int) -> None:
         """End a row where it is, as a stop token would: it adds nothing more, and keeps what it has."""
         entry = self.row(row)
+        self.steady = None
         entry.finish = entry.finish or "stop"
 
     def extend(
@@ -160,6 +167,7 @@ class Engine:
         Raises GenerationError for tokens that it cannot take, and for a row that failed.
         """
         entry, contract = self.row(row), self.executor.contract
+        self.steady = None
         check_prompt(tokens, contract, "what follows")
         if entry.known + len(tokens) > contract.max_length:
             raise GenerationError(
@@ -189,6 +197,7 @@ class Engine:
         text. Raises GenerationError unless a token is left.
         """
         entry, cache = self.row(row), self.executor.cache
+        self.steady = None
         if not 0 < tokens < entry.known:
             raise GenerationError(f"row {row} has {plural(entry.known, 'token')}: it cannot go back by {tokens}")
         back = max(0, cache.filled[row] - (entry.known - tokens - 1))
@@ -214,6 +223,9 @@ class Engine:
 
         Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
         """
+        steady, self.steady = self.steady, None  # none where this step fails
+        if steady is not None and steady.graph.is_bound:
+            return self.step_again(steady)
         self.reread_if_outgrown()
         filled, began = self.executor.cache.filled, time.perf_counter()
         guessing = make_guesses(self.rows, self.executor, self.governor, self.plan)
@@ -255,7 +267,7 @@ class Engine:
             tokens=tokens,
             run_seconds=outcome.run_seconds,
             overhead_seconds=now - self.mark - outcome.run_seconds,
-            finish=tuple(row.finish if row is not None else None for row in self.rows),
+            finish=_finish(self.rows),
             observed=outcome.observed,
             file=outcome.file,
             again=plan.reads and again,
@@ -277,9 +289,60 @@ class Engine:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
         if self.governor is not None and not (plan.reads or outcome.observed or guessing.unheard):
             self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
+        self.steady = steady_step(graph, self.executor, self.rows, plan)
         for observer in self.observers:
             observer.on_step(step)
         return step
+
+    def step_again(self, steady: SteadyStep) -> Step:
+        """The next step, which is the last one with other tokens. What `step` looks at besides is as it was."""
+        cache = self.executor.cache
+        try:
+            run_seconds = steady.run()
+        except BaseException:  # Ctrl-C included: nobody knows what it left
+            cache.dirty = True
+            raise
+        tokens: list[tuple[int, ...]] = [()] * len(self.rows)
+        ended = False
+        for entry in steady.rows:
+            tokens[entry.place] = self.next_token(entry, steady.graph)
+            ended = ended or entry.row.finish is not None
+        now = time.perf_counter()
+        step = Step(
+            "decode",
+            self.made,
+            1,
+            len(steady.rows),
+            tuple(tokens),
+            run_seconds,
+            now - self.mark - run_seconds,
+            _finish(self.rows) if ended else steady.finish,
+            False,
+            steady.graph.file,
+            width=1,
+            errors=_errors(self.rows) if ended else steady.errors,
+            gave_up=steady.gave_up,
+        )
+        self.mark = now
+        self.made += 1
+        self.read = 0
+        if cache.dirty and self.prefixes is not None:
+            self.prefixes.after_step(0, run_seconds)
+        if not ended:
+            self.steady = steady
+        for observer in self.observers:
+            observer.on_step(step)
+        return step
+
+    def next_token(self, entry: LiveRow, graph: BoundGraph) -> tuple[int, ...]:
+        """Add the next token to a row of a steady step."""
+        row, logits = entry.row, entry.logits
+        if logits is not None and row.request.sampler is greedy:
+            token = int(logits.argmax())
+            if isfinite(logits[token]):  # NaN if any is
+                row.add(token)
+                return (token,)
+        return self.add_token(entry.place, row, look(row, graph, entry.place, 0))
 
     def _note_judged(self, plan: StepPlan) -> None:
         """Of rows in the middle of a prompt nobody looks at logits."""
@@ -450,6 +513,11 @@ def _judged(evidence: tuple[int, ...], guesses: tuple[int, ...], new: tuple[int,
 def _anew(rows: Sequence[Row | None]) -> list[bool]:
     """Rows that will read again, so that nothing that they were fed in a step is kept."""
     return [row is not None and row.again for row in rows]
+
+
+def _finish(rows: Sequence[Row | None]) -> tuple[Finish | None, ...]:
+    """Why rows have finished."""
+    return tuple(None if row is None else row.finish for row in rows)
 
 
 def _errors(rows: Sequence[Row | None]) -> tuple[str | None, ...]:

@@ -99,6 +99,13 @@ class Row:
         return self.known - self.given
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a step adds one token to it: nobody drafts tokens or asks for logits."""
+        request = self.request
+        plain = request.sampler is not None and request.guesser is None and request.listener is None
+        return plain and self.known < len(self.history)
+
+    @property
     def guesses(self) -> tuple[int, ...]:
         """The guesses behind the known tokens."""
         return tuple(self.history[self.known : self.known + self.guessed].tolist())

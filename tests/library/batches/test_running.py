@@ -18,6 +18,7 @@ from partita.library.local import LocalEngine
 from partita.library.sampling import Sampling, completed
 from partita.library.scheduler import Scheduler
 from partita.package import read_manifest
+from partita.runtime.ort.binding import Binding
 from partita.runtime.suggested import Suggestion
 from tests.conftest import Exported, TinyCheckpoint
 from tests.runtime.handmade import ALL, handmade, known_tokens
@@ -119,16 +120,15 @@ def test_log_probabilities_are_in_the_rows_that_ask(tmp_path):
 def test_an_error_of_the_run_ends_it_and_makes_no_rows(tmp_path, monkeypatch):
     rows = [InputRow(index, {"tokens": [index + 1], "max_new_tokens": 2 + index}) for index in range(9)]
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        executor, steps = engine.runner.executor, [0]
-        real = executor.run
+        real, steps = Binding.run, [0]
 
-        def fails_late(*arguments: Any) -> Any:
+        def fails_late(binding: Binding) -> None:
             steps[0] += 1
             if steps[0] == 8:
                 raise ProviderError("the device is gone")
-            return real(*arguments)
+            real(binding)
 
-        monkeypatch.setattr(executor, "run", fails_late)
+        monkeypatch.setattr(Binding, "run", fails_late)
         with pytest.raises(ProviderError, match="the device is gone"):
             answers(engine, rows, tmp_path / "out")
         with Journal(tmp_path / "out", {}, 11) as journal:

@@ -70,6 +70,11 @@ class Cache:
         return any(store.moves and any(True for _ in store.named()) for store in self.stores)
 
     @property
+    def has_moving(self) -> bool:
+        """Whether a store has to bind its buffers anew in each step."""
+        return bool(self._moving)
+
+    @property
     def staying(self) -> frozenset[str]:
         """States, by the names that graphs read them as, that are bound once and for all."""
         return frozenset(past for store in self.stores if not store.moves for past, _ in store.named())
