@@ -37,10 +37,10 @@ def partita_loop(folder: Path, *, observe: bool) -> Run:
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate import generate
     from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import make_sampler
+    from partita.runtime.sampling import greedy
 
     runner = load_runner(folder, parse_chain("cpu"), observe=observe)
-    sampler = make_sampler(temperature=0.0)
+    sampler = greedy
 
     def run(prompt: list[int], new_tokens: int) -> Speed:
         began = time.perf_counter()

@@ -28,12 +28,12 @@ def turn(package: Path, options: dict[str, str], prompt: int, new_tokens: int) -
     from partita.runtime.generate import generate
     from partita.runtime.run_facts import first_token_seconds
     from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import make_sampler
+    from partita.runtime.sampling import greedy
 
     with load_runner(package, parse_chain("cpu"), options={"cpu": options}) as runner:
         vocabulary = runner.contract.vocab_size
         tokens = [(7 * place + 11) % vocabulary for place in range(prompt)]
-        sampler = make_sampler(0.0)
+        sampler = greedy
         for prompt_tokens, count in ((tokens, 8), (tokens, new_tokens)):
             steps = list(generate(runner, [prompt_tokens], max_new_tokens=count, sampler=sampler))
         decode = [step.run_seconds + step.overhead_seconds for step in steps if step.phase == "decode"]

@@ -135,12 +135,12 @@ def turn(package: Path, prompt: int, new_tokens: int) -> tuple[float, float]:
     from partita.runtime.generate import generate
     from partita.runtime.run_facts import first_token_seconds
     from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import make_sampler
+    from partita.runtime.sampling import greedy
 
     with load_runner(package, parse_chain("cpu")) as runner:
         tokens = [(7 * place + 11) % runner.contract.vocab_size for place in range(prompt)]
         for count in (8, new_tokens):
-            steps = list(generate(runner, [tokens], max_new_tokens=count, sampler=make_sampler(0.0)))
+            steps = list(generate(runner, [tokens], max_new_tokens=count, sampler=greedy))
         decode = [step.run_seconds + step.overhead_seconds for step in steps if step.phase == "decode"]
         return 1e3 * (first_token_seconds(steps) or 0.0), 1e3 * statistics.median(decode)
 

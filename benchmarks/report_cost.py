@@ -18,7 +18,7 @@ from partita.providers.resolve import parse_chain
 from partita.runtime.engine.recorder import Step
 from partita.runtime.generate import generate
 from partita.runtime.runner import load_runner
-from partita.runtime.sampling import make_sampler
+from partita.runtime.sampling import greedy
 
 PAUSE_SECONDS = 0.02
 """Between steps: the threads of the other session spin for a while before they sleep."""
@@ -54,7 +54,7 @@ def measure(package: Path, prompt: list[int], new_tokens: int, rounds: int) -> C
 
 def side_by_side(package: Path, prompt: list[int], new_tokens: int, *, observed_first: bool) -> float:
     """Median ratio of the session runs of the runner loaded first to those of the second, observed ones left out."""
-    sampler = make_sampler(temperature=0.0)
+    sampler = greedy
     pairs: list[tuple[Step, ...]] = []
     with ExitStack() as stack:
         runners = [
@@ -78,5 +78,5 @@ def side_by_side(package: Path, prompt: list[int], new_tokens: int, *, observed_
 def decode_alone(package: Path, prompt: list[int], new_tokens: int) -> list[Step]:
     """Decode steps of one fresh run without a report."""
     with load_runner(package, parse_chain("cpu")) as runner:
-        steps = generate(runner, [prompt], max_new_tokens=new_tokens, sampler=make_sampler(temperature=0.0))
+        steps = generate(runner, [prompt], max_new_tokens=new_tokens, sampler=greedy)
         return [step for step in steps if step.phase == "decode"]

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from partita.options import Sampling
 from partita.runtime.sampling import make_sampler
 
 VOCABULARY = 151_936
@@ -29,7 +30,7 @@ def main() -> None:
     for shape, spread in SPREADS.items():
         logits = (spread * np.random.default_rng(0).standard_normal(VOCABULARY)).astype(np.float32)
         for name, options in OPTIONS.items():
-            sampler = make_sampler(seed=0, **options)  # type: ignore[arg-type]
+            sampler = make_sampler(Sampling(seed=0, **options))  # type: ignore[arg-type]
             times = []
             for _ in range(TURNS):
                 began = time.thread_time()

@@ -188,7 +188,7 @@ def test_a_failed_export_begins_with_the_versions_outside_the_bounds(
     with pytest.raises(CheckpointError) as caught:
         partita.export(tmp_path, tmp_path / "out")
     assert str(caught.value).startswith(
-        f"transformers {installed} is outside the supported range: pip install \"transformers<5,>=4\"; "
+        f'transformers {installed} is outside the supported range: pip install "transformers<5,>=4"; '
     )
 
 

@@ -22,6 +22,7 @@ from tests.conftest import REPOSITORY
 # may import the package root, which holds the version. Imports inside functions and under TYPE_CHECKING count too.
 MAY_IMPORT: dict[str, set[str]] = {
     "spelling": set(),
+    "options": {"spelling", "errors"},
     "remedies": {"spelling"},
     "errors": {"remedies"},
     "strangers": {"capped", "remedies", "errors"},
@@ -61,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "support": {"dtypes", "partition_reports", "observations", "remedies", "spelling", "errors"},
     "providers": {"paths", "observations", "extras", "remedies", "spelling", "errors"},
     "foreign": {
+        "options",
         "capped",
         "contract",
         "package",
@@ -73,6 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "runtime": {
+        "options",
         "capped",
         "tokenizer_limits",
         "paths",
@@ -98,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "contract",
     },
     "export": {
+        "options",
         "capped",
         "tokenizer_limits",
         "dtypes",
@@ -116,6 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "library": {
+        "options",
         "capped",
         "demo",
         "foreign",
@@ -147,6 +152,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "serve": {
+        "options",
         "foreign",
         "library",
         "package",
@@ -159,6 +165,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "commands": {
+        "options",
         "capped",
         "paths",
         "serve",
@@ -192,6 +199,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "demo",
     },
     "cli": {
+        "options",
         "spelling",
         "streams",
         "commands",

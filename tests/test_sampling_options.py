@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from partita.cli import run
-from partita.commands.generate_options import parse_ids, resolved
+from partita.commands.generate_options import parse_ids
 from partita.errors import UsageError
-from partita.library.sampling import Sampling
+from partita.library.sampling import Sampling, completed_for
 from partita.package import read_manifest, record_file, write_manifest
 from tests.conftest import Exported, TinyCheckpoint
 
@@ -143,7 +143,7 @@ def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
 
 def test_settings_that_a_greedy_text_of_transformers_has_are_named(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"no_repeat_ngram_size": 3}')
-    _, notes = resolved(Sampling(), tmp_path)
+    _, notes = completed_for(Sampling(), tmp_path, hints=True)
     assert notes == ("the checkpoint asks for no_repeat_ngram_size 3, which Partita does not support",)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from partita.capped import parsed_record, read_capped
 from partita.commands.audience import TERMINAL, say, say_chain
 from partita.commands.chat_lines import Lines, open_lines
-from partita.commands.generate_options import argument_text, check_counts, resolved
+from partita.commands.generate_options import argument_text, check_counts
 from partita.commands.outputs import say_written
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
@@ -30,7 +30,7 @@ from partita.library.notes import idle, inferred, unverified
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
-from partita.library.sampling import Sampling
+from partita.library.sampling import Sampling, completed_for
 from partita.library.scheduler import Scheduler
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
@@ -88,7 +88,7 @@ def run(options: ChatOptions) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     longest = options.sampling.max_new_tokens or manifest.graph.max_length
-    sampling, notes = resolved(replace(options.sampling, max_new_tokens=longest), options.package)
+    sampling, notes = completed_for(replace(options.sampling, max_new_tokens=longest), options.package, hints=True)
     system = _system(options)
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     messages = _begin(options, system)

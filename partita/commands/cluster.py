@@ -9,7 +9,7 @@ from pathlib import Path
 from partita import __version__
 from partita.commands.audience import say
 from partita.commands.batch import RowBar, defaults_of, identity_of
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, resolved
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.results import ClusterResult
 from partita.commands.rows_input import read_from, rows_file
@@ -26,6 +26,7 @@ from partita.library.cluster.records import WorkerFact
 from partita.library.cluster.setting_up import import_ray
 from partita.library.cluster.worker import Setup
 from partita.library.contents import contents_hash
+from partita.library.sampling import completed_for
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.text_format import listing, plural
 from partita.runtime.adapter_names import check_adapter
@@ -59,7 +60,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
-    sampling, _ = resolved(asked, options.package, of_rows=True)
+    sampling, _ = completed_for(asked, options.package, hints=True, of_rows=True)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.check.limits import check_limits
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts, resolved
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
-from partita.library.sampling import Sampling
+from partita.library.sampling import Sampling, completed_for
 from partita.library.speculation import check_speculation
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
@@ -34,7 +34,7 @@ def run(options: GenerateOptions) -> int:
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
     asked = options.sampling
-    sampling, notes = resolved(asked, options.package, of_rows=options.input is not None)
+    sampling, notes = completed_for(asked, options.package, hints=True, of_rows=options.input is not None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)

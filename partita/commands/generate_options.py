@@ -11,18 +11,16 @@ from pathlib import Path
 
 from partita.check.limits import Limits
 from partita.commands.terminal import note
-from partita.errors import PackageError, UsageError
+from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
-from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
+from partita.library.sampling import Sampling
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import listing
-from partita.runtime.suggested import Suggestion, suggestion
+from partita.options import MAX_TOKENS, checked
 from partita.runtime.text import MOST_BYTES
 from partita.spelling import spelled
-
-MAX_TOKENS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,53 +66,6 @@ class GenerateOptions:
     """Of workers, `CHAIN=PYTHON` each."""
 
 
-def resolved(sampling: Sampling, folder: Path, *, of_rows: bool = False) -> tuple[Sampling, tuple[str, ...]]:
-    """The sampling with a value for everything, and what the user has to know of it. Raises UsageError, PackageError.
-
-    A run that draws gets a seed where none was given, so that it can be repeated, and a note has it. `of_rows`: it is
-    what rows of a file begin with, each of which may draw or not, with a seed of its own: nothing is told of either.
-    """
-    if sampling.source not in (None, CHECKPOINT):
-        raise UsageError(f"--sampling {sampling.source}: the only value is {CHECKPOINT}; leave it out for the options")
-    suggests = suggestion(folder) if sampling.source else Suggestion()
-    full = completed(sampling, suggests)
-    notes = [_source_note(suggests) if sampling.source else _suggestion_note(sampling, folder)]
-    if not of_rows:
-        notes.append(_ignored_note(full, sampling))
-        if full.seed != sampling.seed:
-            notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
-    return full, tuple(filter(None, notes))
-
-
-def _source_note(suggests: Suggestion, also: str = " also") -> str:
-    """What the checkpoint suggests and Partita does not have."""
-    names = ", ".join(suggests.unknown)
-    return f"the checkpoint{also} asks for {names}, which Partita does not support" if names else ""
-
-
-def _suggestion_note(asked: Sampling, folder: Path) -> str:
-    """What the checkpoint suggests, where the user has not said how to sample."""
-    if asked != Sampling(max_new_tokens=asked.max_new_tokens):
-        return ""
-    try:
-        suggests = suggestion(folder)
-    except PackageError:  # nobody asked for it
-        return ""
-    if not suggests.sampled:  # a greedy text of transformers has these all the same, no_repeat_ngram_size for one
-        return _source_note(suggests, also="")
-    return f"greedy by default; the checkpoint suggests {suggests.words()}: --sampling checkpoint"
-
-
-def _ignored_note(full: Sampling, asked: Sampling) -> str:
-    """Options that a greedy choice does not look at. `full` is `asked` with a value for everything."""
-    given = [f"--{name.replace('_', '-')}" for name in ignored(full, asked)]
-    if not given:
-        return ""
-    verb = "is" if len(given) == 1 else "are"
-    why = "temperature 0 always takes the most likely token; give --temperature to sample"
-    return f"{listing(given)} {verb} ignored: {why}"
-
-
 def check_options(options: GenerateOptions) -> None:
     """Check the options of the loop before anything is read. Raises UsageError."""
     check_counts(options.sampling.max_new_tokens, options.prefill_chunk)
@@ -127,7 +78,7 @@ def check_options(options: GenerateOptions) -> None:
         raise UsageError("--prefix has the system message, if there is one; leave out --system")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text to stop at")
-    options.sampling.sampler()
+    checked(options.sampling)
     if options.input is None and options.output is not None:
         raise UsageError("--output is for the answers of a file of prompts; give that with --input")
     if options.input is not None and options.output is None:

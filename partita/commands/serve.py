@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from partita.check.limits import Limits, check_limits
 from partita.commands.audience import TERMINAL, say, say_target
-from partita.commands.generate_options import MAX_TOKENS
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
@@ -21,6 +20,7 @@ from partita.library.place_options import check_probe_seconds
 from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import plural
+from partita.options import MAX_TOKENS
 from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 if TYPE_CHECKING:

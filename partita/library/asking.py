@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from partita.errors import UsageError
 from partita.library.audience import LOGGER
-from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
+from partita.library.sampling import CHECKPOINT, Sampling, completed_for
 from partita.observations.text_format import plural
+from partita.options import TOKENS
 from partita.runtime.stop_strings import check_stops
-from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import stop_token_ids
 from partita.spelling import called
 
@@ -25,13 +24,6 @@ Samplings: TypeAlias = Sampling | Sequence[Sampling] | Literal["checkpoint"]
 TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
 AdapterNames: TypeAlias = str | Sequence[str | None]
 """The name of an adapter for all prompts, or one for each; None: without."""
-MAX_TOKENS = 1 << 24
-MOST_SEED = (1 << 64) - 1
-"""So that a table of answers has a column for it."""
-MOST_BITS = 1023
-"""Of an integer that is a float as well."""
-WHOLE = ("top_k", "seed", "max_new_tokens")
-"""Options that are integers."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts of a message that are text, as OpenAI's clients write them, and the field that has it."""
 BETWEEN_PARTS = "\n"
@@ -136,7 +128,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
-        return [_completed_for(folder, one.over(asked), tell_ignored=not of_file)]
+        return [_completed_for(folder, one.over(asked), of_rows=of_file)]
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(
@@ -145,32 +137,12 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     return [_completed_for(folder, one.over(asked)) for one in each]
 
 
-def _completed_for(folder: Path, wanted: Sampling, *, tell_ignored: bool = True) -> Sampling:
+def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> Sampling:
     """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
-    if wanted.source not in (None, CHECKPOINT):
-        raise UsageError(f"sampling is {wanted.source!r}; the only string allowed is {CHECKPOINT!r}")
-    check_values(wanted)
-    suggests = suggestion(folder) if wanted.source else Suggestion()
-    for name in suggests.unknown:
-        LOGGER.warning("the checkpoint also asks for %s, which Partita does not support", name)
-    full = completed(wanted, suggests)
-    for name in ignored(full, wanted) if tell_ignored else ():
-        LOGGER.warning("%s is ignored: temperature 0 always takes the most likely token", name)
+    full, notes = completed_for(wanted, folder, of_rows=of_rows)
+    for line in notes:
+        LOGGER.warning(line)
     return full
-
-
-def check_values(sampling: Sampling) -> None:
-    """Raise UsageError for a value of another type or out of range, by the name of its argument or field."""
-    for name, value in sampling.figures().items():
-        if isinstance(value, int) and value.bit_length() > MOST_BITS:
-            raise UsageError(f"{called(name)} is an integer of more than 300 digits, which no option takes")
-        kinds = (int,) if name in WHOLE else (int, float)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-            raise UsageError(f"{called(name)} is {value!r}; it must be {'an integer' if name in WHOLE else 'a number'}")
-    in_range("max_new_tokens", sampling.max_new_tokens)
-    if sampling.seed is not None and sampling.seed > MOST_SEED:
-        raise UsageError(f"{called('seed')} is {sampling.seed}; the largest is 2**64 - 1")
-    replace(sampling, source=None).sampler()
 
 
 def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
@@ -194,5 +166,5 @@ def stops(
 
 def in_range(name: str, value: int | None) -> None:
     """Raise UsageError for a number of tokens that makes no sense."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS):
-        raise UsageError(f"{called(name)} is {value!r}; it must be an integer between 1 and {MAX_TOKENS:,}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value not in TOKENS):
+        raise UsageError(f"{called(name)} is {value!r}; it must be an integer {TOKENS}")

@@ -17,7 +17,7 @@ from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
 from partita.runtime.logprobs import Watched
 from partita.runtime.runner import Runner
-from partita.runtime.sampling import Sampler
+from partita.runtime.sampling import Sampler, make_sampler
 from partita.spelling import spelled
 
 
@@ -117,7 +117,7 @@ class Batch:
     def extend(self, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
         """Give a row more tokens to read, and go on as `sampling` says. Raises GenerationError, UsageError."""
         self._begins()
-        sampler: Sampler = sampling.sampler()
+        sampler: Sampler = make_sampler(sampling)
         if row in self._watched:
             sampler = self._watched[row] = self._watched[row].over(sampler)
         self._engine.extend(row, tokens, sampler, sampling.max_new_tokens)
@@ -163,7 +163,7 @@ def loop_request(
     """
     return Request(
         asked.prompt,
-        sampler or asked.sampling.sampler(),
+        sampler or make_sampler(asked.sampling),
         asked.sampling.max_new_tokens or 0,
         frozenset(stop_ids) | frozenset(asked.stop_ids),
         fails_alone=fails_alone,

@@ -127,13 +127,13 @@ class Worker:
     def generate(self, runner: Runner) -> None:
         """Generate greedily, to the last token: where a model would stop, every contender goes on."""
         from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
-        from partita.runtime.sampling import make_sampler
+        from partita.runtime.sampling import greedy
 
         loop = generate(
             runner,
             self.task.prompts,
             max_new_tokens=self.task.max_new_tokens,
-            sampler=make_sampler(temperature=0.0),
+            sampler=greedy,
             prefill_chunk=self.task.prefill_chunk or PREFILL_CHUNK_TOKENS,
         )
         for _ in loop:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
-from partita.library.asking import MAX_TOKENS
 from partita.library.chain import COMMAND_LINE
+from partita.options import MAX_TOKENS
 from partita.spelling import spelled
 
 ROUNDS = 5

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 
-from partita.library.asking import MOST_SEED
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
+from partita.options import MAX_SEED
 from partita.runtime.chat import Message
 from partita.runtime.text import Text
 
@@ -67,7 +67,7 @@ class Conversation:
         wanted = [*self.messages, {"role": "user", "content": message}]
         tokens = tuple(self._text.encode_messages(wanted))
         seed = self._sampling.seed
-        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) & MOST_SEED)
+        sampling = self._sampling if seed is None else replace(self._sampling, seed=(seed + self.turns) & MAX_SEED)
         ticket = self._begin(tokens, sampling)
         self.turns += 1
         self.messages = wanted

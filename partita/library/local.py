@@ -53,6 +53,7 @@ from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import Said, identity, read_prefix, read_said, write_prefix
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
+from partita.runtime.sampling import make_sampler
 from partita.spelling import spelled
 
 
@@ -109,7 +110,7 @@ class LocalEngine:
 
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
-        shared = request.rows[0].sampling.sampler() if request.one_sampler and request.rows else None
+        shared = make_sampler(request.rows[0].sampling) if request.one_sampler and request.rows else None
         requests = [loop_request(row, request.stop_ids, shared) for row in request.rows]
         with self._lock:
             self._check_open()

@@ -13,6 +13,7 @@ from partita.library.edge import ArgumentError
 from partita.library.engine import Begun
 from partita.library.generation import Answer, FinishReason, Row
 from partita.library.sampling import Sampling
+from partita.options import checked
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.logprobs import TokenLogprobs
 from partita.spelling import spelled
@@ -126,7 +127,7 @@ def check_work(work: object, limits: Begun) -> None:
         )
     check_prompt(work.prompt, limits, "the prompt", answered=True)
     check_budget(work.sampling.max_new_tokens or 0)
-    work.sampling.sampler()
+    checked(work.sampling)
     if work.logprobs is not None and not 0 <= work.logprobs <= limits.vocab_size:
         raise UsageError(
             f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {limits.vocab_size}, the size of "

@@ -1,89 +1,88 @@
-"""How the next tokens are chosen: what was asked, and that with a value for everything."""
+"""Sampling options completed by what a checkpoint suggests, and the notes for the user."""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
-from partita.library.plain import plain
-from partita.runtime.sampling import Sampler, make_sampler
-from partita.runtime.suggested import Suggestion
+from partita.errors import PackageError
+from partita.observations.text_format import listing
+from partita.options import GREEDY, Sampling, checked, sampling_options
+from partita.runtime.suggested import Suggestion, suggestion
+from partita.spelling import either, spelled
+
+__all__ = ["CHECKPOINT", "MAX_NEW_TOKENS", "SEED_BITS", "Sampling", "completed", "completed_for", "ignored"]
 
 MAX_NEW_TOKENS = 128
-"""Where neither the caller nor the checkpoint says."""
+"""Default where neither the caller nor the checkpoint gives a number."""
 CHECKPOINT = "checkpoint"
 """The source that takes what the checkpoint suggests."""
 SEED_BITS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen, and how often. None: not asked, which is greedy, or as the checkpoint suggests."""
+def completed(asked: Sampling, suggests: Sampling) -> Sampling:
+    """The sampling with a value for every option: the given one, else that of `suggests`, else off.
 
-    temperature: float | None = None
-    """0 takes the likeliest token."""
-    top_k: int | None = None
-    """0: off."""
-    top_p: float | None = None
-    """1: off."""
-    min_p: float | None = None
-    """0: off."""
-    repetition_penalty: float | None = None
-    """1: off."""
-    seed: int | None = None
-    """None: drawn, and kept in the report."""
-    max_new_tokens: int | None = None
-    source: str | None = None
-    """`checkpoint`: what was not asked is as the checkpoint suggests."""
-
-    def __post_init__(self) -> None:
-        """Numbers of other libraries are taken for what they are, as in arguments of functions."""
-        for name in self.__slots__:
-            object.__setattr__(self, name, plain(getattr(self, name)))
-
-    def sampler(self) -> Sampler:
-        """The function that chooses; what was not asked is off. Raises UsageError for a value out of range."""
-        return make_sampler(
-            temperature=self.temperature or 0.0,
-            top_k=self.top_k or 0,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            seed=self.seed,
-        )
-
-    def figures(self) -> dict[str, Any]:
-        """The options as a dict, without `source`."""
-        return {name: value for name, value in asdict(self).items() if name != "source"}
-
-    def over(self, other: Sampling) -> Sampling:
-        """This one, with what it does not ask for as `other` has it."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        return replace(other, **given)
-
-
-def completed(asked: Sampling, suggests: Suggestion) -> Sampling:
-    """The sampling with a value for everything; what was not asked is as `suggests` has it.
-
-    A run that draws gets a seed where none was given, so that it can be repeated. Raises UsageError.
+    A run that samples gets a random seed where none is given, so that it can be repeated. Raises UsageError.
     """
-    suggested = Sampling(
-        suggests.temperature,
-        suggests.top_k,
-        suggests.top_p,
-        suggests.min_p,
-        suggests.repetition_penalty,
-        max_new_tokens=suggests.max_new_tokens or MAX_NEW_TOKENS,
-    )
-    full = asked.over(suggested)
-    full.sampler()
+    given = {name: getattr(suggests, name) for name in asked.figures() if name != "seed"}
+    full = checked(asked).over(Sampling(**given)).over(replace(GREEDY, max_new_tokens=MAX_NEW_TOKENS))
     return replace(full, seed=secrets.randbits(SEED_BITS)) if full.temperature and full.seed is None else full
 
 
+def completed_for(
+    asked: Sampling, folder: Path, *, hints: bool = False, of_rows: bool = False
+) -> tuple[Sampling, tuple[str, ...]]:
+    """The sampling for the package in `folder`, and notes for the user. Raises UsageError, PackageError.
+
+    `hints`: notes also name what the checkpoint suggests and the seed that was drawn. `of_rows`: the options are
+    defaults of rows, each of which may sample with a seed of its own.
+    """
+    suggests = suggestion(folder) if checked(asked).source else Suggestion()
+    full = completed(asked, suggests)
+    notes = [_unsupported(suggests)] if asked.source else []
+    if hints and not asked.source:
+        notes.append(_hint(asked, folder))
+    if not of_rows:
+        notes.append(_ignored_note(full, asked))
+        if hints and full.seed != asked.seed:
+            notes.append(f"seed {full.seed} was drawn; {spelled('seed', full.seed)} repeats this run")
+    return full, tuple(filter(None, notes))
+
+
 def ignored(full: Sampling, asked: Sampling) -> tuple[str, ...]:
-    """Fields that were asked for and that a greedy choice does not look at. `full`: `asked`, completed."""
+    """Options that were given and that greedy decoding does not use. `full`: `asked`, completed."""
     if full.temperature:
         return ()
-    off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
-    return tuple(name for name, value in off.items() if getattr(asked, name) not in (None, value))
+    off = {name: option.off for name, option in sampling_options() if option.drawn and name != "temperature"}
+    return tuple(name for name, value in {**off, "seed": None}.items() if getattr(asked, name) not in (None, value))
+
+
+def _ignored_note(full: Sampling, asked: Sampling) -> str:
+    given = [spelled(name) for name in ignored(full, asked)]
+    if not given:
+        return ""
+    verb = "is" if len(given) == 1 else "are"
+    why = f"temperature 0 always takes the most likely token; give {spelled('temperature')} to sample"
+    return f"{listing(given)} {verb} ignored: {why}"
+
+
+def _unsupported(suggests: Suggestion, also: str = " also") -> str:
+    """A note on settings of the checkpoint that Partita does not support."""
+    names = ", ".join(suggests.unknown)
+    return f"the checkpoint{also} asks for {names}, which Partita does not support" if names else ""
+
+
+def _hint(asked: Sampling, folder: Path) -> str:
+    """A note on what the checkpoint suggests, where no sampling option is given."""
+    if asked != Sampling(max_new_tokens=asked.max_new_tokens):
+        return ""
+    try:
+        suggests = suggestion(folder)
+    except PackageError:  # the user did not ask for it
+        return ""
+    if not suggests.sampled:  # transformers uses no_repeat_ngram_size, for one, in greedy decoding too
+        return _unsupported(suggests, also="")
+    how = either("--sampling checkpoint", "sampling='checkpoint'")
+    return f"greedy by default; the checkpoint suggests {suggests.words()}: {how}"

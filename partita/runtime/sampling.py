@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import UsageError
+from partita.options import GREEDY, Sampling, checked
 from partita.runtime import selection
-from partita.spelling import spelled
 
 Logits = npt.NDArray[np.float32]
 """[vocab]."""
@@ -24,43 +23,20 @@ Sampler = Callable[[Logits, Ids], int]
 
 MOST_DRAWN = 50
 """With so many at most a draw can be among the largest logits alone: transformers' default of top k."""
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 100.0
-LEAST_PENALTY, MOST_PENALTY = 0.01, 100.0
 FLOAT32_MAX = np.finfo(np.float32).max
 
 
-def make_sampler(
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int | None = None,
-) -> Sampler:
-    """A sampler. Temperature 0 takes the likeliest token; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off.
+def make_sampler(options: Sampling = GREEDY) -> Sampler:
+    """The sampler of these options; what is None is off. A seed of None draws differently every time.
 
-    `seed` makes draws repeatable; None draws differently every time.
-    Raises UsageError naming the option and its range.
+    Raises UsageError for a value out of range.
     """
-    is_good = temperature == 0 or LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE
-    check("temperature", temperature, is_good, f"0 (greedy) or from {LEAST_TEMPERATURE:g} to {MOST_TEMPERATURE:g}")
-    check("top_k", top_k, top_k >= 0, "0 (off) or more")
-    check("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (off)")
-    check("min_p", min_p, 0 <= min_p <= 1, "from 0 (off) to 1")
-    is_good = LEAST_PENALTY <= repetition_penalty <= MOST_PENALTY
-    allowed = f"from {LEAST_PENALTY:g} to {MOST_PENALTY:g} (1: off)"
-    check("repetition_penalty", repetition_penalty, is_good, allowed)
-    check("seed", seed, seed is None or seed >= 0, "0 or more")
-    if temperature == 0:
-        return greedy if repetition_penalty == 1 else _penalised_greedy(repetition_penalty)
-    filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    return Draws(filters, np.random.Generator(np.random.PCG64(seed)).random)
-
-
-def check(name: str, value: float | None, good: bool, allowed: str) -> None:
-    """Raise UsageError when an option's value is outside what is allowed. NaN is outside of everything."""
-    if not good:
-        raise UsageError(f"{spelled(name)} is {value}; it must be {allowed}")
+    full = checked(options).over(GREEDY)
+    penalty = full.repetition_penalty or 1.0
+    if not full.temperature:
+        return greedy if penalty == 1 else _penalised_greedy(penalty)
+    filters = Filters(full.temperature, full.top_k or 0, full.top_p or 1.0, full.min_p or 0.0, penalty)
+    return Draws(filters, np.random.Generator(np.random.PCG64(full.seed)).random)
 
 
 def greedy(logits: Logits, history: Ids) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 
 from partita.capped import is_number, read_json_value
 from partita.errors import PackageError
+from partita.options import Sampling, SamplingOption, sampling_options
 from partita.package import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.runtime.sampling import LEAST_PENALTY, LEAST_TEMPERATURE, MOST_PENALTY, MOST_TEMPERATURE
 from partita.spelling import spelled
 from partita.strangers import GENAI_CONFIG
 
@@ -45,30 +45,21 @@ NEUTRAL: dict[str, Any] = {
 """Settings that change which token comes next and that Partita does not have, with the value that changes nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """What a checkpoint suggests. Temperature 0: greedy."""
+@dataclass(frozen=True)
+class Suggestion(Sampling):
+    """What a checkpoint suggests. None: greedy, or it says nothing."""
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    max_new_tokens: int | None = None
-    """None: it says nothing."""
     unknown: tuple[str, ...] = ()
     """`NAME VALUE` of settings that Partita does not have."""
 
     @property
     def sampled(self) -> bool:
         """Whether anything but the likeliest token is to be taken."""
-        return self.temperature > 0 or self.repetition_penalty != 1
+        return bool(self.temperature) or self.repetition_penalty is not None
 
     def words(self) -> str:
         """`temperature 0.6, top-k 50`: what differs from Partita's own defaults."""
-        plain = Suggestion()
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(plain, name)}
+        given = {name: value for name, value in self.figures().items() if value is not None}
         return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in given.items())
 
 
@@ -81,24 +72,14 @@ def suggestion(folder: Path) -> Suggestion:
         path = folder / GENAI_CONFIG
         given = _as_transformers_says(path, _object(path, GET_AGAIN) or {})
     read = _Reader(path, given)
-    penalty = read.number("repetition_penalty", 1.0, least=LEAST_PENALTY, most=MOST_PENALTY)
-    length = read.whole("max_new_tokens", 0)
     unknown = tuple(
         f"{name} {given[name]!r}"
         for name, neutral in NEUTRAL.items()
         if given.get(name, neutral) not in (neutral, None)
     )
-    if given.get("do_sample") is not True:
-        return Suggestion(repetition_penalty=penalty, max_new_tokens=length or None, unknown=unknown)
-    return Suggestion(
-        temperature=read.number("temperature", 1.0, least=LEAST_TEMPERATURE, most=MOST_TEMPERATURE),
-        top_k=read.whole("top_k", 50),
-        top_p=read.number("top_p", 1.0, above=0),
-        min_p=read.number("min_p", 0.0),
-        repetition_penalty=penalty,
-        max_new_tokens=length or None,
-        unknown=unknown,
-    )
+    draws = given.get("do_sample") is True
+    found = {name: read.option(name, option) for name, option in sampling_options() if draws or not option.drawn}
+    return Suggestion(**found, max_new_tokens=read.whole("max_new_tokens", 0) or None, unknown=unknown)
 
 
 def _object(path: Path, remedy: Remedy) -> dict[str, Any] | None:
@@ -134,13 +115,15 @@ class _Reader:
     def __init__(self, path: Path, given: dict[str, Any]) -> None:
         self.path, self.given = path, given
 
-    def number(self, name: str, default: float, *, least: float = 0.0, above: float = -1.0, most: float = 1.0) -> float:
-        value = self.given.get(name)
+    def option(self, name: str, option: SamplingOption) -> Any:
+        """The value of an option; None for the one that changes nothing."""
+        limits, value = option.range, self.given.get(name)
         if value is None:
-            return default
-        if not is_number(value) or not least <= value <= most or value <= above:
+            return option.suggested
+        if not is_number(value) or (limits is not None and (value not in limits or value == limits.also)):
             raise self.bad(name, value)
-        return float(value)
+        found = self.whole(name, 0) if isinstance(option.off, int) else float(value)
+        return None if found == option.off else found
 
     def whole(self, name: str, default: int) -> int:
         value = self.given.get(name)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.runtime.sampling import LEAST_PENALTY, LEAST_TEMPERATURE, MOST_PENALTY
+from partita.options import sampling_options
 from partita.serve.api_errors import ApiError, invalid
 from partita.serve.fields import (
     SHOWN,
@@ -111,6 +111,7 @@ def _prompts(value: Any, name: str) -> tuple[Prompt, ...]:
     raise invalid(f"Invalid type for '{name}': expected {expected}, but its entries differ.", name, "invalid_type")
 
 
+RANGES = {name: option.range for name, option in sampling_options() if option.range is not None}
 SHARED: dict[str, Reader] = {
     "model": text,
     "stream": flag,
@@ -120,11 +121,11 @@ SHARED: dict[str, Reader] = {
     "stop": stops,
     "stop_token_ids": ids,
     "ignore_eos": flag,
-    "temperature": number(LEAST_TEMPERATURE, 2, or_zero=True),
+    "temperature": number(RANGES["temperature"].least, 2, or_zero=True),
     "top_p": number(0, 1),
     "top_k": whole(-1, MOST_TOKENS),
     "min_p": number(0, 1),
-    "repetition_penalty": number(LEAST_PENALTY, MOST_PENALTY),
+    "repetition_penalty": number(RANGES["repetition_penalty"].least, RANGES["repetition_penalty"].most),
     "seed": whole(-SEEDS, SEEDS - 1),
     "frequency_penalty": only(0),
     "presence_penalty": only(0),

@@ -44,11 +44,11 @@ def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate import generate
     from partita.runtime.runner import load_runner
-    from partita.runtime.sampling import make_sampler
+    from partita.runtime.sampling import greedy
 
     rows: list[list[int]] = [[] for _ in prompts]
     with load_runner(package, parse_chain("cpu")) as runner:
-        sampler = make_sampler(temperature=0.0)
+        sampler = greedy
         for step in generate(runner, prompts, max_new_tokens=new_tokens, sampler=sampler, prefill_chunk=prefill_chunk):
             for row, tokens in zip(rows, step.tokens, strict=True):
                 row.extend(tokens)

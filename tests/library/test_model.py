@@ -512,7 +512,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
         ({"temperature": -1.0}, "temperature is -1.0; it must be 0 (greedy) or from 0.001 to 100"),
         ({"top_k": 1.5}, "top_k is 1.5; it must be an integer"),
-        ({"sampling": "mine"}, "sampling is 'mine'"),
+        ({"sampling": "mine"}, "sampling='mine': the only value is checkpoint"),
         ({"sampling": [partita.Sampling(), partita.Sampling()]}, "a list with a Sampling for each prompt (1)"),
         ({"sampling": partita.Sampling(top_p=2.0)}, "top_p is 2.0"),
         ({"prefill_chunk": 0}, "prefill_chunk is 0"),

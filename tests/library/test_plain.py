@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import partita
-from partita.library.asking import check_values
 from partita.library.edge import public
 from partita.library.plain import plain
+from partita.options import checked
 
 
 class Counted:
@@ -85,10 +85,10 @@ def test_a_sampling_takes_numbers_of_any_library_and_no_truth_values():
     given = make(np.float32(0.5), np.int64(4), seed=np.int64(1), max_new_tokens=Counted())
     assert given == partita.Sampling(0.5, 4, seed=1, max_new_tokens=7)
     assert all(type(value).__module__ == "builtins" for value in given.figures().values())
-    check_values(given)
+    checked(given)
     for name in ("seed", "top_k", "max_new_tokens", "temperature"):
         for wrong in (True, np.bool_(True), "1"):
-            with pytest.raises(partita.UsageError, match=f"{name} is "):
-                check_values(make(**{name: wrong}))
-    with pytest.raises(partita.UsageError, match="seed is 1.5; it must be an integer"):
-        check_values(make(seed=np.float64(1.5)))
+            with pytest.raises(partita.UsageError, match=f"--{name.replace('_', '-')} is "):
+                checked(make(**{name: wrong}))
+    with pytest.raises(partita.UsageError, match="--seed is 1.5; it must be an integer"):
+        checked(make(seed=np.float64(1.5)))

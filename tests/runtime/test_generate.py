@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError, UsageError
+from partita.options import Sampling
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
@@ -234,7 +235,9 @@ def test_fp16_gives_sensible_tokens_and_keeps_an_fp16_cache(open_runner, referen
 
 def test_the_same_seed_draws_the_same_tokens(open_runner):
     runner = open_runner()
-    draws = [row(run(runner, [PROMPTS[0]], sampler=make_sampler(1.0, top_k=50, seed=seed))) for seed in (7, 7, 8)]
+    draws = [
+        row(run(runner, [PROMPTS[0]], sampler=make_sampler(Sampling(1.0, top_k=50, seed=seed)))) for seed in (7, 7, 8)
+    ]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
 

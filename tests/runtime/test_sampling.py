@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from partita.errors import UsageError
+from partita.options import Sampling
 from partita.runtime import selection
 from partita.runtime.sampling import Draws, Filters, greedy, make_sampler
 from tests.conftest import require
@@ -107,14 +108,14 @@ def test_a_flat_nucleus_in_a_large_vocabulary_is_found_whole(temperature):
 
 def test_draws_follow_the_distribution():
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
-    sampler = make_sampler(1.0, seed=0)
+    sampler = make_sampler(Sampling(1.0, seed=0))
     counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(20_000)], minlength=4)
     np.testing.assert_allclose(counts / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
 
 
 def test_a_filtered_token_is_never_drawn():
     logits = logits_of(2)
-    sampler = make_sampler(5.0, top_k=3, seed=1)
+    sampler = make_sampler(Sampling(5.0, top_k=3, seed=1))
     best = set(np.argsort(logits)[-3:].tolist())
     assert {sampler(logits, HISTORY) for _ in range(500)} == best
 
@@ -122,7 +123,8 @@ def test_a_filtered_token_is_never_drawn():
 def test_the_same_seed_gives_the_same_draws():
     logits = logits_of(3)
     draws = [
-        [sampler(logits, HISTORY) for _ in range(20)] for sampler in (make_sampler(1.0, seed=s) for s in (4, 4, 5))
+        [sampler(logits, HISTORY) for _ in range(20)]
+        for sampler in (make_sampler(Sampling(1.0, seed=s)) for s in (4, 4, 5))
     ]
     assert draws[0] == draws[1] != draws[2]
 
@@ -130,15 +132,18 @@ def test_the_same_seed_gives_the_same_draws():
 def test_temperature_zero_is_greedy_and_still_penalised():
     logits = logits_of(4)
     best = int(logits.argmax())
-    assert make_sampler(0.0)(logits, HISTORY) == greedy(logits, HISTORY) == best
+    assert make_sampler(Sampling(0.0))(logits, HISTORY) == greedy(logits, HISTORY) == best
     seen = np.array([best], np.int64)
-    assert make_sampler(0.0, repetition_penalty=100.0)(logits, seen) != best
+    assert make_sampler(Sampling(0.0, repetition_penalty=100.0))(logits, seen) != best
 
 
 def test_logits_and_history_are_left_alone():
     logits, history = logits_of(5), HISTORY.copy()
     kept = logits.copy()
-    for sampler in (make_sampler(0.0, repetition_penalty=2.0), make_sampler(0.5, 10, 0.9, 0.1, 2.0, seed=0)):
+    for sampler in (
+        make_sampler(Sampling(0.0, repetition_penalty=2.0)),
+        make_sampler(Sampling(0.5, 10, 0.9, 0.1, 2.0, seed=0)),
+    ):
         sampler(logits, history)
     np.testing.assert_array_equal(logits, kept)
     np.testing.assert_array_equal(history, HISTORY)
@@ -167,7 +172,7 @@ def test_logits_and_history_are_left_alone():
 )
 def test_absurd_values_name_the_option_and_its_range(option, value):
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value}; it must be"):
-        make_sampler(**{"temperature": 1.0, option: value})
+        make_sampler(Sampling(**{"temperature": 1.0, option: value}))
 
 
 def penalised(logits, history, penalty) -> list[Fraction]:
@@ -217,19 +222,19 @@ def compare(shape, temperature, penalty):
         scores = penalised(logits, history, penalty)
         expected = exact(scores, temperature)
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
-        token = make_sampler(temperature, repetition_penalty=penalty, seed=1)(logits, history)
+        token = make_sampler(Sampling(temperature, repetition_penalty=penalty, seed=1))(logits, history)
         assert expected[token] > 0
-        best = make_sampler(0.0, repetition_penalty=penalty)(logits, history)
+        best = make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, history)
         assert best == scores.index(max(scores)), "the first of the likeliest"
 
 
 def test_the_least_temperature_draws_among_equals_and_greedy_takes_the_first():
     logits = np.array([1, 7, 3, 7, 7, -2], np.float32)
-    sampler = make_sampler(1e-3, seed=0)
+    sampler = make_sampler(Sampling(1e-3, seed=0))
     counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(3000)], minlength=6)
     assert counts[[0, 2, 5]].sum() == 0
     np.testing.assert_allclose(counts[[1, 3, 4]] / 3000, 1 / 3, atol=0.05)
-    assert make_sampler(0.0)(logits, HISTORY) == 1
+    assert make_sampler(Sampling(0.0))(logits, HISTORY) == 1
 
 
 def test_masked_tokens_stay_masked():
@@ -237,7 +242,7 @@ def test_masked_tokens_stay_masked():
     for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
         found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
         assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
-        assert make_sampler(0.0, repetition_penalty=penalty)(logits, np.array([0, 1])) in (1, 3)
+        assert make_sampler(Sampling(0.0, repetition_penalty=penalty))(logits, np.array([0, 1])) in (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +306,7 @@ def test_what_is_used_anew_leaves_no_trace_in_the_next_draw():
     flat, peaked, small = (
         some.astype(np.float32) for some in (logits_of(8, 30_000) / 3, 4 * logits_of(9, 30_000), logits_of(10, 300))
     )
-    one, other = (make_sampler(0.9, top_p=0.9, min_p=0.001, seed=5) for _ in range(2))
+    one, other = (make_sampler(Sampling(0.9, top_p=0.9, min_p=0.001, seed=5)) for _ in range(2))
     mixed = [one(logits, HISTORY) for logits in (flat, peaked, small, flat, peaked)]
     generator = np.random.Generator(np.random.PCG64(5))
     fresh = [
@@ -361,12 +366,12 @@ def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
     )
     with np.errstate(all="raise", under="ignore"):
         for edge, temperature in itertools.product(edges, (0.0, 1e-3, 0.7, 100.0)):
-            token = make_sampler(temperature, seed=3, **edge)(logits, np.array([1, 2, 2]))
+            token = make_sampler(Sampling(temperature, seed=3, **edge))(logits, np.array([1, 2, 2]))
             assert np.isfinite(logits[token]) and (shape != "masked" or token == 777), (edge, temperature)
 
 
 def drawing(**options: Any) -> Draws:
-    sampler = make_sampler(**options)
+    sampler = make_sampler(Sampling(**options))
     assert isinstance(sampler, Draws)
     return sampler
 

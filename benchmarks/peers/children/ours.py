@@ -27,12 +27,12 @@ def opener() -> Open:
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate import generate
     from partita.runtime.runner import Runner, load_runner
-    from partita.runtime.sampling import Sampler, make_sampler
+    from partita.runtime.sampling import Sampler, greedy
 
     class Ours:
         def __init__(self, runner: Runner) -> None:
             self.runner = runner
-            self.sampler: Sampler = make_sampler(temperature=0.0)
+            self.sampler: Sampler = greedy
 
         def generate(self, prompt: list[int], new_tokens: int) -> Iterator[tuple[int, bool]]:
             for step in generate(self.runner, [prompt], max_new_tokens=new_tokens, sampler=self.sampler):

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.asking import WHOLE, check_values, conversations, is_list, stops_in
+from partita.library.asking import conversations, is_list, stops_in
 from partita.library.generation import Answer
 from partita.library.prefixes import ids_after, prompt_after, system_of
 from partita.library.requests import Work
 from partita.library.sampling import SEED_BITS, Sampling
+from partita.options import GREEDY, checked, described
 from partita.runtime.chat import OTHER_NAMES, Message
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
@@ -28,7 +29,9 @@ PROMPTS = ("prompt", "messages", "tokens")
 """What a row can have to begin with: one of them."""
 IDS = ("id", "custom_id", "key")
 """What a row can be called by; the first that it has."""
-SAMPLED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens")
+SAMPLED = tuple(GREEDY.figures())
+WHOLE = tuple(each.name for each in described(Sampling) if each.type is int)
+"""Options that are integers."""
 ALIASES = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens"}
 """What other programs call it."""
 OTHERS = ("stop", "stop_token_ids", "logprobs", "system", "adapter")
@@ -249,8 +252,7 @@ def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
         if row.data.get(name, last) != last:
             raise UsageError(f"{name} is {row.data[name]}, and another name of the same option has {last}")
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
-    asked = Sampling(**{name: named[name] for name in SAMPLED if name in named})
-    check_values(asked)
+    asked = checked(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
     full = asked.over(defaults.sampling)
     if not full.temperature:
         return full

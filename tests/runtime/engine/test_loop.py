@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
+from partita.options import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.guesses import Guessed, Heard, Judged
 from partita.runtime.engine.loop import Engine
@@ -478,7 +479,7 @@ def test_guesses_leave_a_distribution_as_it_is(opened):
     runner = opened(batch=1, states=KEYS)
 
     def counts(guesser):
-        sampler, found = make_sampler(30.0, top_k=3, seed=11), []
+        sampler, found = make_sampler(Sampling(30.0, top_k=3, seed=11)), []
         for _ in range(300):
             steps = serve(runner.executor, [Request(PROMPTS[2], sampler, 2, guesser=guesser)])
             found.append(tuple(token for step in steps for token in step.tokens[0]))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from partita.options import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
@@ -151,7 +152,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
         request = Request(PROMPT, sampler, 3, guesser=guesser if speculates else None)  # type: ignore[arg-type]
         return tuple(token for step in serve(runner.executor, [request]) for token in step.tokens[0])
 
-    sampler = make_sampler(40.0, top_k=4, seed=5)
+    sampler = make_sampler(Sampling(40.0, top_k=4, seed=5))
     found = [drawn(sampler, True) for _ in range(3000)]
     first = max({tokens[0] for tokens in found}, key=[tokens[0] for tokens in found].count)
     seconds = [tokens[1] for tokens in found if tokens[0] == first]
@@ -162,8 +163,8 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
     assert not counts[wanted == 0].any()
     likely = wanted > 0
     assert float((((counts - wanted) ** 2)[likely] / wanted[likely]).sum()) < 16.3, "3 degrees of freedom, 0.1 percent"
-    again = [drawn(make_sampler(40.0, top_k=4, seed=seed), True) for seed in range(20)]
-    assert again == [drawn(make_sampler(40.0, top_k=4, seed=seed), False) for seed in range(20)]
+    again = [drawn(make_sampler(Sampling(40.0, top_k=4, seed=seed)), True) for seed in range(20)]
+    assert again == [drawn(make_sampler(Sampling(40.0, top_k=4, seed=seed)), False) for seed in range(20)]
 
 
 @pytest.mark.parametrize(
