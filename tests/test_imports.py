@@ -471,7 +471,7 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert json.loads(done.stdout) == []
 
 
-CHILDREN = ("runtime.probes.child", "runtime.provider_child", "library.place_child", "library.host")
+CHILDREN = ("runtime.probes.child", "runtime.provider_child", "library.jobs", "library.host")
 """Modules that run as processes of their own, and what they import when they work."""
 AT_WORK = ("runtime.chain", "runtime.place", "runtime.ort.session", "runtime.probes.engine", "partition_reports.build")
 

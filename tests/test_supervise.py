@@ -140,15 +140,6 @@ def test_a_model_that_crashes_in_a_run_is_placed_without_one() -> None:
     assert despite_crashes(parse_chain("webgpu,cpu"), place) == "native code ended the run with SIGABRT"
 
 
-def test_what_was_printed_is_not_printed_again() -> None:
-    def place(crashed: Crashed) -> str:
-        assert not crashed
-        raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT", told=True)
-
-    with pytest.raises(CrashError):
-        despite_crashes(parse_chain("qnn,cpu"), place)
-
-
 def test_a_process_that_always_crashes_is_an_error_after_all() -> None:
     def place(crashed: Crashed) -> str:
         raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT")

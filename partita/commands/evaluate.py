@@ -9,10 +9,12 @@ from rich.console import Console
 
 from partita.commands.audience import TERMINAL, say_chain
 from partita.commands.results import EvaluateResult
-from partita.commands.supervise import supervised
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
+from partita.export.progress import stage
 from partita.foreign.folder import open_folder
-from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.jobs import run_job
+from partita.library.loading import in_child
 from partita.observations.text_format import nats, plural
 from partita.package import Manifest, check_files
 from partita.package_records import Quality
@@ -26,21 +28,13 @@ def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
     target = read_chain_options(where)
     manifest = open_folder(package)
     check_files(package, manifest, hashes=True)
-    return supervised(lambda: _measure(package, manifest, target, where.threads, as_json=as_json), target)
-
-
-def _measure(package: Path, manifest: Manifest, target: Target, threads: int | None, *, as_json: bool) -> int:
-    """Measure and print."""
-    from partita.library.evaluating import evaluate
-
-    with Bars() as bars:
-        result = evaluate(
-            package,
-            manifest,
-            target,
-            threads,
+    with Bars() as bars, stage(bars, "evaluate", {}):
+        result = run_job(
+            "partita.library.evaluating:evaluate",
+            *(package, manifest, target, where.threads),
+            chain=target.chain,
+            in_worker=in_child(target, "auto"),
             told=partial(say_chain, target),
-            progress=bars,
             audience=TERMINAL,
         )
     if as_json:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 from partita.commands.audience import TERMINAL, say_target
 from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, refuse_two_on_stdout, say_written
-from partita.commands.supervise import say_first_word, supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
-from partita.library.chain import Target, read_by, read_chain_options
-from partita.library.crashes import Crashed, despite_crashes
+from partita.library.chain import read_by, read_chain_options
 from partita.library.notes import not_used
-from partita.library.place_dry import place_dry
 from partita.library.place_options import PlaceOptions, check_chain, check_options
+from partita.library.placing import place_model
 from partita.library.run_report import limits_error
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
@@ -50,13 +48,8 @@ def run(options: PlaceOptions, shown: Shown) -> int:
     check_chain(options, target.asked_names)
     sink = _claim_report(options, shown)
     say_target(target)
-    if options.dry_run:
-        return _finish(shown, sink, *place_dry(options), None)
-    return despite_crashes(
-        target.chain,
-        lambda crashed: supervised(lambda: _place_here(options, shown, sink, target, crashed), target),
-        package=options.is_package,
-    )
+    report, error = place_model(options, target, audience=TERMINAL)
+    return _finish(shown, sink, report, error)
 
 
 def _claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
@@ -70,20 +63,11 @@ def _claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     return claim_output(shown.report, "report", read_by(options.where, *given), option="--report")
 
 
-def _place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: Target, crashed: Crashed) -> int:
-    """Place the model in this process, without the providers that ended it before."""
-    from partita.library.place_run import place
-
-    report, error = place(options, target, audience=TERMINAL, crashed=crashed)
-    return _finish(shown, sink, report, bool(report.interrupted), error)
-
-
-def _finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None) -> int:
+def _finish(shown: Shown, sink: Sink | None, report: Report, error: PartitaError | None) -> int:
     """Write and print the report, then say what went wrong; the exit code.
 
     Raises `error`, why a run failed, or ProviderError for a limit.
     """
-    say_first_word()
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
@@ -104,4 +88,4 @@ def _finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, 
     over = limits_error(report)
     if over is not None:
         raise over
-    return INTERRUPTED if interrupted else 0
+    return INTERRUPTED if report.interrupted else 0

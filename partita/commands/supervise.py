@@ -29,7 +29,7 @@ PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHU
 """Signals that the child gets, too. Ctrl-C at a terminal reaches both, and then the child twice: see `signals`."""
 END_SECONDS = 5.0
 """For the child to end, once it is told to; Python cannot end native code."""
-FIRST_WORD, LAST_WORD = b"!", b"."
+LAST_WORD = b"."
 last_word: int | None = None
 """In the child: the pipe by which it says that it has come to its end."""
 in_child = False
@@ -81,19 +81,12 @@ def supervised(verb: Callable[[], int], target: Target, *, goes_on: bool = False
     if os.WIFSIGNALED(status) and time.monotonic() - passing.interrupted_at < patience:
         return INTERRUPTED
     if os.WIFSIGNALED(status):
-        return ended_by(os.WTERMSIG(status), target.chain, told=FIRST_WORD in words)
+        return ended_by(os.WTERMSIG(status), target.chain)
     code = os.WEXITSTATUS(status)
     if not ended_itself:
-        raise CrashError(target.chain, f"ended the run with exit code {code}", told=FIRST_WORD in words)
+        raise CrashError(target.chain, f"ended the run with exit code {code}")
     # The child has said everything and flushed; this process must add nothing, not even what it had buffered.
     os._exit(code)
-
-
-def say_first_word() -> None:
-    """In the child, before anything is written: tell the parent that another try would say it twice."""
-    if last_word is not None:
-        with suppress(OSError):
-            os.write(last_word, FIRST_WORD)
 
 
 def say_last_word() -> None:
@@ -158,12 +151,12 @@ def _ignored(number: int) -> bool:
     return signal.getsignal(number) == signal.SIG_IGN
 
 
-def ended_by(number: int, chain: Sequence[Provider], *, told: bool = False) -> int:
-    """The exit code after a signal. Raises CrashError when it means a crash. `told`: see there."""
+def ended_by(number: int, chain: Sequence[Provider]) -> int:
+    """The exit code after a signal. Raises CrashError when it means a crash."""
     if number == signal.SIGINT:
         return INTERRUPTED
     if number == signal.SIGKILL:
         raise ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
     if number not in CRASHES:
         return 128 + number
-    raise CrashError(chain, f"ended the run with {signal.Signals(number).name}", told=told)
+    raise CrashError(chain, f"ended the run with {signal.Signals(number).name}")

@@ -10,12 +10,13 @@ from rich.console import Console
 
 from partita.commands.audience import TERMINAL, say_chain
 from partita.commands.results import VerifyResult
-from partita.commands.supervise import supervised
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.foreign.evidence import read_evidence
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
-from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.jobs import run_job
+from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, plural
 from partita.package import Manifest, check_files
 from partita.package_records import StepError, Verification
@@ -45,25 +46,19 @@ def run(
         if window == manifest.graph.max_length < longest:  # the graph lacks it: compare texts that show that
             manifest = open_folder(package, replace(choice, max_length=min(longest, window + TOKENS_PAST_WINDOW)))
     check_files(package, manifest, hashes=True)
-    return supervised(
-        lambda: check(package, manifest, target, where.threads, as_json=as_json, reference=reference), target
+    result = run_job(
+        "partita.library.verifying:verify_with",
+        *(package, manifest, reference, target, where.threads),
+        chain=target.chain,
+        in_worker=in_child(target, "auto"),
+        told=partial(say_chain, target),
+        audience=TERMINAL,
     )
+    return judge(package, manifest, result, as_json=as_json)
 
 
-def check(
-    package: Path,
-    manifest: Manifest,
-    target: Target,
-    threads: int | None,
-    *,
-    as_json: bool,
-    reference: str | None = None,
-) -> int:
-    """Replay and print."""
-    from partita.library.verifying import verify_with
-
-    told = partial(say_chain, target)
-    result = verify_with(package, manifest, reference, target, threads, told=told, audience=TERMINAL)
+def judge(package: Path, manifest: Manifest, result: Verification, *, as_json: bool) -> int:
+    """Print the result. Raises ParityError when the package disagrees with its model."""
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:

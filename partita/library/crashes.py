@@ -11,9 +11,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from partita.errors import ProviderError
+from partita.errors import PartitaError, ProviderError, ResourceError
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.base import Provider
+from partita.runtime.worker.parent import WorkerLostError
 from partita.spelling import spelled
 
 T = TypeVar("T")
@@ -28,15 +29,27 @@ Crashed = Mapping[str, str]
 RUN and EXPERIMENTS stand for no provider: the model is opened without them then."""
 
 
-class CrashError(ProviderError):
-    """Native code ended the process. `how`: `ended the run with SIGSEGV`. `told`: it had begun to say what it found."""
+NONE_CRASHED: Crashed = {}
 
-    def __init__(self, chain: Sequence[Provider], how: str, *, told: bool = False) -> None:
+
+class CrashError(ProviderError):
+    """Native code ended the process. `how`: `ended the run: it was killed by SIGSEGV`."""
+
+    def __init__(self, chain: Sequence[Provider], how: str) -> None:
         super().__init__(
             f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
             f"provider starts at all, or leave it out of {spelled('providers')}"
         )
-        self.how, self.told = how, told
+        self.how = how
+
+
+def crash_error(lost: WorkerLostError, chain: Sequence[Provider]) -> PartitaError:
+    """The error for a worker process that ended while it used these providers; the error itself where none crashed."""
+    if lost.out_of_memory:
+        return ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
+    if lost.late or lost.closed or not foreign(chain):
+        return lost
+    return CrashError(chain, f"ended the run: it {lost.what}")
 
 
 def foreign(chain: Sequence[Provider]) -> list[str]:
@@ -55,8 +68,6 @@ def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T], *,
     try:
         return place({})
     except CrashError as crash:
-        if crash.told:
-            raise
         names, last = foreign(chain), crash
     opened = [] if package else [[RUN], [RUN, EXPERIMENTS]]
     for left_out in (*opened, *([name] for name in names), *([names] if len(names) > 1 else [])):

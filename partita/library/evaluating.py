@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from partita.export.progress import Progress, stage
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.probing import package_refused
@@ -24,7 +23,6 @@ def evaluate(
     target: Target,
     threads: int | None,
     *,
-    progress: Progress,
     told: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Evaluation:
@@ -34,15 +32,14 @@ def evaluate(
     and GenerationError when a run fails.
     """
     try:
-        with stage(progress, "evaluate", {}):
-            return measure(
-                folder,
-                target.chain,
-                threads=threads,
-                manifest=manifest,
-                options=target.options,
-                pins=parse_pins(target.pins, target.chain),
-                told=told,
-            )
+        return measure(
+            folder,
+            target.chain,
+            threads=threads,
+            manifest=manifest,
+            options=target.options,
+            pins=parse_pins(target.pins, target.chain),
+            told=told,
+        )
     except (ChainError, NoKernelError) as error:
         raise package_refused(error, audience=audience) from error

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Self
 
 from partita.errors import GenerationError, ReportError, UsageError
-from partita.export.progress import Silent
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
@@ -279,8 +278,7 @@ class LocalEngine:
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package on the chain, in a session of its own."""
         check_files(self.folder, self.manifest, hashes=True)
-        silent = Silent()
-        return evaluate(self.folder, self.manifest, self.target, self.threads, progress=silent, audience=self.audience)
+        return evaluate(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
 
     def close(self) -> None:
         """Free the sessions and everything that belongs to them. May be called twice."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from partita.check.limits import Limits
 from partita.errors import UsageError
-from partita.foreign.folder import AS_IT_IS, Choice, choice_of
-from partita.library.chain import ChainOptions, chain_options
+from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.chain import ChainOptions
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.spelling import spelled
 
@@ -50,24 +48,6 @@ class PlaceOptions:
     def is_package(self) -> bool:
         """A folder is taken for a package."""
         return self.model.is_dir()
-
-    def to_json(self) -> dict[str, Any]:
-        """The options as JSON values, for a child process."""
-        return {**asdict(self), "model": str(self.model.resolve()), "choice": self.choice.to_json()}
-
-
-def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
-    """The options that `to_json` wrote."""
-    given = {
-        **raw,
-        "model": Path(raw["model"]),
-        "where": chain_options(raw["where"]),
-        "shapes": tuple(raw["shapes"]),
-        "values": tuple(raw["values"]),
-        "limits": Limits(**raw["limits"]),
-        "choice": choice_of(raw["choice"]),
-    }
-    return PlaceOptions(**{field.name: given[field.name] for field in fields(PlaceOptions)})
 
 
 def check_options(options: PlaceOptions) -> None:

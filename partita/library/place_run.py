@@ -10,7 +10,7 @@ from partita.errors import PartitaError
 from partita.foreign.folder import open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.crashes import Crashed
+from partita.library.crashes import NONE_CRASHED, Crashed
 from partita.library.place_options import RUN_SECONDS, PlaceOptions
 from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join, said_of
@@ -31,7 +31,6 @@ from partita.runtime.pins import parse_pins
 from partita.runtime.place import Placed, Where, package_models, place_model, place_package, with_shapes
 from partita.runtime.run_errors import RunInterruptedError
 
-NOBODY: Crashed = {}
 NO_EXPERIMENTS = "no experiments were made: with them, too, the process was ended by native code"
 CAPTURE_OPTION = "enable_cuda_graph"
 FAILED_DRY = (
@@ -47,7 +46,7 @@ def place(
     *,
     whole: bool = True,
     audience: Audience = QUIET,
-    crashed: Crashed = NOBODY,
+    crashed: Crashed = NONE_CRASHED,
 ) -> tuple[Report, PartitaError | None]:
     """Open, run, report. The second value is why a run failed, which takes nothing from the report.
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from partita.errors import PartitaError
 from partita.foreign.folder import Choice
-from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import Target, read_chain_options
+from partita.library.crashes import despite_crashes
 from partita.library.edge import public
+from partita.library.jobs import run_job
 from partita.library.loading import Process, in_child
 from partita.library.place_options import PROBE_SECONDS, RUNS, PlaceOptions, check_chain, check_options
 from partita.library.report import Report
@@ -81,31 +83,46 @@ def place(
     check_options(options)
     target = read_chain_options(given)
     check_chain(options, target.asked_names)
-    report, error, interrupted = _place(options, given, target, process)
-    if interrupted:
+    report, error = place_model(options, target, process=process)
+    if report.interrupted:
         raise KeyboardInterrupt
     if error is not None:
         raise PlacementError(error, Report.of(report)) from error
     return Report.of(report)
 
 
-def _place(
-    options: PlaceOptions, given: ChainOptions, target: Target, process: Process
-) -> tuple[records.Report, PartitaError | None, bool]:
-    """The report, why a run failed, and whether Ctrl-C cut it short."""
-    from partita.library.place_dry import place_dry, place_in_child
+def place_model(
+    options: PlaceOptions, target: Target, *, process: Process = "auto", audience: Audience = QUIET
+) -> tuple[records.Report, PartitaError | None]:
+    """The report, and why a run failed. A model over which native code crashes is placed in other ways; see `crashes`.
 
+    The first Ctrl-C ends what is going on, which the report says. A failed run of a dry run is a note in its report.
+    Raises KeyboardInterrupt when there was nothing to report yet, ProviderError, and what `place_run.place` raises.
+    """
+    work, environment, timeout = "partita.library.place_run:place", None, None
+    in_worker = in_child(target, process)
     if options.dry_run:
-        report, interrupted = place_dry(options)
-        return report, None, interrupted
-    if in_child(target, process):
-        there = replace(options, where=given.resolved(target))
-        return place_in_child(there, None, os.environ)
+        from partita.library.dry_run import SECONDS, dry_environment
 
-    from partita.library.place_run import place as place_here
-
-    report, error = place_here(options, target)
-    return report, error, bool(report.interrupted)
+        work, environment, timeout = "partita.library.dry_run:place_dry", dry_environment(options), SECONDS
+        in_worker = True
+    report, error = despite_crashes(
+        target.chain,
+        lambda crashed: run_job(
+            work,
+            options,
+            target,
+            chain=target.chain,
+            in_worker=in_worker,
+            audience=audience,
+            environment=environment,
+            timeout=timeout,
+            patient=True,
+            crashed=crashed,
+        ),
+        package=options.is_package,
+    )
+    return report, None if options.dry_run else error
 
 
 def _sizes(sizes: int | Sequence[int]) -> str:

@@ -88,22 +88,13 @@ def of_report(given: dict[str, Any]) -> dict[str, Any]:
 
 def dry(name: str) -> None:
     """Place `package` as CUDA on an H100 would, in this process, whose environment points at stub libraries."""
-    from partita.library import place_child
-    from partita.library.chain import ChainOptions
-    from partita.library.place_dry import played_as
+    from partita.library.chain import ChainOptions, read_chain_options
+    from partita.library.dry_run import place_dry
     from partita.library.place_options import PlaceOptions
-    from partita.providers.cuda_dry_run.devices import device
 
     options = PlaceOptions(Path("package"), ChainOptions("cuda,cpu"), dry_run=True, device="h100")
     with seen() as built:
-        place_child._place_it(
-            {
-                "options": {**options.to_json(), "model": "package"},
-                "report": "r.json",
-                "played": played_as(device("h100")),
-                "crashed": {},
-            }
-        )
+        place_dry(options, read_chain_options(options.where))
     write(name, built[0])
 
 

@@ -71,7 +71,7 @@ def test_what_to_do_about_a_run_that_failed_is_kept_as_data(model, monkeypatch):
 
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_ctrl_c_while_placing_is_ctrl_c(model, monkeypatch, process):
-    where = "ort.session.Binding.run" if process == "this" else "process.children.Child.wait"
+    where = "ort.session.Binding.run" if process == "this" else "worker.parent.Worker.wait"
 
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -30,9 +30,12 @@ PACKAGES = (
     "partita.runtime.probes.factors",
 )
 """All modules of these, which a command finds by their names."""
-PLACING = "partita.library.place_child"
+WORKER = "partita.runtime.worker"
 IN_PLACING = (
-    PLACING,
+    f"{WORKER}.child",
+    "partita.library.jobs",
+    "partita.library.dry_run",
+    "partita.library.place_run",
     "numpy.random",
     "partita.diagnosis.why",
     "partita.library.probing",
@@ -46,7 +49,7 @@ class Forked(subprocess.Popen[Any]):
     """A process that starts in what is imported already, where it is that of a dry run."""
 
     def _execute_child(self, args: Any, *given: Any) -> None:
-        if list(args)[1:] != ["-P", "-m", PLACING]:
+        if list(args)[1:4] != ["-P", "-m", WORKER]:
             super()._execute_child(args, *given)  # type: ignore[misc]
             return
         environment, (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite) = given[5], given[9:15]
@@ -63,11 +66,11 @@ class Forked(subprocess.Popen[Any]):
             os.environ.clear()
             os.environ.update(environment)
             sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-            sys.argv, tempfile.tempdir = [PLACING], None
+            sys.argv, tempfile.tempdir = [WORKER, *list(args)[4:]], None
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            importlib.import_module(PLACING).main()
+            importlib.import_module(f"{WORKER}.child").main()
         finally:
             os._exit(1)
 
