@@ -30,6 +30,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Add text and return what is certainly before any stop string."""
+        if not self._stops:
+            return text
         if self.found is not None:
             return ""
         text = self._held + text

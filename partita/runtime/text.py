@@ -6,8 +6,9 @@ Knows the tokenizer files of a package; knows nothing of models or sessions.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,9 +110,6 @@ class Text:
         """`max_length`: tokens of prompt and output together; None: texts of any number of tokens are encoded."""
         self._tokenizer, self._folder, self._max_length = tokenizer, folder, max_length
         self._written: dict[int, str] = {}
-        self._silent: dict[int, bool] = {}
-        self._special: dict[str, int] | None = None
-        """Ids of special tokens by name, once they have been needed."""
         self._full = tokenizer if isinstance(tokenizer, FullTokenizer) else None
         """The tokenizer as transformers loads it, once it has been needed: it knows the chat template."""
 
@@ -219,19 +217,28 @@ class Text:
 
     def special(self, text: str) -> int | None:
         """The special token that is written so, which no decoded text has; None for any other text."""
-        token = self._specials().get(text)
-        return token if token is not None and not self._decoded([token]) else None
+        token = self._specials.get(text)
+        return token if token in self.silent else None
 
+    @cached_property
     def _specials(self) -> dict[str, int]:
-        if self._special is None:
-            self._special = self._tokenizer.special()
-        return self._special
+        """Ids of special tokens by name."""
+        return self._tokenizer.special()
 
-    def is_silent(self, token: int) -> bool:
-        """Whether it is a special token, which no decoded text has."""
-        if token not in self._silent:
-            self._silent[token] = token in self._specials().values() and not self._decoded([token])
-        return self._silent[token]
+    @cached_property
+    def silent(self) -> frozenset[int]:
+        """Special tokens, which no decoded text has."""
+        return frozenset(token for token in self._specials.values() if not self._decoded([token]))
+
+    def decoder(self, ids: Sequence[int]) -> Callable[[int | list[int]], str | None] | None:
+        """Decodes what follows token `ids`, as far as it is whole characters; None where the tokenizer has no such
+        decoder. It raises where a token changes the text that it has given out.
+        """
+        if not isinstance(self._tokenizer, PlainTokenizer):
+            return None
+        from tokenizers.decoders import DecodeStream
+
+        return partial(DecodeStream(list(ids), skip_special_tokens=True).step, self._tokenizer.core)
 
     def written(self, token: int) -> str:
         """A token as it reads behind another one, with the space that some tokenizers drop where a text begins.
@@ -278,97 +285,90 @@ def _unicode(text: str) -> str:
 
 
 class TextStream:
-    """Turns new tokens into text as they come: whole characters only, and nothing from a stop string on, nor from the
-    special token that a stop string is the name of: decoded texts have none. Nor has a text the token that ends it
-    (`stop_ids`), which not every tokenizer calls special.
+    """Text of tokens as they come: whole characters only, up to the first stop string.
+
+    A stop string that is the name of a special token is that token, since decoded text does not have its name. Tokens
+    of `stop_ids` are not shown either; not every tokenizer calls them special.
     """
 
     def __init__(
         self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = (), stop_ids: Collection[int] = ()
     ) -> None:
-        self._text, self._stop_ids = text, frozenset(stop_ids)
-        self._ids = _context(text, prompt)
-        """Tokens since two emissions ago: those of the last one are the context of what comes."""
-        self._emitted = len(self._ids)
-        """How many of them have been shown."""
-        self._shown = text.decode_at_once(self._ids)
-        self._whole, self._known = _whole(text, self._ids)
-        """How many of them are whole characters, and their text: a prompt may end inside of one."""
+        self._text = text
         self._stops = StopStrings(stops)
-        self._ends = {text.special(stop) for stop in stops}
+        self._ends = {text.special(stop) for stop in stops} - {None}
+        self._hidden = text.silent.union(stop_ids, self._ends)
         self._ended = False
+        self._ids, self._shown = _context(text, prompt)
+        """Tokens since two pieces ago, and how many of them have been shown: they are the context of the others."""
+        self._pushed = False
+        known = self._ids[: self._shown]
+        whole = not text.decode_at_once(known).endswith(INCOMPLETE)
+        self._decoder = text.decoder(known) if whole else None
+        """None where the text is decoded here."""
+        if self._decoder is not None and self._shown < len(self._ids):
+            self._decoder(self._ids[self._shown :])
 
     @property
     def stopped(self) -> bool:
-        """A stop string has come; nothing more will be shown but what was held back."""
+        """A stop string has come; only `finish` returns more text."""
         return self._ended or self._stops.found is not None
 
     def push(self, token: int) -> str:
-        """Add one token and return the text that can be shown now, often empty.
-
-        Text is decoded with the few tokens before it, for a token alone does not always read as in a sentence. The
-        context begins where whole characters ended: a decoder may give up on all bytes that follow a stray one.
-        """
-        if token in self._ends:
-            self._ended = True
-            return ""
-        if token in self._stop_ids or self._text.is_silent(token):  # a run of these would be decoded again with each
+        """Add one token and return the text that can be shown now, often empty."""
+        if token in self._hidden:  # a run of these would be decoded again with each
+            self._ended = self._ended or token in self._ends
             return ""
         self._ids.append(token)
-        fresh = self._fresh()
-        if not fresh or fresh.endswith(INCOMPLETE):
+        self._pushed = True
+        fresh = self._decoded(token)
+        if not fresh:
             return ""
-        self._ids = self._ids[self._whole :]
-        self._emitted = self._whole = len(self._ids)
-        self._shown = self._known = self._text.decode_at_once(self._ids)
+        del self._ids[: self._shown]
+        self._shown = len(self._ids)
         return self._stops.push(fresh)
+
+    def _decoded(self, token: int) -> str:
+        """Whole characters that a token completes."""
+        if self._decoder is not None:
+            try:
+                return self._decoder(token) or ""
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # noqa: BLE001 - stray bytes change earlier text; a panic of Rust is no Exception
+                self._decoder = None
+        fresh = self._fresh()
+        return "" if fresh.endswith(INCOMPLETE) else fresh
 
     def _fresh(self) -> str:
         """Text of the tokens that have not been shown."""
-        whole = self._text.decode_at_once(self._ids)
-        if whole.startswith(self._shown):
-            return whole[len(self._shown) :]
-        # A prompt may end inside of a character, whose bytes are one such mark each.
-        if self._shown.endswith(INCOMPLETE):
-            return whole[len(os.path.commonprefix((whole, self._known))) :]
-        # With a stray byte behind them, the decoder gives up on what it had decoded and what has been shown.
-        return self._text.decode_at_once(self._ids[self._emitted :])
+        whole, known = self._text.decode_at_once(self._ids), self._text.decode_at_once(self._ids[: self._shown])
+        if whole.startswith(known):
+            return whole[len(known) :]
+        # Behind stray bytes some decoders give up on bytes that were characters before.
+        return self._text.decode_at_once(self._ids[self._shown :])
 
     def finish(self) -> str:
         """The text that was held back; call it once, at the end. Bytes that never became a character show as U+FFFD."""
-        return self._stops.push(self._fresh()) + self._stops.finish()
+        rest = self._fresh() if self._pushed and self._shown < len(self._ids) else ""
+        return self._stops.push(rest) + self._stops.finish()
 
 
-def _context(text: Text, prompt: Sequence[int]) -> list[int]:
-    """The last tokens of a prompt, cut where a character begins, if one does nearby."""
-    start = max(len(prompt) - CONTEXT_TOKENS, 0)
-    least = max(start - MOST_BACK, 0)
-    while start > least and not _begins(text, prompt[start:]):
-        start -= 1
-    return list(prompt[start:])
+def _context(text: Text, prompt: Sequence[int]) -> tuple[list[int], int]:
+    """The last tokens of a prompt from where a character begins, and how many of them are whole characters.
 
-
-def _begins(text: Text, tokens: Sequence[int]) -> bool:
-    """Whether a character begins where tokens do. A decoder may give up on all bytes of which the last ones are no
-    whole character, so it is asked without these, too.
+    Bytes of a character that the prompt does not complete are left over. All are counted where there is no such place
+    nearby, as in stray bytes.
     """
-    said = text.decode_at_once(tokens)
-    if not said.startswith(INCOMPLETE):
-        return True
-    shorter = (text.decode_at_once(tokens[:-cut]) for cut in range(1, LONGEST_BYTES))
-    return any(known and not known.startswith(INCOMPLETE) for known in shorter)
-
-
-def _whole(text: Text, tokens: Sequence[int]) -> tuple[int, str]:
-    """How many tokens there are up to the end of the last whole character, and their text; all of them where bytes
-    behind it are no beginning of one.
-    """
-    said = text.decode_at_once(tokens)
-    for cut in range(min(LONGEST_BYTES, len(tokens) + 1)):
-        known = text.decode_at_once(tokens[: len(tokens) - cut]) if cut else said
-        if not known.endswith(INCOMPLETE):
-            return len(tokens) - cut, known
-    return len(tokens), said
+    for back in range(CONTEXT_TOKENS, CONTEXT_TOKENS + MOST_BACK):
+        tokens = list(prompt[-back:])
+        for whole in range(len(tokens), max(-1, len(tokens) - LONGEST_BYTES), -1):
+            known = text.decode_at_once(tokens[:whole])
+            if not known.startswith(INCOMPLETE) and not known.endswith(INCOMPLETE):
+                return tokens, whole
+        if back >= len(prompt):
+            break
+    return list(prompt[-CONTEXT_TOKENS:]), min(CONTEXT_TOKENS, len(prompt))
 
 
 def load_text(

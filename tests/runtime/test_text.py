@@ -137,6 +137,43 @@ def test_a_stream_is_the_decode_of_the_whole_for_any_bytes(bytes_text):
         assert whole.replace("\ufffd", "") in "".join(data.decode("utf-8", "ignore"))
 
 
+@pytest.fixture(scope="module")
+def spaced_text(tmp_path_factory):
+    """A tokenizer like sentencepiece's: the space before a word is part of its token, and is dropped at the start."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models
+
+    words = ["\u2581the", "\u2581", "cat", "\u2581cat", "s", ".", "é", "\u2581😀"]
+    vocab = {word: place for place, word in enumerate(["<unk>", *words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    strip = decoders.Strip(" ", 1, 0)
+    core.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    core.add_special_tokens([AddedToken("<s>", special=True)])
+    core.add_tokens([AddedToken("<|added|>", normalized=False)])
+    folder = tmp_path_factory.mktemp("spaced")
+    core.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["tokenizers", "transformers"])
+@pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
+def test_a_stream_after_a_prompt_adds_what_decoding_all_of_it_does(tiny_package, spaced_text, kind, family):
+    text = load_text(tiny_package() if family == "byte level" else spaced_text, kind)
+    draw, size = random.Random(5), len(text._tokenizer.core.get_vocab())
+    said = [text.encode("the cat") + text.encode(part) for part in ("é😀", "the cats.", "日本語 the", "<|added|>")]
+    whole_texts = 0
+    for _ in range(200):
+        ids = [token for _ in range(5) for token in draw.choice([draw.choice(said), [draw.randrange(size)]])]
+        cut = draw.randrange(len(ids))
+        whole, prompt = text.decode_at_once(ids), text.decode_at_once(ids[:cut])
+        stream = text.stream(ids[:cut])
+        shown = "".join([*(stream.push(token) for token in ids[cut:]), stream.finish()])
+        if "\ufffd" not in whole + prompt:
+            whole_texts += 1
+            assert prompt + shown == whole
+    assert whole_texts > 10
+
+
 @pytest.mark.parametrize("cut", range(12))
 def test_a_long_prompt_that_is_cut_anywhere_is_gone_on_with_in_whole_characters(bytes_text, cut):
     """The context begins with a character, also where the decoder gives up on the run that ends inside of another."""
