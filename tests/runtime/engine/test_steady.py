@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
+from partita.options import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine import loop
 from partita.runtime.engine.loop import Engine
@@ -32,12 +33,12 @@ def steps(engine: Engine, count: int = 99) -> None:
 def rows_join_and_end(engine: Engine) -> None:
     first = engine.join(Request(PROMPTS[0], greedy, 14))
     steps(engine, 8)
-    second = engine.join(Request(PROMPTS[1], make_sampler(0.8, top_k=9, seed=3), 9))
+    second = engine.join(Request(PROMPTS[1], make_sampler(Sampling(0.8, top_k=9, seed=3)), 9))
     steps(engine, 5)
     engine.halt(first)
     steps(engine, 3)
     engine.leave(first)
-    third = engine.join(Request(PROMPTS[2], make_sampler(repetition_penalty=1.3), 30, frozenset({4, 8, 15})))
+    third = engine.join(Request(PROMPTS[2], make_sampler(Sampling(repetition_penalty=1.3)), 30, frozenset({4, 8, 15})))
     steps(engine)
     engine.extend(third, [5, 6, 7], max_new_tokens=6)
     steps(engine)
