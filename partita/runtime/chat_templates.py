@@ -1,13 +1,11 @@
-"""Chat templates, rendered in a child process with limits of time and memory.
+"""Chat templates, rendered in a worker process with limits of time and memory.
 
 A template is code of the checkpoint. The sandbox of jinja2 denies it files and other code, but limits neither time nor
-memory. This file is also the program of the child: JSON lines in, JSON lines out.
+memory.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
 import sys
 import threading
@@ -18,7 +16,8 @@ from typing import Any
 from partita.errors import GenerationError
 from partita.observations.text_format import human_bytes
 from partita.runtime.chat import Message, rendered
-from partita.runtime.probes.process import ProbeProcess
+from partita.runtime.worker.child import Channel, serve
+from partita.runtime.worker.parent import Worker, WorkerLostError
 
 START_SECONDS, RENDER_SECONDS = 60.0, 10.0
 MEMORY_BYTES = 512 << 20
@@ -26,18 +25,51 @@ MEMORY_BYTES = 512 << 20
 LONGEST_TEMPLATE = 1 << 20
 
 
+class Renderer:
+    """The worker process of templates: started when it is needed, and again when it has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.worker: Worker | None = None
+
+    def start(self) -> None:
+        """Start the process, unless it runs; it gets ready meanwhile."""
+        with self._lock:
+            self._running()
+
+    def render(self, *question: Any) -> str | int:
+        """The answer of `_render`. Raises what it raises, and WorkerLostError."""
+        with self._lock:
+            try:
+                self._running().call("ready", timeout=START_SECONDS)
+            except WorkerLostError:  # it ended since the last conversation
+                self._running().call("ready", timeout=START_SECONDS)
+            worker = self._running()
+            try:
+                answer: str | int = worker.call("render", *question, timeout=RENDER_SECONDS)
+            except KeyboardInterrupt:
+                worker.kill()
+                raise
+            return answer
+
+    def _running(self) -> Worker:
+        if self.worker is not None and self.worker.lost is not None:
+            self.worker.kill()
+            self.worker = None
+        if self.worker is None:
+            self.worker = Worker(__name__)
+        return self.worker
+
+
 @lru_cache
-def _process(pid: int) -> tuple[threading.Lock, ProbeProcess]:
-    """The child of this process, which a fork of it does not share."""
-    return threading.Lock(), ProbeProcess(__name__, os.environ)
+def renderer(process: int) -> Renderer:
+    """The renderer of this process, given by its id: a fork does not share it."""
+    return Renderer()
 
 
 def start() -> None:
-    """Start the child process, unless it runs; it gets ready meanwhile."""
-    lock, process = _process(os.getpid())
-    with lock:
-        if not process.running:
-            process.start()
+    """Start the process that renders templates, unless it runs."""
+    renderer(os.getpid()).start()
 
 
 def render(template: str, names: Mapping[str, str], messages: Sequence[Message], most: int) -> str | int:
@@ -48,53 +80,36 @@ def render(template: str, names: Mapping[str, str], messages: Sequence[Message],
     """
     if len(template) > LONGEST_TEMPLATE:
         raise GenerationError(f"the chat template has more than {LONGEST_TEMPLATE:,} characters")
-    lock, process = _process(os.getpid())
-    with lock:
-        outcome = process.ask({}, START_SECONDS)
-        if outcome.result is None:  # it ended since the last conversation; a new one is started
-            outcome = process.ask({}, START_SECONDS)
-        if outcome.result is not None:
-            question = {"template": template, "names": names, "messages": messages, "most": most}
-            outcome = process.ask(question, RENDER_SECONDS)
-    if outcome.result is None:
-        raise GenerationError(f"the chat template was stopped: the process that renders it {outcome.ended}")
-    if "error" in outcome.result:
-        raise GenerationError(str(outcome.result["error"]))
-    return int(outcome.result["length"]) if "length" in outcome.result else str(outcome.result["text"])
+    try:
+        return renderer(os.getpid()).render(template, dict(names), list(messages), most)
+    except WorkerLostError as lost:
+        raise GenerationError(f"the chat template was stopped: the process that renders it {lost.how}") from lost
 
 
-def main() -> None:
-    """Answer one question a line until stdin ends."""
+def run(channel: Channel) -> None:
+    """The worker: render templates."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _limit_memory()
-    for line in sys.stdin:
-        faulthandler.dump_traceback_later(2 * RENDER_SECONDS, exit=True)  # its parent may be gone
+
+    def answer(template: str, names: Mapping[str, str], messages: Sequence[Message], most: int) -> str | int:
+        def render_once(messages: Sequence[Message]) -> str:
+            try:
+                texts, _ = render_jinja_template(
+                    [messages], chat_template=template, add_generation_prompt=True, **names
+                )
+            except MemoryError as error:  # `rendered` would go on with what is an Exception
+                raise SystemExit from error
+            return str(texts[0])
+
         try:
-            question = json.loads(line)
-            answer = _answer(question, render_jinja_template) if question else {}
+            text = rendered(render_once, messages)
         except (MemoryError, SystemExit):
-            answer = {"error": f"the chat template needs more than {human_bytes(MEMORY_BYTES)} of memory"}
-        sys.stdout.write(f"{json.dumps(answer)}\n")
-        sys.stdout.flush()
-        faulthandler.cancel_dump_traceback_later()
+            limit = human_bytes(MEMORY_BYTES)
+            raise GenerationError(f"the chat template needs more than {limit} of memory") from None
+        return text if len(text) <= most else len(text)
 
-
-def _answer(question: Mapping[str, Any], render_template: Any) -> dict[str, Any]:
-    def render(messages: Sequence[Message]) -> str:
-        try:
-            texts, _ = render_template(
-                [messages], chat_template=question["template"], add_generation_prompt=True, **question["names"]
-            )
-        except MemoryError as error:  # `rendered` would go on with what is an Exception
-            raise SystemExit from error
-        return str(texts[0])
-
-    try:
-        text = rendered(render, question["messages"])
-    except GenerationError as error:
-        return {"error": str(error)}
-    return {"text": text} if len(text) <= question["most"] else {"length": len(text)}
+    serve(channel, {"ready": lambda: None, "render": answer})
 
 
 def _limit_memory() -> None:
@@ -108,7 +123,3 @@ def _limit_memory() -> None:
     what = resource.RLIMIT_AS if sys.platform == "linux" else resource.RLIMIT_DATA
     limit, hard = int(psutil.Process().memory_info().vms) + MEMORY_BYTES, resource.getrlimit(what)[1]
     resource.setrlimit(what, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-if __name__ == "__main__":
-    main()

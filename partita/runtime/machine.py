@@ -1,7 +1,7 @@
 """The report of `partita providers`: what is installed, which providers run, on which devices.
 
-Joins the packages, the driver and the probes; knows no provider by name. ONNX Runtime is only ever imported in child
-processes here.
+Joins the packages, the driver and the probes; knows no provider by name. ONNX Runtime is only ever imported in worker
+processes.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from partita.providers.plugins import installed_version
 from partita.providers.resolve import all_names, known_providers, resolve
 from partita.providers.start import failure, one_line
 from partita.runtime.gpus import nvidia_gpus
-from partita.runtime.process.children import ChildOutcome, run_children
-from partita.runtime.provider_check import CHILD, STAGES, TIMEOUT_SECONDS, Check, best_chain, check
+from partita.runtime.provider_check import STAGES, TIMEOUT_SECONDS, Check, Examined, best_chain, check, examine
 from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels, said
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
@@ -36,8 +35,8 @@ NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
 def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float = TIMEOUT_SECONDS) -> MachineReport:
     """Try every known provider, those that ONNX Runtime has besides, and `extra`; takes seconds."""
     began = time.perf_counter()
-    (inventory,) = run_children(CHILD, [{"inventory": True}], timeout_seconds=timeout_seconds)
-    found = inventory.result or {}
+    (inventory,) = examine([{"inventory": True}], timeout_seconds=timeout_seconds)
+    found = inventory.found or {}
     available = tuple(str(name) for name in found.get("available", ()))
     imported = found.get("build")
     error = None if imported else import_error(inventory)
@@ -82,12 +81,12 @@ def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tupl
     return (*(provider for provider in known if provider.name not in taken), *extra, *others)
 
 
-def import_error(inventory: ChildOutcome) -> str:
+def import_error(inventory: Examined) -> str:
     """Why ONNX Runtime could not be imported, on one line."""
-    error = (inventory.result or {}).get("error")
+    error = (inventory.found or {}).get("error")
     if error:
         return one_line(f"{error['type']}: {error['text']}")
-    return one_line(f"its process {inventory.ended} while {STAGES.get(inventory.stage, inventory.stage)}")
+    return one_line(f"its process {inventory.how} while {STAGES.get(inventory.stage, inventory.stage)}")
 
 
 def _needed_cudnn(checks: Sequence[Check]) -> str | None:

@@ -1,11 +1,14 @@
-"""Whether a provider really runs on this machine: a model of one node in a child process, and its answer compared.
+"""Whether a provider really runs on this machine: a model of one node in a worker process, and its answer compared.
 
-Does not import ONNX Runtime; `provider_child` does, in the child. A crash, a hang or a wrong answer there is a finding.
+Does not import ONNX Runtime; `provider_child` does, in the worker. A crash, a hang or a wrong answer is a finding.
 """
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from partita.providers.resolve import Resolution, known_providers, resolve_one
 from partita.providers.start import Failure, explain, failure, no_device
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import HEAD
-from partita.runtime.process.children import ChildOutcome, run_children
+from partita.runtime.worker.parent import Worker, WorkerLostError
 
 CHILD = "partita.runtime.provider_child"
 TIMEOUT_SECONDS = 60.0
@@ -30,7 +33,7 @@ STAGES: Mapping[str, str] = {
     "load": "loading the provider's library",
     "run": "opening a session and running one MatMul",
 }
-"""What is under way once the child has announced a stage."""
+"""What is under way once the worker has announced a stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,27 @@ class Check:
     seconds: float | None = None
     """None when there was nothing to try."""
     log: tuple[str, ...] = ()
-    """What the child's native code wrote."""
+    """What native code of the worker wrote."""
 
     @property
     def usable(self) -> bool:
         """It alone ran the model and gave the known answer."""
         return self.resolution.status == "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What a worker found out, or how it ended."""
+
+    found: Mapping[str, Any] | None
+    """The result of `provider_child.examine`; None when it ended without one."""
+    stage: str
+    """The last stage that it reached."""
+    log: tuple[str, ...]
+    """Lines of its stderr."""
+    how: str
+    """How it ended, when it gave no result."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +87,74 @@ class DefaultChain:
 def check(resolutions: Sequence[Resolution], *, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[Check, ...]:
     """Try every active resolution, side by side as far as there are cores; the others are passed on as they are."""
     tried = [resolution for resolution in resolutions if resolution.status == "active"]
-    outcomes = run_children(CHILD, [request_of(entry) for entry in tried], timeout_seconds=timeout_seconds)
+    outcomes = examine([request_of(entry) for entry in tried], timeout_seconds=timeout_seconds)
     judged = {id(entry): judge(entry, outcome) for entry, outcome in zip(tried, outcomes, strict=True)}
     return tuple(judged.get(id(entry)) or Check(entry, None, None) for entry in resolutions)
 
 
+def examine(
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    slots: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[Examined]:
+    """A worker process for each request, at most `slots` at a time (None: one per core); outcomes in that order.
+
+    `requests`: arguments of `provider_child.examine`. A worker without a result after `timeout_seconds` is killed.
+    """
+    slots = slots or os.cpu_count() or 1
+    outcomes: list[Examined] = []
+    for start in range(0, len(requests), slots):
+        with ExitStack() as stack:
+            begun = [_Examination(stack, request, environment) for request in requests[start : start + slots]]
+            outcomes += [examination.outcome(timeout_seconds) for examination in begun]
+    return outcomes
+
+
+class _Examination:
+    """One worker that examines."""
+
+    def __init__(self, stack: ExitStack, request: Mapping[str, Any], environment: Mapping[str, str] | None) -> None:
+        self.stage, self.began, self.ended = "start", time.monotonic(), 0.0
+        self.worker = Worker(CHILD, environment=environment, on_event=self._reached)
+        stack.callback(self.worker.kill)
+        self.future = self.worker.submit("examine", **request)
+        self.future.add_done_callback(self._done)
+
+    def _reached(self, stage: str) -> None:
+        self.stage = stage
+
+    def _done(self, _: object) -> None:
+        self.ended = time.monotonic()
+
+    def outcome(self, timeout_seconds: float) -> Examined:
+        """What came of it, `timeout_seconds` after its start at the latest."""
+        found, how = None, ""
+        try:
+            found = self.worker.wait(self.future, max(self.began + timeout_seconds - time.monotonic(), 0.0))
+        except WorkerLostError as lost:
+            how = f"gave no answer within {timeout_seconds:g} s" if lost.late else lost.how
+        return Examined(found, self.stage, self.worker.log(), how, self.ended - self.began)
+
+
 def request_of(resolution: Resolution) -> dict[str, Any]:
-    """What the child is told."""
+    """The arguments of `provider_child.examine`."""
     provider = resolution.provider
     return {
         "provider": {
             "ort_name": provider.ort_name,
             "options": resolution.provider_options,
-            "library": str(resolution.library) if resolution.library else None,
+            "library": resolution.library,
             "preload": provider.preload,
             "option_prefix": "" if resolution.library else provider.option_prefix,
         }
     }
 
 
-def judge(resolution: Resolution, outcome: ChildOutcome) -> Check:
-    """Read what a child found out."""
-    result = outcome.result or {}
+def judge(resolution: Resolution, outcome: Examined) -> Check:
+    """Read what a worker found out."""
+    result = outcome.found or {}
     why = _why_not(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
     devices = tuple(
@@ -109,13 +173,13 @@ def judge(resolution: Resolution, outcome: ChildOutcome) -> Check:
     return Check(settled, loads, found, devices, False, outcome.seconds, outcome.log)
 
 
-def _why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, Any]) -> Failure | None:
+def _why_not(resolution: Resolution, outcome: Examined, result: Mapping[str, Any]) -> Failure | None:
     """Why the provider is not usable; None when it is."""
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
-    if outcome.ended is not None:
+    if outcome.found is None:
         last = " | ".join(outcome.log[-LAST_LINES:])
         said = f"; its last output: {last}" if last else ", without any output"
-        return failure(provider, "initialisation_failed", f"its process {outcome.ended} while {doing}{said}")
+        return failure(provider, "initialisation_failed", f"its process {outcome.how} while {doing}{said}")
     if result.get("error") is not None:
         return explain(provider, _words_of(result["error"], outcome.log))
     if result.get("offered") == []:

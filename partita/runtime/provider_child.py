@@ -1,21 +1,14 @@
-"""The child process that tries one provider: `python -m partita.runtime.provider_child`, JSON in, JSON lines out.
-
-It may crash, hang or print what it likes: stdout carries one line per stage that was reached, so that the parent knows
-how far it came, and everything else that anybody prints goes to stderr. The last line is the result.
-"""
+"""The worker process that tries one provider. It may crash, hang or print anything."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import json
-import os
-import sys
-import warnings
-from pathlib import Path
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from partita.orphans import end_with_parent
+from partita.runtime.worker.child import Channel, serve
 
 PROBE_MODEL = base64.b64decode(
     "CAc6aAoYCgF4CgF3EgF5GgVwcm9iZSIGTWF0TXVsEgVwcm9iZSobCAIIAhABQgF3ShAAAIA/AAAAQAAAQEAAAIBAWhMKAXgSDgoMCAESCAoCCAIK"
@@ -28,37 +21,29 @@ ANSWER = ((7.0, 10.0), (-1.5, -4.0))
 TOLERANCE = 1e-2
 
 
-def main() -> None:
-    """Read the request, announce stages, write the result, and leave without running anybody's destructors."""
-    end_with_parent()
-    request = json.load(sys.stdin)
-    warnings.simplefilter("ignore")
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
-    result = _answer(request, out)
-    say(out, {"result": result})
-    os._exit(0)
+def run(channel: Channel) -> None:
+    """Answer `examine`; every stage that is reached is pushed, so that a crash is known to come in it."""
+    serve(channel, {"examine": partial(examine, channel.push)})
 
 
-def say(out: TextIO, line: dict[str, Any]) -> None:
-    """Write one line at once."""
-    out.write(json.dumps(line) + "\n")
-    out.flush()
+def examine(
+    reached: Callable[[str], object], *, provider: Mapping[str, Any] | None = None, inventory: bool = False
+) -> dict[str, Any]:
+    """What was found out until something raised, and under `error` what it raised.
 
-
-def _answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
-    """The result: what was found out until something raised, and what it raised."""
+    `provider`: what `provider_check.request_of` says of the provider to try. `inventory`: also what is in the build.
+    """
     found: dict[str, Any] = {"error": None}
     try:
-        say(out, {"stage": "import"})
+        reached("import")
         from partita.runtime.ort import registry
 
-        if request.get("inventory"):
+        if inventory:
             found["build"] = dataclasses.asdict(registry.ort_build())
             found["available"] = list(registry.available_ort_names())
         try:
-            if request.get("provider"):
-                probe(request["provider"], found, out)
+            if provider is not None:
+                probe(provider, found, reached)
         finally:  # what does not start may be listed all the same
             found["devices"] = [dataclasses.asdict(device) for device in registry.ep_devices()]
             found["hardware"] = list(registry.hardware_kinds())
@@ -67,24 +52,24 @@ def _answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
     return found
 
 
-def probe(wanted: dict[str, Any], found: dict[str, Any], out: TextIO) -> None:
+def probe(wanted: Mapping[str, Any], found: dict[str, Any], reached: Callable[[str], object]) -> None:
     """Register the plugin library if there is one, run the model on the provider alone, and keep what it says."""
     import numpy as np
 
     from partita.runtime.ort import registry
 
     name, library = wanted["ort_name"], wanted.get("library")
-    say(out, {"stage": "load"})
+    reached("load")
     if wanted.get("preload"):
         registry.preload_libraries()
     if library:
-        offered = registry.register_library(name, Path(library))
+        offered = registry.register_library(name, library)
         found["offered"], found["loaded"] = list(offered), True
         if not offered:
             return
         name = name if name in offered else offered[0]
     found["ort_name"] = name
-    say(out, {"stage": "run"})
+    reached("run")
     outputs, registered, options = registry.run_alone(
         PROBE_MODEL,
         name,
@@ -96,7 +81,3 @@ def probe(wanted: dict[str, Any], found: dict[str, Any], out: TextIO) -> None:
     found["registered"], found["options"] = list(registered), options
     found["output"] = np.asarray(outputs[0], np.float32).tolist()
     found["correct"] = bool(np.allclose(outputs[0], np.array(ANSWER, np.float32), rtol=0, atol=TOLERANCE))
-
-
-if __name__ == "__main__":
-    main()

@@ -173,5 +173,5 @@ def test_a_fork_has_a_child_of_its_own(package_copy):
     """Two processes that read one pipe would get each other's answers."""
     text = load_text(package_copy())
     text.encode_chat("Hello")
-    mine = chat_templates._process(os.getpid())
-    assert mine[1].running and chat_templates._process(os.getpid() + 1)[1] is not mine[1]
+    mine = chat_templates.renderer(os.getpid())
+    assert mine.worker is not None and chat_templates.renderer(os.getpid() + 1).worker is None

@@ -17,14 +17,14 @@ from partita.providers.resolve import Resolution, all_names, known_providers, pa
 from partita.remedies import Remedy
 from partita.runtime import provider_check
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.process.children import ChildOutcome, run_children
 from partita.runtime.provider_check import (
-    CHILD,
     STAGES,
     Check,
+    Examined,
     best_chain,
     candidates,
     check,
+    examine,
     judge,
     request_of,
 )
@@ -166,12 +166,12 @@ def test_an_interrupt_ends_the_children(tmp_path, monkeypatch):
         f'{{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f); for (;;) pause(); }}',
     )
 
-    def sleep(seconds: float) -> None:
-        if (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text():
-            raise KeyboardInterrupt
-        os.sched_yield()
+    def wait(*_):
+        while not ((tmp_path / "pid").is_file() and (tmp_path / "pid").read_text()):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr("partita.runtime.process.children.time.sleep", sleep)
+    monkeypatch.setattr("partita.runtime.provider_check.Worker.wait", wait)
     with pytest.raises(KeyboardInterrupt):
         try_library(library)
     monkeypatch.undo()
@@ -210,15 +210,15 @@ def test_a_plugin_without_a_device_is_a_finding():
     assert (found.resolution.reason, found.library_loads, found.device_found) == ("device_missing", True, False)
 
 
-def outcome(*, result: dict) -> ChildOutcome:
-    return ChildOutcome(result=result, stage="run", log=(), ended=None, seconds=0.1)
+def outcome(*, result: dict) -> Examined:
+    return Examined(found=result, stage="run", log=(), how="", seconds=0.1)
 
 
 def test_every_stage_of_the_child_has_words():
-    (seen,) = run_children(CHILD, [{"inventory": True}], timeout_seconds=30.0)
+    (seen,) = examine([{"inventory": True}])
     assert seen.stage in STAGES
-    assert seen.result is not None
-    assert seen.result["available"] == list(available_ort_names())
+    assert seen.found is not None
+    assert seen.found["available"] == list(available_ort_names())
 
 
 def test_a_child_that_cannot_import_onnx_runtime_says_why(tmp_path, monkeypatch):
@@ -231,12 +231,12 @@ def test_a_child_that_cannot_import_onnx_runtime_says_why(tmp_path, monkeypatch)
 
 def test_outcomes_come_in_the_order_of_the_requests():
     requests = [{"provider": {"ort_name": name}} for name in ("CPUExecutionProvider", "NoExecutionProvider")] * 2
-    found = run_children(CHILD, requests, timeout_seconds=30.0, slots=3)
-    assert [(entry.result or {}).get("correct") for entry in found] == [True, None, True, None]
+    found = examine(requests, slots=3)
+    assert [(entry.found or {}).get("correct") for entry in found] == [True, None, True, None]
 
 
 def test_no_process_is_started_when_only_the_cpu_is_there(monkeypatch):
-    monkeypatch.setattr(provider_check, "run_children", None)
+    monkeypatch.setattr(provider_check, "Worker", None)
     monkeypatch.setattr(provider_check, "installed_version", lambda wheel: None)
     found = best_chain(("CPUExecutionProvider",))
     assert [entry.name for entry in found.chain] == ["cpu"]
@@ -283,9 +283,9 @@ def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_fact
     cuda = known_providers()["cuda"]
     every = {option.name: option.default for option in cuda.options if not option.session_key}
     (seen,) = over_stand_ins(tmp_path_factory, request_of(Resolution(cuda, "active", options=every)))
-    assert seen.result is not None, seen
-    assert seen.result["error"] is None, "an option of providers/cuda.py is not accepted"
-    reported = seen.result["options"]
+    assert seen.found is not None, seen
+    assert seen.found["error"] is None, "an option of providers/cuda.py is not accepted"
+    reported = seen.found["options"]
     assert {name: reported[name] for name in every if name in reported} == {n: every[n] for n in every if n in reported}
     assert set(every) - set(reported) == {"enable_skip_layer_norm_strict_mode"}
     found = judge(Resolution(cuda, "active"), seen)
@@ -321,4 +321,4 @@ def over_stand_ins(tmp_path_factory, request):
     environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
     # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
     request["provider"]["preload"] = False
-    return run_children(CHILD, [request], timeout_seconds=60.0, environment=environment)
+    return examine([request], environment=environment)
