@@ -88,16 +88,15 @@ def render(template: str, names: Mapping[str, str], messages: Sequence[Message],
 
 def run(channel: Channel) -> None:
     """The worker: render templates."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
+    render_template: Any = chat_template_utils.render_jinja_template
     _limit_memory()
 
     def answer(template: str, names: Mapping[str, str], messages: Sequence[Message], most: int) -> str | int:
         def render_once(messages: Sequence[Message]) -> str:
             try:
-                texts, _ = render_jinja_template(
-                    [messages], chat_template=template, add_generation_prompt=True, **names
-                )
+                texts, _ = render_template([messages], chat_template=template, add_generation_prompt=True, **names)
             except MemoryError as error:  # `rendered` would go on with what is an Exception
                 raise SystemExit from error
             return str(texts[0])
