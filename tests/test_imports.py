@@ -235,7 +235,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("runtime/ort/",),
     "torch": ("export/",),
     "onnxscript": ("export/",),
-    "fastapi": ("serve/",),
     "starlette": ("serve/",),
     "uvicorn": ("serve/",),
     "prometheus_client": ("serve/",),
@@ -259,7 +258,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/")
 
 # Must stay unloaded by `import partita.cli`. numpy alone takes about 100 ms, a third of what `--help` may take.
-HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "fastapi", "uvicorn", "prometheus_client")
+HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "starlette", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class ServeOptions:
     port: int = 8000
     """0: any that is free."""
     keys: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    """Of web pages; `*`: any."""
     placement: Limits = Limits()
     choice: Choice = AS_IT_IS
     adapter: str | None = None
@@ -60,7 +62,7 @@ class ServeOptions:
 
 def run(options: ServeOptions) -> int:
     """Serve; returns the exit code. Raises InstallationError without the extra `serve`."""
-    from partita.serve.limits import ServerLimits
+    from partita.serve.gate import ServerLimits
 
     limits = ServerLimits(
         body_bytes=options.body_bytes,
@@ -73,16 +75,16 @@ def run(options: ServeOptions) -> int:
     target = read_chain_options(options.where)
     check_limits(options.placement, target.asked_names)
 
-    from partita.serve import running
-    from partita.serve.app import Endpoints, make_app
+    from partita.serve.app import Endpoints, guarded, make_app, model_names
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
-    from partita.serve.opening import Serving, check_names, names_of, open_served, prefixes_of, read_manifests
+    from partita.serve.opening import Serving, adapters_of, names_of, open_served, prefixes_of, read_manifests
+    from partita.serve.run import Server, bind, is_loopback, url_of
 
     names = names_of(options.packages, options.names)
     prefixes = prefixes_of(options.packages, options.prefixes)
     manifests = read_manifests(options.packages, options.choice)
-    check_names(names, manifests)
+    model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
     serving = Serving(
         options.where,
@@ -96,9 +98,9 @@ def run(options: ServeOptions) -> int:
         speculation=options.speculation,
     )
     with ExitStack() as stack:
-        listening = stack.enter_context(running.bind(options.host, options.port))
+        listening = stack.enter_context(bind(options.host, options.port))
         say_target(target)
-        if not keys and not running.is_loopback(listening):
+        if not keys and not is_loopback(listening):
             say(f"{options.host} can be reached from other machines, and nobody is asked for a key; give --api-key")
         models: dict[str, Served] = {}
         for name, package, manifest, prefix in zip(names, options.packages, manifests, prefixes, strict=True):
@@ -106,14 +108,16 @@ def run(options: ServeOptions) -> int:
             stack.callback(served.stop)
             models[name] = served
         endpoints = Endpoints(models, limits, metrics)
-        gate = Gate(make_app(endpoints), limits, metrics, keys, _say_line)
-        url = running.url_of(listening)
-        server = running.Server(
+        gate = Gate(make_app(endpoints), limits, metrics, keys, options.allowed_origins, _say_line)
+        app = guarded(gate, options.allowed_origins, options.host if is_loopback(listening) else None)
+        url = url_of(listening)
+        server = Server(
             gate,
+            app,
             endpoints,
             listening,
             ready=lambda: _say_ready(url, options, models),
-            told=_say_line,
+            log=_say_line,
             together_seconds=_together_seconds,
         )
         return server.run()
@@ -132,6 +136,12 @@ def _checked(options: ServeOptions) -> tuple[str, ...]:
     if any(not key.strip() or not key.isprintable() for key in keys):
         given = "--api-key" if options.keys else KEY_VARIABLE
         raise UsageError(f"{given} is empty or has characters that no header can hold; give another one")
+    for origin in options.allowed_origins:
+        scheme, _, host = origin.partition("://")
+        if origin != "*" and (not scheme or not host or "/" in host or not origin.isprintable()):
+            raise UsageError(
+                f"--allowed-origin {origin}: give scheme, host and port, as in http://localhost:3000, or *"
+            )
     return tuple(key.strip() for key in keys)  # a header has no spaces around it
 
 

@@ -1,7 +1,7 @@
-"""What a client is told when something is wrong: a status, and a body in the format of OpenAI's API.
+"""Errors in the format of OpenAI's API, and JSON responses.
 
-`{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}`: clients read the status and `code`, people the
-message (OpenAI API reference, "Error codes"; openai-python, `_exceptions.py`).
+`{"error": {"message", "type", "param", "code"}}` (OpenAI API reference, "Error codes"; openai-python,
+`_exceptions.py`).
 """
 
 from __future__ import annotations
@@ -10,85 +10,85 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import to_json
+from starlette.responses import Response
+
 from partita.errors import GenerationError, PartitaError, UsageError
 
-INVALID = "invalid_request_error"
-SERVER = "server_error"
-OVERLOADED = "overloaded_error"
-RETRY_SECONDS = 1
-"""After which a client that was turned away may ask again."""
-AGAIN = {"Retry-After": str(RETRY_SECONDS)}
-NOT_AGAIN = {"x-should-retry": "false"}
-"""What OpenAI's clients go by before the status (openai-python, `_base_client.py`): they would ask twice more for an
-answer that takes too long, or that cannot be given.
-"""
+INVALID, SERVER, OVERLOADED = "invalid_request_error", "server_error", "overloaded_error"
+RETRY_LATER = {"Retry-After": "1"}
+DO_NOT_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients check this header before the status and would retry twice (openai-python, `_base_client.py`)."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """A request that gets no answer, or no more of one."""
+    """A request that is refused or whose answer cannot be finished."""
 
     status: int
     message: str
     kind: str = INVALID
     param: str | None = None
-    """The part of the body that it is about: `temperature`, `messages[0].content`."""
+    """Field of the body: `temperature`, `messages[0].content`."""
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """As clients read it."""
+        """The JSON object."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+def json_response(record: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON object as a response that no cache keeps."""
+    headers = {"Cache-Control": "no-store", **(headers or {})}
+    return Response(to_json(record), status, headers, media_type="application/json")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """A body that makes no sense, or asks for what there is not."""
+    """400: the body is wrong, or asks for something that is not supported."""
     return ApiError(400, message, param=param, code=code)
 
 
 def overloaded(message: str, code: str) -> ApiError:
-    """Nothing is wrong with the request: later it would be taken."""
-    return ApiError(503, message, OVERLOADED, code=code, headers=AGAIN)
+    """503: the request may succeed later."""
+    return ApiError(503, message, OVERLOADED, code=code, headers=RETRY_LATER)
 
 
-def too_slow(seconds: float) -> ApiError:
-    """The answer takes longer than a request may."""
-    return ApiError(
-        504,
-        f"The request took longer than {seconds:g} s, which is the limit of this server; ask for fewer tokens.",
-        "timeout_error",
-        code="request_timeout",
-        headers=NOT_AGAIN,
-    )
+def timed_out(seconds: float) -> ApiError:
+    """504: the request took longer than the server's limit."""
+    message = f"The request took longer than {seconds:g} s, which is the limit of this server; ask for fewer tokens."
+    return ApiError(504, message, "timeout_error", code="request_timeout", headers=DO_NOT_RETRY)
 
 
 def shutting_down() -> ApiError:
-    """The server ends."""
-    return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down", headers=AGAIN)
+    """503: the server is draining or ending."""
+    return ApiError(503, "The server is shutting down.", SERVER, code="shutting_down", headers=RETRY_LATER)
 
 
 def of_error(error: PartitaError, param: str | None = None) -> ApiError:
-    """An error of ours, as a client reads it: what was asked was wrong, in `param` where that is known, or something
-    here is. Where it is, a folder of the server's, and what its operator can do are not for clients.
-    """
+    """An error of the package as the client sees it: without folders of the server and without its remedy."""
     if isinstance(error, (GenerationError, UsageError)):
         return invalid(sentence(error.said), param)
     return failed(error)
 
 
 def failed(error: PartitaError | None) -> ApiError:
-    """A request that was taken, and whose run failed."""
-    said = "The generation failed." if error is None else sentence(error.said)
-    headers = NOT_AGAIN if isinstance(error, GenerationError) else {}  # its own, as logits that are not finite
-    return ApiError(500, said, SERVER, code="generation_failed", headers=headers)
+    """500: the run of an accepted request failed."""
+    message = "The generation failed." if error is None else sentence(error.said)
+    headers = DO_NOT_RETRY if isinstance(error, GenerationError) else {}  # caused by the request, as NaN logits are
+    return ApiError(500, message, SERVER, code="generation_failed", headers=headers)
 
 
-def bug() -> ApiError:
-    """Something here that is not as it was meant; what, is told to the operator."""
+def internal_error() -> ApiError:
+    """500: a bug; the details are logged for the operator only."""
     return ApiError(500, "The server had an error while it processed the request.", SERVER)
 
 
 def sentence(text: str) -> str:
-    """A message of ours, which begins small and has no full stop, as a sentence on one line."""
+    """A message as one line that begins with a capital letter and ends with a full stop."""
     line = " ".join(text.split())
     return f"{line[:1].upper()}{line[1:]}{'' if line.endswith('.') else '.'}"

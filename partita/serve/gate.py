@@ -1,118 +1,199 @@
-"""What stands around the application: keys, the number of open requests, and that every response is one of ours."""
+"""What every request passes first: keys, origins and limits; and how a body is received."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from partita.serve.api_errors import ApiError, bug, overloaded
-from partita.serve.limits import ServerLimits
+from partita.errors import UsageError
+from partita.observations.text_format import human_bytes
+from partita.serve.api_errors import ApiError, internal_error, overloaded
 from partita.serve.metrics import Metrics
-from partita.serve.responses import ABORT, error_response
+from partita.spelling import spelled
 
-OPEN_TO_ALL = ("/health",)
-"""What a load balancer asks, without a key and however much is going on."""
-UNCOUNTED = ("/metrics",)
-"""What is wanted most when too much is going on; a key is asked for all the same."""
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics", "/report")
-"""What figures are told by; other paths are `other`: a stranger could think of any number."""
-
-NO_SNIFF = (b"x-content-type-options", b"nosniff")
+MAX_SECONDS, MAX_COUNT = 7 * 24 * 3600.0, 1 << 20
+OPEN_TO_ALL = "/health"
+"""Answered without a key and beyond `--max-requests`, for load balancers."""
+UNCOUNTED = "/metrics"
+"""Answered beyond `--max-requests`."""
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", OPEN_TO_ALL, UNCOUNTED, "/report")
+"""Labels of the metrics; other paths are `other`, as clients can send any number of them."""
+JSON_TYPE = "application/json"
+DISCARDED, DISCARD_SECONDS = 8, 5.0
+"""A body that is too large is read up to this multiple of the limit: many clients read no answer before they have sent
+everything."""
 AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
-"""What a target in absolute form has before its path: a client that takes this server for its proxy sends such."""
+"""Beginning of a target in absolute form, which every server has to accept (RFC 9112, section 3.2.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Limits of a server. Raises UsageError for one out of range."""
+
+    body_bytes: int = 4 << 20
+    queue: int = 256
+    """Prompts of each model that wait for a row."""
+    seconds: float = 600.0
+    """From the arrival of a request to the end of its answer."""
+    requests: int = 1024
+    """Open requests."""
+    read_seconds: float = 30.0
+    """For a body to arrive."""
+    drain_seconds: float | None = None
+    """For the open requests after SIGTERM; None: `seconds`."""
+
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("max_body", self.body_bytes, 1, 1 << 40),
+            ("max_queue", self.queue, 0, MAX_COUNT),
+            ("timeout", self.seconds, 0.001, MAX_SECONDS),
+            ("max_requests", self.requests, 1, MAX_COUNT),
+            ("drain_timeout", self.drain_seconds, 0, MAX_SECONDS),
+        ):
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{spelled(name)} is {value:g}; it must be between {least:g} and {most:,g}")
 
 
 class Gate:
-    """An ASGI application around another one."""
+    """An ASGI application around the endpoints."""
 
     def __init__(
         self,
         app: ASGIApp,
         limits: ServerLimits,
         metrics: Metrics,
-        keys: tuple[str, ...] = (),
-        told: Callable[[str], object] = lambda line: None,
+        keys: Sequence[str] = (),
+        origins: Sequence[str] = (),
+        log: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """`keys`: one of them has to come with every request; none: nobody is asked. `told` hears of bugs."""
-        self._app, self._limits, self._metrics, self._told = app, limits, metrics, told
-        self._keys = tuple(key.encode("utf-8") for key in keys)
-        self._open = 0
+        """`keys`: one of them is required; none: no key is. `origins`: of web pages, beside the server's own; `*`: any.
+        `log` writes a line for the operator.
+        """
+        self._app, self._metrics, self._log = app, metrics, log
+        self._keys, self._origins = [key.encode("utf-8") for key in keys], frozenset(origins)
+        self.clients: Counter[object] = Counter()
+        """Open requests by the address of the connection."""
+        self.open, self.most = 0, limits.requests
+        """Open requests, and the most of them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer a request."""
         if scope["type"] != "http":
             return
-        scope["path"] = _own_path(scope["path"])
-        status, whole = 0, False
-        request_id = f"req_{secrets.token_hex(12)}".encode()
+        if not scope["path"].startswith("/"):
+            scope["path"] = AUTHORITY.sub("", scope["path"], count=1) or "/"
+        path, client, status = scope["path"], scope.get("client"), 0
+        added = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode()), (b"x-content-type-options", b"nosniff")]
 
-        async def counted(message: Message) -> None:
-            nonlocal status, whole
+        async def noted(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id), NO_SNIFF]
-            else:
-                whole = not message.get("more_body", False)
+                message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        scope[ABORT] = abort = _abort_of(send)
-        self._open += 1
-        self._metrics.open.set(self._open)
+        self._count(client, 1)
         try:
-            refusal = self._refusal(scope)
-            await (self._app if refusal is None else error_response(refusal))(scope, receive, counted)
-        except Exception as error:  # noqa: BLE001 - the client gets an answer, the operator a line
-            self._told(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
-            if status and not whole:
-                abort()
-            elif not status:
-                await error_response(bug())(scope, receive, counted)
+            refusal = self._refusal(path, Headers(scope=scope))
+            await (self._app if refusal is None else refusal.response())(scope, receive, noted)
+        except Exception as error:
+            self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")
+            if status:
+                raise  # uvicorn closes the connection
+            await internal_error().response()(scope, receive, noted)
         finally:
-            self._open -= 1
-            self._metrics.open.set(self._open)
-            self._metrics.responses.labels(_endpoint(scope["path"]), str(status or "none")).inc()
+            self._count(client, -1)
+            endpoint = next((each for each in ENDPOINTS if path == each or path.startswith(f"{each}/")), "other")
+            self._metrics.responses.labels(endpoint, str(status or "none")).inc()
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
-        """Why a request is not looked at; None when it is."""
-        if {b"transfer-encoding", b"content-length"} <= dict(scope["headers"]).keys():  # RFC 9112, section 6.1
-            closing = {"Connection": "close"}
-            return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=closing)
-        if scope["path"] in OPEN_TO_ALL:
+    def _count(self, client: object, change: int) -> None:
+        self.open += change
+        self.clients[client] += change
+        if not self.clients[client]:
+            del self.clients[client]
+        self._metrics.open.set(self.open)
+
+    def _refusal(self, path: str, headers: Headers) -> ApiError | None:
+        """Why a request does not reach the application; None if it does."""
+        if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, section 6.1
+            close = {"Connection": "close"}
+            return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=close)
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(origin, headers.get("host", "")):
+            said = f"The origin {origin[:100]} is not allowed; the server can allow it with --allowed-origin."
+            return ApiError(403, said, code="origin_not_allowed")
+        if path == OPEN_TO_ALL:
             return None
-        if self._keys and not self._is_known(scope):
-            return ApiError(
-                401,
-                "Incorrect or missing API key; send it as Authorization: Bearer KEY.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        if self._open > self._limits.requests and scope["path"] not in UNCOUNTED:
-            self._metrics.refused.labels("").inc()  # whichever model it is for was not looked at
+        if self._keys and not self._has_key(headers.get("authorization", "")):
+            said = "Incorrect or missing API key; send it as Authorization: Bearer KEY."
+            return ApiError(401, said, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        if self.open > self.most and path != UNCOUNTED:
+            self._metrics.refused.labels("").inc()  # the model is not known yet
             return overloaded("The server has too many open requests; try again later.", "too_many_requests")
         return None
 
-    def _is_known(self, scope: Scope) -> bool:
-        """Whether the request has one of the keys. All of them are compared, each in the same time."""
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, key = given.partition(b" ")
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return kind.lower() == b"bearer" and any(matches)
+    def _allows(self, origin: str, host: str) -> bool:
+        own = f"http://{host}", f"https://{host}"  # the second behind a proxy
+        return "*" in self._origins or origin in self._origins or origin in own
+
+    def _has_key(self, authorization: str) -> bool:
+        """Whether it is one of the keys. All of them are compared, each in constant time."""
+        kind, _, key = authorization.partition(" ")
+        given = key.strip().encode("latin-1")
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        return kind.lower() == "bearer" and any(matches)
 
 
-def _own_path(path: str) -> str:
-    """The path of a target in either form: HTTP has every server take both."""
-    return path if path.startswith("/") else AUTHORITY.sub("", path, count=1) or "/"
+async def receive_body(request: Request, limits: ServerLimits) -> bytes:
+    """The body of a request. Raises ApiError for a type other than JSON, and for one that is too large or takes too
+    long; ClientDisconnect.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != JSON_TYPE:
+        said = f"Unsupported content type '{media[:60]}'; send JSON, with the header Content-Type: {JSON_TYPE}."
+        raise ApiError(415, said, code="unsupported_content_type")
+    coding = request.headers.get("content-encoding", "identity").lower()
+    if coding != "identity":
+        raise ApiError(415, f"Unsupported content encoding '{coding[:60]}'; send the body as it is.", code="encoding")
+    length = request.headers.get("content-length", "0")
+    body, more = bytearray(), True
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            while more:
+                chunk, more = await _chunk(request)
+                body += chunk
+                if max(len(body), int(length) if len(length) < 20 else 0) > limits.body_bytes:
+                    await _discard(request, DISCARDED * limits.body_bytes, more=more)
+                    said = f"The request is larger than {human_bytes(limits.body_bytes)}, the limit of this server."
+                    raise ApiError(413, said, code="request_too_large")
+    except TimeoutError as error:
+        said = f"The request did not arrive within {limits.read_seconds:g} s."
+        raise ApiError(408, said, "timeout_error", code="slow_request") from error
+    return bytes(body)
 
 
-def _endpoint(path: str) -> str:
-    return next((known for known in ENDPOINTS if path == known or path.startswith(f"{known}/")), "other")
+async def _chunk(request: Request) -> tuple[bytes, bool]:
+    """The next part of the body, and whether more follows."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
 
 
-def _abort_of(send: Send) -> Callable[[], object]:
-    """A function that drops the connection behind uvicorn's `send`; it does nothing behind another."""
-    transport = getattr(getattr(send, "__self__", None), "transport", None)
-    return getattr(transport, "abort", lambda: None)
+async def _discard(request: Request, most: int, *, more: bool) -> None:
+    """Read the rest of a body, up to `most` bytes."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_SECONDS):
+            while most > 0 and more:
+                chunk, more = await _chunk(request)
+                most -= len(chunk)

@@ -1,8 +1,9 @@
-"""Figures for Prometheus: what requests waited for and got, what is at work, and where the nodes of a package run."""
+"""Metrics for Prometheus: requests, tokens, rows at work, and the placement of a package's nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import (
@@ -20,6 +21,7 @@ from partita.observations.text_format import short_provider
 from partita.partition_reports.outcome import strays, used_phases
 
 if TYPE_CHECKING:
+    from partita.library.requests import Piece, Ticket
     from partita.partition_reports.records import Report
 
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -28,7 +30,7 @@ REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 class Metrics:
-    """Every figure of one server. Counting is safe from any thread."""
+    """All metrics of a server. Counting is safe from any thread."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -37,34 +39,31 @@ class Metrics:
         GCCollector(registry=registry)
         model = ("model",)
 
-        def histogram(name: str, told: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"partita_{name}", told, labels, registry=registry, buckets=buckets)
+        def histogram(name: str, help_text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"partita_{name}", help_text, model, registry=registry, buckets=buckets)
 
-        def counter(name: str, told: str, labels: Sequence[str]) -> Counter:
-            return Counter(f"partita_{name}", told, labels, registry=registry)
+        def counter(name: str, help_text: str, labels: Sequence[str] = model) -> Counter:
+            return Counter(f"partita_{name}", help_text, labels, registry=registry)
 
-        def gauge(name: str, told: str, labels: Sequence[str] = model) -> Gauge:
-            return Gauge(f"partita_{name}", told, labels, registry=registry)
+        def gauge(name: str, help_text: str, labels: Sequence[str] = model) -> Gauge:
+            return Gauge(f"partita_{name}", help_text, labels, registry=registry)
 
         self.responses = counter("http_responses", "HTTP responses.", ("endpoint", "status"))
         self.open = gauge("http_requests_open", "HTTP requests that are being answered.", ())
         self.request_seconds = histogram(
-            "request_seconds",
-            "From the arrival of a request for text, once it is taken, to its end.",
-            model,
-            REQUEST_BUCKETS,
+            "request_seconds", "From the arrival of a request for text that is accepted to its end.", REQUEST_BUCKETS
         )
         self.first_token_seconds = histogram(
-            "time_to_first_token_seconds", "From submission to the first token.", model, FIRST_TOKEN_BUCKETS
+            "time_to_first_token_seconds", "From submission to the first token.", FIRST_TOKEN_BUCKETS
         )
         self.between_seconds = histogram(
-            "inter_token_seconds", "Between tokens of an answer, after the first.", model, BETWEEN_BUCKETS
+            "inter_token_seconds", "Between tokens of an answer, after the first.", BETWEEN_BUCKETS
         )
-        self.queue_seconds = histogram("queue_seconds", "From submission to a row.", model, FIRST_TOKEN_BUCKETS)
-        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts that were taken.", model)
-        self.new_tokens = counter("generated_tokens", "Tokens generated.", model)
+        self.queue_seconds = histogram("queue_seconds", "From submission to a row.", FIRST_TOKEN_BUCKETS)
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
+        self.new_tokens = counter("generated_tokens", "Tokens generated.")
         self.ended = counter("prompts_ended", "Prompts by how they ended.", ("model", "reason"))
-        self.refused = counter("requests_refused", "Requests turned away for lack of room.", model)
+        self.refused = counter("requests_refused", "Requests refused for lack of room.")
         """Of the model whose queue was full; without one, where too many requests were open."""
         self.slots = gauge("slots", "Rows of the batch.")
         self.running = gauge("slots_running", "Rows at work.")
@@ -79,23 +78,21 @@ class Metrics:
         )
         self.in_place = gauge("cache_in_place", "1 when every state of the cache stays in its buffer, 0 when not.")
         self._placed: dict[str, frozenset[tuple[Gauge, tuple[str, ...]]]] = {}
-        """The placement that is told, by model."""
+        """Gauges of the placement, by model."""
 
     def watch(
         self, model: str, slots: int, running: Callable[[], int], waiting: Callable[[], int], up: Callable[[], bool]
     ) -> None:
-        """Take note of a model: what is at work there is asked for when somebody looks."""
+        """Add a model, whose functions are called at each scrape."""
         self.slots.labels(model).set(slots)
         self.running.labels(model).set_function(running)
         self.waiting.labels(model).set_function(waiting)
         self.up.labels(model).set_function(lambda: float(up()))
-        for counter in (self.prompt_tokens, self.new_tokens, self.refused):
-            counter.labels(model)
-        for histogram in (self.first_token_seconds, self.between_seconds, self.queue_seconds, self.request_seconds):
-            histogram.labels(model)
+        self.refused.labels(model)
+        self.request_seconds.labels(model)
 
     def place(self, model: str, report: Report) -> None:
-        """Take note of where the nodes of a model run, by its report, in place of what was known before."""
+        """Set the placement of a model's nodes from its report, in place of an earlier one."""
         found: dict[tuple[Gauge, tuple[str, ...]], float] = {}
         for phase in used_phases(report):
             where = model, phase.name
@@ -112,10 +109,51 @@ class Metrics:
             gauge.labels(*labels).set(value)
         self._placed[model] = frozenset(found)
 
-    def written(self, accept: str) -> tuple[bytes, str]:
-        """All figures in the format that a scraper accepts, and its content type."""
+    def encoded(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in a format that the scraper accepts, and its content type."""
         try:
             encoder, content_type = choose_encoder(accept)
-        except (TypeError, ValueError, LookupError):  # of a version that is none
+        except (TypeError, ValueError, LookupError):  # a malformed version
             encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type
+
+
+class TokenMetrics:
+    """Metrics of the tokens of one model, by its pieces. `step` is called once for all pieces of a step."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._ended, self._model = metrics.ended, model
+        self._first, self._between = metrics.first_token_seconds.labels(model), metrics.between_seconds.labels(model)
+        self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
+        self.prompt = metrics.prompt_tokens.labels(model)
+
+    def step(self, now: float, pieces: Sequence[tuple[Timing, Piece]]) -> None:
+        """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
+        new = 0
+        for timing, piece in pieces:
+            count = len(piece.tokens)
+            new += count
+            if timing.last is None and timing.ticket.began is not None:
+                self._queue.observe(timing.ticket.began - timing.ticket.submitted)
+                timing.last = timing.ticket.began
+            if count and not timing.tokens:
+                self._first.observe(now - timing.ticket.submitted)
+            elif count and timing.last is not None:
+                for _ in range(count):
+                    self._between.observe((now - timing.last) / count)
+            if count:
+                timing.tokens, timing.last = timing.tokens + count, now
+            if piece.finish_reason is not None:
+                self._ended.labels(self._model, piece.finish_reason).inc()
+        if new:
+            self._new.inc(new)
+
+
+@dataclass(slots=True)
+class Timing:
+    """When a request got its tokens."""
+
+    ticket: Ticket
+    last: float | None = None
+    """Time of the last token, at first of the row; by `time.perf_counter`."""
+    tokens: int = 0

@@ -24,7 +24,6 @@ from partita.runtime.prefix_file import read_said
 from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics
-from partita.serve.names import Names
 from partita.serve.prompts import DEFAULTS, Reading
 from partita.serve.restarting import Restarting
 from partita.serve.served import Served
@@ -72,11 +71,6 @@ def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def check_names(names: Sequence[str], manifests: Sequence[Manifest]) -> None:
-    """Raise UsageError where a package and an adapter of another would have one name."""
-    Names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
-
-
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:
     """The adapters of a package that requests can name."""
     return tuple(record.name for record in manifest.switchable)
@@ -99,12 +93,12 @@ def open_served(
     serving: Serving,
     metrics: Metrics,
     audience: Audience,
-    told: Callable[[str], object],
+    log: Callable[[str], object],
     prefix: Path | None = None,
 ) -> Served:
     """Open a package, generate a few tokens with it, and have it ready for requests.
 
-    `told` hears lines for the operator later on. `prefix`: file of one that prompts may begin with. Raises
+    `log` writes lines for the operator later on. `prefix`: file of one that prompts may begin with. Raises
     PackageError, also for one without a tokenizer; ProviderError when the chain is not honoured or the limits are not
     met; GenerationError for a prefix of another package; ResourceError, UsageError.
     """
@@ -118,7 +112,7 @@ def open_served(
         return open_engine(folder, manifest, given, target, serving.choice, observe=True, process=serving.process)
 
     with audience.busy(f"opening {name}"):
-        engine = Restarting(load, lambda line: told(f"{name}: {line}"), apart=in_child(target, serving.process))
+        engine = Restarting(load, lambda line: log(f"{name}: {line}"), apart=in_child(target, serving.process))
     try:
         for line in _notes(engine, manifest):
             audience.note(line)
@@ -128,7 +122,7 @@ def open_served(
             engine,
             reading,
             metrics,
-            told=told,
+            log=log,
             fingerprint=_fingerprint(manifest, target),
             prefill_chunk=serving.prefill_chunk,
             adapter=serving.adapter,

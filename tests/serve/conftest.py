@@ -16,7 +16,7 @@ NAME = "tiny"
 @pytest.fixture(scope="session")
 def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     """Four rows of 128 tokens."""
-    require("fastapi")
+    require("starlette")
     return exported(tiny_checkpoint("llama"), attention="gqa", batch_size=4, max_length=128)
 
 

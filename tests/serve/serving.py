@@ -22,12 +22,11 @@ from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.loading import Process
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.package import read_manifest
-from partita.serve.app import Endpoints, make_app
-from partita.serve.gate import Gate
-from partita.serve.limits import ServerLimits
+from partita.serve.app import Endpoints, guarded, make_app
+from partita.serve.gate import Gate, ServerLimits
 from partita.serve.metrics import Metrics
 from partita.serve.opening import Serving, open_served
-from partita.serve.running import Server, bind, url_of
+from partita.serve.run import Server, bind, url_of
 from partita.serve.served import Served
 
 SECONDS = 60.0
@@ -40,7 +39,7 @@ class Running:
 
     def __init__(self, url: str, server: Server, endpoints: Endpoints, models: dict[str, Served]) -> None:
         self.url, self.server, self.endpoints, self.models = url, server, endpoints, models
-        self.told: list[str] = []
+        self.log: list[str] = []
 
     @contextmanager
     def slowly(self, seconds: float = 0.01) -> Iterator[None]:
@@ -56,21 +55,24 @@ class Running:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return host, int(port)
 
+    @property
+    def is_idle(self) -> bool:
+        return all(served.open == 0 for served in self.models.values())
+
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return httpx.post(f"{self.url}{path}", json=body, timeout=SECONDS, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", timeout=SECONDS, **options)
 
-    def figure(self, name: str, **labels: str) -> float:
-        """A figure of /metrics."""
-        found = self.models  # labels are those of a model where none is given
-        wanted = labels or {"model": next(iter(found))}
+    def metric(self, name: str, **labels: str) -> float:
+        """A value of /metrics; labels are those of the first model where none is given."""
+        wanted = labels or {"model": next(iter(self.models))}
         for line in self.get("/metrics").text.splitlines():
             head, _, value = line.rpartition(" ")
             if head.partition("{")[0] == name and all(f'{key}="{each}"' in head for key, each in wanted.items()):
                 return float(value)
-        raise AssertionError(f"no figure {name} {labels}")
+        raise AssertionError(f"no metric {name} {labels}")
 
 
 @contextmanager
@@ -79,6 +81,7 @@ def running(
     limits: ServerLimits | None = None,
     *,
     keys: tuple[str, ...] = (),
+    origins: tuple[str, ...] = (),
     process: Process = "this",
     speculation: Speculation = NO_SPECULATION,
     prefix: Path | None = None,
@@ -91,20 +94,21 @@ def running(
     listens = threading.Event()
     with ExitStack() as stack:
         listening = stack.enter_context(bind("127.0.0.1", 0))
-        told: list[str] = []
+        log: list[str] = []
         models = {}
         for name, package in packages.items():
             manifest = read_manifest(package)
-            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, told.append, prefix)
+            models[name] = open_served(name, package, manifest, serving, metrics, QUIET, log.append, prefix)
             stack.callback(models[name].stop)
         endpoints = Endpoints(models, limits, metrics)
-        gate = Gate(make_app(endpoints), limits, metrics, keys, told.append)
-        server = Server(gate, endpoints, listening, ready=listens.set, told=told.append)
+        gate = Gate(make_app(endpoints), limits, metrics, keys, origins, log.append)
+        app = guarded(gate, origins, "127.0.0.1")
+        server = Server(gate, app, endpoints, listening, ready=listens.set, log=log.append)
         thread = threading.Thread(target=server.run)
         thread.start()
         assert listens.wait(SECONDS)
         found = Running(url_of(listening), server, endpoints, models)
-        found.told = told
+        found.log = log
         try:
             yield found
         finally:
@@ -117,7 +121,7 @@ def running(
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for what comes by itself."""
+    """Wait until something holds."""
     end = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < end
@@ -132,8 +136,8 @@ def _after(seconds: float, step: Callable[[], bool]) -> bool:
 def request_bytes(path: str, body: Any) -> bytes:
     """A POST as it is on the wire."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
 def raw(address: tuple[str, int]) -> socket.socket:

@@ -13,8 +13,7 @@ import pytest
 from partita.cli import run
 from partita.errors import PackageError, UsageError
 from partita.package import adapter_file, read_manifest, record_file, write_manifest
-from partita.serve.api_errors import ApiError
-from partita.serve.names import MOST_SHOWN, Named, Names
+from partita.serve.app import model_names
 from tests.conftest import require
 from tests.runtime.handmade import VOCAB, handmade, known_tokens
 from tests.serve.serving import Running, running
@@ -25,7 +24,7 @@ CREATE: Any = {"temperature": 0, "max_tokens": 5}
 
 
 def served_package(folder: Path, **options: Any) -> Path:
-    require("fastapi")
+    require("starlette")
     return handmade(folder, adapters=RANKS, words=True, **options)
 
 
@@ -48,13 +47,13 @@ def known(prompt: list[int], name: str | None) -> str:
     return "".join(f" w{token}" for token in tokens)
 
 
-def test_each_is_a_model_by_its_own_name_and_by_that_of_its_package(server: Running, client: openai.OpenAI) -> None:
+def test_each_is_a_model_by_its_own_name(server: Running, client: openai.OpenAI) -> None:
     listed = server.get("/v1/models").json()["data"]
     assert [(entry["id"], entry["parent"]) for entry in listed] == [("tiny", None), ("loud", "tiny"), ("small", "tiny")]
-    assert server.get("/v1/models/tiny:small").json()["parent"] == "tiny"
+    assert server.get("/v1/models/small").json()["parent"] == "tiny"
     wanted = {model: known(SYSTEM, name) for model, name in (("tiny", None), ("loud", "loud"), ("small", "small"))}
     assert len(set(wanted.values())) == 3
-    for model, text in {**wanted, "tiny:loud": wanted["loud"], "tiny:small": wanted["small"]}.items():
+    for model, text in wanted.items():
         answer = client.completions.create(model=model, prompt=SYSTEM, **CREATE)
         assert (answer.choices[0].text, answer.model) == (text, model)
     chunks = list(client.completions.create(model="loud", prompt=SYSTEM, stream=True, **CREATE))
@@ -66,7 +65,7 @@ def test_what_one_has_read_is_never_another_s(
     server: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every prompt begins alike, and was read with other adapters before and is read with them beside it."""
-    asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "tiny:small")]
+    asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "small")]
     scheduler = server.models["tiny"]._scheduler
     step, beside, copied = scheduler.step, set[int](), list[int]()
 
@@ -79,7 +78,7 @@ def test_what_one_has_read_is_never_another_s(
         text: str = client.completions.create(model=each[1], prompt=each[0], **CREATE).choices[0].text
         return text
 
-    names = {"tiny": None, "loud": "loud", "tiny:small": "small"}
+    names = {"tiny": None, "loud": "loud", "small": "small"}
     wanted = [known(prompt, names[model]) for prompt, model in asked]
     assert len(set(wanted)) == 6
     monkeypatch.setattr(scheduler, "step", stepped)
@@ -102,49 +101,28 @@ def test_that_requests_take_turns_is_said_at_the_start(tmp_path: Path) -> None:
         assert _turns(read_manifest(served_package(tmp_path / name, **options))) == []
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ("other", "The model 'other' does not exist; this server has tiny, loud, small."),
-        ("tiny:other", "no adapter of tiny is called 'other'; tiny has the adapters loud, small."),
-        ("other:loud", "The model 'other:loud' does not exist; this server has tiny, loud, small."),
-    ],
-)
-def test_a_name_that_there_is_not(server: Running, model: str, said: str) -> None:
+@pytest.mark.parametrize("model", ["other", "tiny:loud"])
+def test_an_unknown_name_lists_the_known_ones(server: Running, model: str) -> None:
     answer = server.post("/v1/completions", {"model": model, "prompt": "w5"})
     error = answer.json()["error"]
-    assert answer.status_code == 404 and said in error["message"]
+    assert answer.status_code == 404
+    assert error["message"] == f"The model '{model}' does not exist; this server has tiny, loud, small."
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "model", "model_not_found")
     assert server.get(f"/v1/models/{model}").status_code == 404
 
 
-def test_names_of_several_packages() -> None:
-    names = Names({"a": ("loud", "own"), "b": ("loud", "a"), "c": ()})
-    listed = ["a", "b", "c", "a:loud", "own", "b:loud", "b:a"]
-    assert list(names.listed) == listed
-    assert [names.named(name) for name in listed[3:]] == [
-        Named("a", "loud"),
-        Named("a", "own"),
-        Named("b", "loud"),
-        Named("b", "a"),
-    ]
-    assert names.named("a") == Named("a") and names.named("a:own") == Named("a", "own")
-    with pytest.raises(ApiError) as caught:
-        names.named("loud")  # of which one?
-    assert caught.value.message.endswith("this server has a, b, c, a:loud, own, b:loud, b:a.")
-    with pytest.raises(ApiError, match="c has no adapters beside its weights"):
-        names.named("c:loud")
-    with pytest.raises(ApiError, match=" and 12 more"):
-        Names({"p": [f"adapter{number}" for number in range(MOST_SHOWN + 11)]}).named("x")
-    with pytest.raises(UsageError, match="two models are called a:b: the adapter b of a"):
-        Names({"a": ("b",), "a:b": ()})
+def test_every_name_stands_for_one_model() -> None:
+    assert model_names({"a": ("loud",), "b": ()}) == {"a": ("a", None), "b": ("b", None), "loud": ("a", "loud")}
+    for adapters in ({"a": ("loud",), "b": ("loud",)}, {"a": ("b",), "b": ()}):
+        with pytest.raises(UsageError, match="two models are called"):
+            model_names(adapters)
 
 
 def test_names_that_meet_are_refused_before_anything_is_opened(tmp_path: Path, capsys: Any) -> None:
     one, other = served_package(tmp_path / "one"), served_package(tmp_path / "other")
-    words = ["serve", str(one), str(other), "--name", "a", "--name", "a:loud", "--provider", "cpu", "--port", "0"]
+    words = ["serve", str(one), str(other), "--name", "a", "--name", "b", "--provider", "cpu", "--port", "0"]
     assert run(words) == 2
-    assert "two models are called a:loud" in capsys.readouterr().err
+    assert "two models are called loud" in capsys.readouterr().err
 
 
 def test_one_that_cannot_be_read_is_found_before_anybody_asks(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_several_packages_are_several_models(package, own_copy):
             assert [entry["id"] for entry in both.get(path).json()["data"]] == ["one", "two"]
         paths = [both.get(f"/report?model={name}").json()["request"]["path"] for name in ("one", "two")]
         assert paths[0] == str(package) != paths[1]
-        assert [both.figure("partita_generated_tokens_total", model=name) for name in ("one", "two")] == [6, 6]
+        assert [both.metric("partita_generated_tokens_total", model=name) for name in ("one", "two")] == [6, 6]
 
 
 @pytest.mark.parametrize("stream", [False, True])

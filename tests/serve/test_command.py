@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,10 @@ import pytest
 
 from partita.cli import run
 from partita.commands import serve
-from partita.serve.running import bind
+from partita.serve.run import bind
 from tests.conftest import REPOSITORY
 from tests.serve.serving import SECONDS, raw, request_bytes, running, until
-from tests.serve.test_load import COMPLETION, LONG, is_idle
+from tests.serve.test_load import COMPLETION, LONG
 
 
 class Command:
@@ -115,6 +115,36 @@ def test_ctrl_c_ends_with_130_and_the_key_may_be_in_the_environment(package):
         assert code == 130 and "Traceback" not in err
 
 
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+from partita.cli import main
+main()
+"""
+
+
+def test_more_connections_than_descriptors_hold_up_nobody(package):
+    with (
+        serving(package, "--provider", "cpu", "--threads", 1, program=("-c", LIMITED)) as command,
+        ExitStack() as stack,
+    ):
+        process, url = psutil.Process(command.process.pid), httpx.URL(command.told["url"])
+        for _ in range(600):
+            stack.enter_context(raw((url.host, url.port or 0)))
+        before = sum(process.cpu_times()[:2])
+        began = time.monotonic()
+        for _ in range(5):
+            assert httpx.get(f"{command.told['url']}/health", timeout=SECONDS).status_code == 200
+            assert command.post(LONG).status_code == 200
+        assert time.monotonic() - began < 20
+        time.sleep(1)
+        used = sum(process.cpu_times()[:2])
+        time.sleep(2)
+        assert sum(process.cpu_times()[:2]) - used < 0.5, f"idle, after {used - before} s for ten answers"
+        code, err = command.end(signal.SIGTERM)
+    assert code == 0 and "Traceback" not in err and len(err) < 4000
+
+
 def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
     """The last line of stderr of a command that does not begin to serve."""
     assert run(["serve", *map(str, arguments)]) == code
@@ -154,6 +184,9 @@ def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
         (["PACKAGE", "--max-queue", "-1"], 2, "--max-queue is -1"),
         (["PACKAGE", "--sampling", "mine"], 2, "--sampling mine"),
         (["PACKAGE", "--api-key", " "], 2, "--api-key"),
+        (["PACKAGE", "--api-key", ""], 2, "--api-key"),
+        (["PACKAGE", "--allowed-origin", "app.example"], 2, "--allowed-origin app.example"),
+        (["PACKAGE", "--allowed-origin", "https://app.example/page"], 2, "give scheme, host and port"),
         (["PACKAGE", "--adapter", "none"], 2, "adapter"),
         (["PACKAGE", "PACKAGE"], 2, "two packages are called package"),
         (["PACKAGE", "PACKAGE", "--name", "a"], 2, "--name is given 1 times, for 2 packages"),
@@ -217,9 +250,9 @@ def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answ
         assert statuses == [200] * 4 + [500] * 4, "four were at work, four waited"
         failed = next(a.result() for a in answers if a.result().status_code == 500)
         assert failed.json()["error"]["code"] == "generation_failed"
-        until(lambda: is_idle(server))
-        assert server.figure("partita_model_up") == 1 and server.get("/health").status_code == 200
-        assert any("loaded again" in line for line in server.told)
+        until(lambda: server.is_idle)
+        assert server.metric("partita_model_up") == 1 and server.get("/health").status_code == 200
+        assert any("loaded again" in line for line in server.log)
 
 
 @pytest.mark.heavy

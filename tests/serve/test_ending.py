@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -21,8 +22,8 @@ import pytest
 from partita.commands import serve
 from partita.errors import ProviderError
 from partita.runtime import in_time
-from partita.serve.limits import ServerLimits
-from partita.serve.running import Server, bind
+from partita.serve.gate import ServerLimits
+from partita.serve.run import Server, bind
 from tests.serve.serving import SECONDS, Running, running, until
 from tests.serve.test_command import Command, serving
 from tests.serve.test_load import COMPLETION, LONG
@@ -43,7 +44,7 @@ main()
 """Steps take a while once a file is there: the first run is not to."""
 
 
-LEFT = "tiny: a step, a report or a prompt's reading does not end, and is left where it is"
+LEFT = "tiny: a step, a report or a tokenization does not end, and is left where it is"
 
 
 class Broken(io.StringIO):
@@ -80,7 +81,7 @@ def test_the_end_is_as_it_should_be_when_nobody_can_be_told_of_it(package: Path)
     with running({"tiny": package}) as ending, ending.slowly(), ThreadPoolExecutor(8) as pool:
         open_ones = [pool.submit(ending.post, COMPLETION, LONG) for _ in range(8)]
         until(lambda: ending.models["tiny"].open == 8)
-        ending.server._told = untold
+        ending.server._log = untold
         ending.server.end(signal.SIGTERM)
         assert all(answer.result().status_code == 200 for answer in open_ones)
         assert ending.endpoints.draining and ending.server._http.should_exit
@@ -95,7 +96,7 @@ def test_a_run_that_fails_is_told_to_the_client_when_the_operator_cannot_be(
         def fails(number: int) -> Any:
             raise ProviderError("the child process crashed", where=Path("/srv/model"))
 
-        monkeypatch.setattr(served, "_told", untold)
+        monkeypatch.setattr(served, "_log", untold)
         with monkeypatch.context() as patch:
             patch.setattr(served._engine._engine, "step", fails)
             answer = server.post(COMPLETION, LONG)
@@ -143,17 +144,19 @@ def test_a_terminal_and_its_shell_send_one_signal(package: Path, tmp_path: Path)
 
 def test_which_signals_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ended = [1000.0], list[int]()
+    gate: Any = SimpleNamespace(most=1024)
     with bind("127.0.0.1", 0) as listening:
         server = Server(
-            None,  # type: ignore[arg-type]
+            gate,
+            gate,
             None,  # type: ignore[arg-type]
             listening,
             ready=print,
-            told=print,
+            log=print,
             together_seconds=serve._together_seconds,
         )
     monkeypatch.setattr(server, "end", ended.append)
-    monkeypatch.setattr("partita.serve.running.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("partita.serve.run.time.monotonic", lambda: now[0])
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGINT)}
     try:
         with server._signals():
@@ -198,7 +201,7 @@ def check_left(server: Running, pool: ThreadPoolExecutor, begun: threading.Event
         server.server.end(signal.SIGTERM)
         assert answer.result().status_code == 503
         assert stopped(server) and in_time.left()
-        assert server.told[-1] == LEFT
+        assert server.log[-1] == LEFT
     finally:
         goes_on.set()
 

@@ -22,7 +22,7 @@ from partita.library.local import LocalEngine
 from partita.observations.records import Probing
 from partita.package import read_manifest
 from partita.partition_reports.records import Report
-from partita.serve.explained import explained
+from partita.serve.served import with_probes
 from tests.serve.serving import CPU, Running, running, until
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -30,9 +30,9 @@ BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature":
 
 def test_requests_show_in_the_figures(server: Running) -> None:
     server.post("/v1/completions", BODY)
-    before = {name: server.figure(name) for name in COUNTED}
+    before = {name: server.metric(name) for name in COUNTED}
     prompt = server.post("/v1/completions", BODY).json()["usage"]["prompt_tokens"]
-    after = {name: server.figure(name) for name in COUNTED}
+    after = {name: server.metric(name) for name in COUNTED}
     grown = {name: after[name] - before[name] for name in COUNTED}
     assert grown == {
         **dict.fromkeys(COUNTED, 1),
@@ -40,12 +40,12 @@ def test_requests_show_in_the_figures(server: Running) -> None:
         "partita_prompt_tokens_total": prompt,
         "partita_inter_token_seconds_count": 4,
     }
-    assert 0 < server.figure("partita_time_to_first_token_seconds_sum") < 60
-    assert server.figure("partita_slots") == 4
-    answered = server.figure("partita_http_responses_total", endpoint="/v1/completions", status="200")
+    assert 0 < server.metric("partita_time_to_first_token_seconds_sum") < 60
+    assert server.metric("partita_slots") == 4
+    answered = server.metric("partita_http_responses_total", endpoint="/v1/completions", status="200")
     server.get("/what/ever/comes")
-    assert server.figure("partita_http_responses_total", endpoint="other", status="404") >= 1
-    assert server.figure("partita_http_responses_total", endpoint="/v1/completions", status="200") == answered
+    assert server.metric("partita_http_responses_total", endpoint="other", status="404") >= 1
+    assert server.metric("partita_http_responses_total", endpoint="/v1/completions", status="200") == answered
 
 
 COUNTED = (
@@ -62,11 +62,11 @@ def test_the_placement_is_in_the_figures_as_the_report_has_it(server: Running) -
     report = Report.model_validate(server.get("/report").json())
     decode = next(phase for phase in report.phases if phase.name == "decode")
     labels = {"model": "tiny", "phase": "decode"}
-    assert server.figure("partita_nodes", provider="CPU", **labels) == len(decode.nodes) > 0
-    assert server.figure("partita_nodes_off_provider", **labels) == 0
-    assert server.figure("partita_copies_per_token", **labels) == len(decode.copies)
-    assert server.figure("partita_copy_bytes_per_token", **labels) == sum(c.bytes_per_run or 0 for c in decode.copies)
-    assert server.figure("partita_cache_in_place") == 1
+    assert server.metric("partita_nodes", provider="CPU", **labels) == len(decode.nodes) > 0
+    assert server.metric("partita_nodes_off_provider", **labels) == 0
+    assert server.metric("partita_copies_per_token", **labels) == len(decode.copies)
+    assert server.metric("partita_copy_bytes_per_token", **labels) == sum(c.bytes_per_run or 0 for c in decode.copies)
+    assert server.metric("partita_cache_in_place") == 1
 
 
 def test_the_figures_are_what_prometheus_reads(server: Running) -> None:
@@ -110,9 +110,9 @@ def test_a_view_of_a_report_is_set_in_type_once(server: Running, monkeypatch: py
             made.append(name)
             return name
 
-        return served.reporter.submit(served.shown, name, make).result()
+        return served.reporter.submit(served.rendered_report, name, make).result()
 
-    monkeypatch.setattr(served, "_shown", (None, {}))
+    monkeypatch.setattr(served, "_rendered", (None, {}))
     monkeypatch.setattr(served, "_report_at", time.monotonic() + 60)
     assert [once("a"), once("a"), once("b"), once("a")] == ["a", "a", "b", "a"] and made == ["a", "b"]
     monkeypatch.setattr(served, "_report_at", time.monotonic() - 60)  # another one is made
@@ -135,7 +135,7 @@ def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path) -> No
             return LocalEngine(package, read_manifest(package), read_chain_options(CPU), threads=1)
 
         engine._load = again
-        told = server.figure("partita_nodes_off_provider", model="tiny", phase="decode")
+        told = server.metric("partita_nodes_off_provider", model="tiny", phase="decode")
         server.models["tiny"]._metrics.nodes.labels("tiny", "decode", "GPU").set(7)  # as of sessions that are gone
         served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
 
@@ -146,7 +146,7 @@ def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path) -> No
         lose()
         assert server.post("/v1/completions", BODY).status_code == 200 and len(loads) == 1
         assert served._report is not before and "made when it was loaded again" in str(served._report)
-        assert server.figure("partita_nodes_off_provider", model="tiny", phase="decode") == told
+        assert server.metric("partita_nodes_off_provider", model="tiny", phase="decode") == told
         assert 'provider="GPU"' not in server.get("/metrics").text
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("partita.serve.served.limits_error", lambda report: ProviderError("5 nodes are elsewhere"))
@@ -182,11 +182,11 @@ def test_a_package_that_could_not_be_loaded_again_is_loaded_when_that_is_possibl
         answer = server.post("/v1/completions", BODY)
         assert answer.status_code == 500 and "No space left" in answer.text and "/tmp" not in answer.text
         assert server.get("/health").json()["down"] == ["tiny"]
-        assert server.figure("partita_model_up") == 0
+        assert server.metric("partita_model_up") == 0
         possible[0] = True
         until(lambda: server.get("/health").status_code == 200)
         assert server.post("/v1/completions", BODY).status_code == 200
-        assert any("/tmp/partita-x/child: No space left" in line for line in server.told)
+        assert any("/tmp/partita-x/child: No space left" in line for line in server.log)
 
 
 def test_a_report_has_the_limits_that_the_server_was_given_however_late_it_is_made(package: Path) -> None:
@@ -224,14 +224,14 @@ def test_what_experiments_told_at_the_start_is_in_later_reports(server: Running)
     first = probed(report)
     other = first.fallbacks[0].model_copy(update={"node": "new", "evidence": "logged"})
     unknown = first.fallbacks[0].model_copy(update={"reason": "unknown", "evidence": "nothing was logged"})
-    found = explained(report.model_copy(update={"fallbacks": (unknown, other)}), first)
+    found = with_probes(report.model_copy(update={"fallbacks": (unknown, other)}), first)
     assert found.fallbacks == (first.fallbacks[0], other) and found.probing == first.probing
     assert found.notes == (*report.notes, *first.notes)
     assert found.summary is not None and report.summary is not None
     # Without experiments, or with other providers, it is as it was.
-    assert explained(report, None) is explained(report, probed(report, probing=None)) is report
+    assert with_probes(report, None) is with_probes(report, probed(report, probing=None)) is report
     gone = tuple(entry.model_copy(update={"status": "unavailable"}) for entry in report.chain)
-    assert explained(report, probed(report, chain=gone)) is report
+    assert with_probes(report, probed(report, chain=gone)) is report
 
 
 def test_a_server_tells_what_experiments_told_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

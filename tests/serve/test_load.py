@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -18,18 +16,12 @@ import psutil
 import pytest
 
 from partita.runtime.engine import recorder
-from partita.serve.limits import ServerLimits
-from partita.serve.responses import ABORT, EventStream
-from partita.serve.running import Connection
+from partita.serve.gate import ServerLimits
 from tests.memory import native_bytes, python_blocks, slope
 from tests.serve.serving import SECONDS, Running, raw, request_bytes, running, until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
-
-
-def is_idle(server: Running) -> bool:
-    return all(served.open == 0 for served in server.models.values())
 
 
 def test_64_clients_lose_nothing_and_hear_what_each_would_alone(server):
@@ -59,12 +51,12 @@ def test_64_clients_lose_nothing_and_hear_what_each_would_alone(server):
         assert [tokens for _, tokens in whole] == [3 + number % 13 for number in range(64)]
         for number in (0, 1, 30, 63):
             assert alone(number, stream=number % 2 == 1) == whole[number]
-    until(lambda: is_idle(server))
-    assert server.told == []
+    until(lambda: server.is_idle)
+    assert server.log == []
 
 
 def test_a_client_that_goes_away_frees_its_row(server):
-    before = server.figure("partita_prompts_ended_total", model="tiny", reason="interrupted") if _has(server) else 0
+    before = server.metric("partita_prompts_ended_total", model="tiny", reason="interrupted") if _has(server) else 0
     with server.slowly():
         connections = [raw(server.address) for _ in range(4)]  # for all four rows
         for number, connection in enumerate(connections):
@@ -72,8 +64,8 @@ def test_a_client_that_goes_away_frees_its_row(server):
         until(lambda: server.models["tiny"].open == 4)
         for connection in connections:
             connection.close()
-        until(lambda: is_idle(server))
-    ended = server.figure("partita_prompts_ended_total", model="tiny", reason="interrupted")
+        until(lambda: server.is_idle)
+    ended = server.metric("partita_prompts_ended_total", model="tiny", reason="interrupted")
     assert ended == before + 4, "they ended because their clients had gone"
     assert server.post(COMPLETION, {**LONG, "max_tokens": 2}).status_code == 200
 
@@ -91,14 +83,14 @@ def test_a_client_that_goes_away_while_it_waits_is_forgotten(server):
         until(lambda: server.models["tiny"].open == 5)
         waiting.close()
         assert all(answer.result().status_code == 200 for answer in busy)
-    until(lambda: is_idle(server))
+    until(lambda: server.is_idle)
 
 
 def test_a_slow_reader_holds_no_row_and_gets_all_of_its_answer(server):
     with raw(server.address) as slow:
         slow.sendall(request_bytes(COMPLETION, {**LONG, "stream": True}))
         head = slow.recv(10)
-        until(lambda: is_idle(server))  # the answer is made, though nobody has read it
+        until(lambda: server.is_idle)  # the answer is made, though nobody has read it
         assert server.post(COMPLETION, {**LONG, "max_tokens": 2}).status_code == 200
         data = head
         while b"[DONE]" not in data:
@@ -114,44 +106,6 @@ def _events(data: bytes) -> list[bytes]:
     return [line for line in data.split(b"\n") if line.startswith(b"data: {")]
 
 
-def test_a_client_that_reads_nothing_is_cut_off_when_its_time_is_up():
-    """Behind `send` everything stands still, as behind a full buffer."""
-
-    class Waiting:
-        deadline = time.monotonic() - 0.9  # there is a second more for what is on its way
-        over, choices, closed = False, (), False
-
-        def close(self) -> None:
-            self.closed = True
-
-    class Empty:
-        def openings(self) -> list[bytes]:
-            return []
-
-    async def never(message: Any) -> None:
-        await asyncio.sleep(SECONDS)
-
-    exchange, told = Waiting(), []
-    stream = EventStream(exchange, Empty(), [], lambda: told.append("ended"))  # type: ignore[arg-type]
-    scope = {"type": "http", ABORT: lambda: told.append("aborted")}
-    asyncio.run(stream(scope, never, never))  # type: ignore[arg-type]
-    assert told == ["aborted", "ended"] and exchange.closed
-
-
-def test_who_reads_slowly_is_waited_for_and_who_reads_nothing_is_cut_off():
-    """After the last request of a connection, while an answer of megabytes is on its way."""
-    left, told = [700, 700], list[str]()
-    connection = Connection.__new__(Connection)
-    transport: Any = SimpleNamespace(get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("aborted"))
-    loop: Any = SimpleNamespace(call_later=lambda seconds, handler: told.append("waits"))
-    connection.transport, connection.loop = transport, loop
-    connection.timeout_keep_alive, connection._unread = 75, 1000
-    connection.timeout_keep_alive_handler()
-    assert told == ["waits"]
-    connection.timeout_keep_alive_handler()
-    assert told == ["waits", "aborted"]
-
-
 def test_the_queue_has_an_end(package):
     with running({"tiny": package}, ServerLimits(queue=2)) as small, ThreadPoolExecutor(12) as pool:
         with small.slowly():
@@ -160,13 +114,13 @@ def test_the_queue_has_an_end(package):
         assert refused and len(refused) + sum(answer.status_code == 200 for answer in answers) == 12
         assert all(answer.json()["error"]["code"] == "queue_full" for answer in refused)
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
-        assert small.figure("partita_requests_refused_total") == len(refused)
+        assert small.metric("partita_requests_refused_total") == len(refused)
         answered = len(answers) - len(refused)
-        assert small.figure("partita_request_seconds_count") == answered, "refusals are no fast answers"
+        assert small.metric("partita_request_seconds_count") == answered, "refusals are no fast answers"
         too_many = small.post(COMPLETION, {**LONG, "n": 7})
         assert too_many.status_code == 400 and too_many.json()["error"]["param"] == "n"
         assert small.post(COMPLETION, {**LONG, "prompt": ""}).status_code == 400
-        assert small.figure("partita_request_seconds_count") == answered
+        assert small.metric("partita_request_seconds_count") == answered
         # OpenAI's client asks again, and so loses nothing.
         with openai.OpenAI(base_url=f"{small.url}/v1", api_key="x", max_retries=20, timeout=SECONDS) as client:
             asked = [
@@ -180,7 +134,7 @@ def test_time_is_limited(package):
         answer = hasty.post(COMPLETION, LONG)
         assert answer.status_code == 504 and answer.json()["error"]["code"] == "request_timeout"
         assert answer.headers["x-should-retry"] == "false", "OpenAI's client would ask twice more"
-        until(lambda: is_idle(hasty))
+        until(lambda: hasty.is_idle)
         streamed = hasty.post(COMPLETION, {**LONG, "stream": True})
         assert streamed.status_code == 200, "it had begun"
         last = streamed.content.split(b"\n\n")[-2]
@@ -192,7 +146,7 @@ def test_time_is_limited(package):
                 client.completions.create(**asked)
             with pytest.raises(openai.APIError, match="limit of this server"):
                 list(client.completions.create(**asked, stream=True))
-        until(lambda: is_idle(hasty))
+        until(lambda: hasty.is_idle)
 
 
 def test_open_requests_are_limited(package):
@@ -202,7 +156,7 @@ def test_open_requests_are_limited(package):
         until(lambda: single.models["tiny"].open == 1)
         answer = single.get("/v1/models")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "too_many_requests")
-        assert single.figure("partita_requests_refused_total", model="") == 1
+        assert single.metric("partita_requests_refused_total", model="") == 1
         assert single.get("/health").status_code == 200
         assert long.result().status_code == 200
 
@@ -261,14 +215,14 @@ def test_memory_is_flat(server, monkeypatch):
     native, blocks = list[tuple[float, float]](), list[tuple[float, float]]()
     for turn in range(1, 9):
         ask(each)
-        until(lambda: is_idle(server))
+        until(lambda: server.is_idle)
         native.append((turn * each, native_bytes()))
         blocks.append((turn * each, python_blocks()))
         if turn == 2:
             threads, connections = threading.active_count(), len(process.net_connections())
     assert slope(native[2:]) < 4096 and slope(blocks[2:]) < 15, "per request"
     assert threading.active_count() <= threads + 2 and len(process.net_connections()) <= connections + 40
-    assert server.told == []
+    assert server.log == []
 
 
 @contextmanager

@@ -60,6 +60,10 @@ def serve(
             metavar="KEY", help="Key that clients have to send; can be repeated. Default: that in PARTITA_API_KEY."
         ),
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN", help="Origin of web pages that may send requests, or *; can be repeated."),
+    ] = None,
     provider: ProviderOption = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
@@ -136,6 +140,7 @@ def serve(
                 host=host,
                 port=port,
                 keys=tuple(api_key or ()),
+                allowed_origins=tuple(allowed_origin or ()),
                 placement=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 choice=folder_choice(variant, contract, max_length),
                 adapter=adapter,

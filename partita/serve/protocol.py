@@ -1,0 +1,418 @@
+"""Bodies of `/v1/chat/completions` and `/v1/completions`, as pydantic models.
+
+A field that would change the answer and is not supported is refused, unless its value asks for nothing. Null is the
+same as an absent field, whatever its name. Beyond OpenAI's fields the models have the sampling options of Partita,
+`stop_token_ids` and `ignore_eos`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from partita.library.asking import BETWEEN_PARTS, TEXT_PARTS
+from partita.options import Range, Sampling, described
+from partita.runtime.stop_strings import MOST_CHARACTERS
+from partita.serve.api_errors import ApiError, invalid
+
+MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_STOP_TOKENS = 128, 2048, 16, 1024
+MOST_TOKENS = 1 << 31
+MOST_LOGPROBS = 20
+"""Alternatives of each token; OpenAI's completions allow 5."""
+MOST_FIELDS = 256
+COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions; a chat may fill the cache."""
+SEEDS = 1 << 63
+SHOWN = 60
+"""Characters of a value that a message repeats."""
+SAMPLING = {each.name: each for each in described(Sampling) if each.name not in ("max_new_tokens", "source")}
+Prompt = str | list[int]
+
+
+def only(*values: Any) -> Any:
+    """Type of a field that is accepted with these values alone: others would change the answer."""
+
+    def check(value: Any) -> Any:
+        if not any(value == good and isinstance(value, bool) == isinstance(good, bool) for good in values):
+            allowed = " or ".join(map(repr, values))
+            raise PydanticCustomError("unsupported_value", f"this server supports only {allowed}")
+        return value
+
+    return Annotated[Any, AfterValidator(check)]
+
+
+def _unsupported(value: Any) -> Any:
+    if value:
+        raise PydanticCustomError("unsupported_parameter", "this server does not support it")
+    return value
+
+
+def _missing_feature(value: Any) -> Any:
+    raise PydanticCustomError("unsupported_parameter", "this server does not support it")
+
+
+def _no_bias(value: dict[str, Any]) -> dict[str, Any]:
+    if any(value.values()):
+        raise PydanticCustomError("unsupported_value", "this server supports only a bias of 0")
+    return value
+
+
+def _within(allowed: Range) -> AfterValidator:
+    """The check of a number's range."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value not in allowed:
+            raise PydanticCustomError("invalid_value", "it must be {allowed}", {"allowed": str(allowed)})
+        return value
+
+    return AfterValidator(check)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """A text, token ids, or a list of texts or of lists of token ids."""
+    expected = "expected a string, an array of strings, an array of token ids, or an array of these"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise PydanticCustomError("prompt_type", expected)
+    if not value:
+        raise PydanticCustomError("too_short", "the array is empty")
+    if all(type(entry) is int for entry in value):
+        return [value]
+    if len(value) > MOST_PROMPTS:
+        raise PydanticCustomError("invalid_value", f"{len(value):,} prompts; at most {MOST_PROMPTS:,} are accepted")
+    if all(isinstance(entry, str) for entry in value) or all(
+        isinstance(entry, list) and all(type(token) is int for token in entry) for entry in value
+    ):
+        return value
+    raise PydanticCustomError("prompt_type", expected)
+
+
+def _parts(value: Any) -> Any:
+    """Contents of a message as a list of parts."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        return value
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in value]
+
+
+class Model(BaseModel):
+    """An object of a body."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        present = {name: value for name, value in data.items() if value is not None}
+        if len(present) > MOST_FIELDS:
+            raise PydanticCustomError("invalid_value", f"the object has more than {MOST_FIELDS} fields")
+        return present
+
+
+class StreamOptions(Model):
+    """`stream_options`."""
+
+    include_usage: bool = False
+    include_obfuscation: Any = None
+    continuous_usage_stats: only(False) = None  # type: ignore[valid-type]
+
+
+class ResponseFormat(Model):
+    """`response_format`."""
+
+    model_config = ConfigDict(extra="allow")
+    type: only("text")  # type: ignore[valid-type]
+
+
+class Part(Model):
+    """A part of a message."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: only(*TEXT_PARTS)  # type: ignore[valid-type]
+    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+
+
+class Message(Model):
+    """A message of a chat."""
+
+    model_config = ConfigDict(extra="ignore")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[list[Part], FailFast(), BeforeValidator(_parts)]
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[Any, AfterValidator(_unsupported)] = None
+    function_call: Annotated[Any, AfterValidator(_unsupported)] = None
+
+    def for_template(self) -> dict[str, str]:
+        """The message as a chat template takes it."""
+        given = {"name": self.name, "tool_call_id": self.tool_call_id}
+        content = BETWEEN_PARTS.join(part.text for part in self.content)
+        return {"role": self.role, "content": content, **{key: value for key, value in given.items() if value}}
+
+
+class Body(Model):
+    """Fields of both endpoints."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = Field(1, ge=1, le=MOST_CHOICES)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]],
+        Field(max_length=MOST_STOPS),
+        BeforeValidator(_as_list),
+    ] = []
+    stop_token_ids: Annotated[list[int], FailFast(), Field(max_length=MOST_STOP_TOKENS)] = []
+    ignore_eos: bool = False
+    temperature: Annotated[float | None, _within(Range(1e-3, 2, "0 or from 0.001 to 2", also=0))] = None
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS)
+    seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Prompts of a completion; none for a chat."""
+        return []
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Maximum number of new tokens; None: as many as fit."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
+        return None
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return False
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling options that were given, by the names of `Sampling`."""
+        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
+        if given.get("top_k") == -1:
+            given["top_k"] = 0  # off, as other servers write it
+        if given.get("top_p") == 0:
+            given |= {"top_p": 1.0, "temperature": 0.0}
+        if "seed" in given:
+            given["seed"] %= 2 * SEEDS  # NumPy's generators take no negative seed
+        return given
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Body:
+        if self.stream_options is not None and not self.stream:
+            raise _of_field("invalid_value", "stream_options", "it is only allowed when 'stream' is true")
+        return self
+
+
+class ChatBody(Body):
+    """Body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
+    response_format: ResponseFormat | None = None
+    parallel_tool_calls: bool = False
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Maximum number of new tokens; None: as many as fit."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
+        return self.top_logprobs if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise _of_field("invalid_value", "top_logprobs", "it needs 'logprobs' to be true")
+        return self
+
+
+class CompletionBody(Body):
+    """Body of `/v1/completions`."""
+
+    max_tokens: int | None = Field(COMPLETION_TOKENS, ge=1, le=MOST_TOKENS)
+    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = Field(None, ge=1, le=MOST_CHOICES)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Prompts, at least one."""
+        found: list[Prompt] = self.prompt
+        return found
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
+        return self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the answer begins with the prompt."""
+        return self.echo
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> CompletionBody:
+        if self.best_of not in (None, self.n):
+            raise _of_field("unsupported_value", "best_of", f"this server supports only that of 'n', {self.n}")
+        if self.echo and self.logprobs is not None:
+            said = "this server has no log-probabilities of an echoed prompt"
+            raise _of_field("unsupported_value", "logprobs", said)
+        return self
+
+
+IGNORED = Annotated[Any, None]
+LACKING = Annotated[Any, AfterValidator(_missing_feature)]
+SHARED = {
+    "frequency_penalty": only(0),
+    "presence_penalty": only(0),
+    "logit_bias": Annotated[dict[str, Any], AfterValidator(_no_bias)],
+    "user": IGNORED,
+    # Fields of vLLM and, the last one, llama.cpp.
+    "min_tokens": only(0),
+    "skip_special_tokens": only(True),
+    "use_beam_search": only(False),
+    "length_penalty": only(1),
+    "early_stopping": only(False),
+    "bad_words": only([]),
+    "include_stop_str_in_output": only(False),
+    "spaces_between_special_tokens": only(True),
+    "return_token_ids": only(False),
+    "return_tokens_as_token_ids": only(False),
+    "priority": IGNORED,
+    "request_id": IGNORED,
+    "cache_salt": IGNORED,
+    "cache_prompt": IGNORED,
+}
+"""Fields of both endpoints that are accepted where they change nothing."""
+OF_CHAT = {
+    "tools": only([]),
+    "tool_choice": only("none", "auto"),
+    "functions": only([]),
+    "function_call": only("none", "auto"),
+    "modalities": only(["text"]),
+    "reasoning_effort": only("none"),
+    "verbosity": only("medium"),
+    "add_generation_prompt": only(True),
+    "continue_final_message": only(False),
+    "add_special_tokens": only(False),
+    "chat_template_kwargs": only({}),
+    "documents": only([]),
+    "echo": only(False),
+    **dict.fromkeys(("prediction", "audio", "web_search_options"), LACKING),
+    **dict.fromkeys(
+        (
+            "metadata",
+            "store",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+        ),
+        IGNORED,
+    ),
+}
+OF_COMPLETION = {"add_special_tokens": only(True), "suffix": only("")}
+Kind = TypeVar("Kind", bound=Body)
+
+
+def _complete(kind: type[Kind], others: Mapping[str, Any]) -> type[Kind]:
+    """The model with the sampling options that it does not define itself, and the fields of `others`."""
+    sampling = {
+        name: Annotated[each.type, _within(each.option.range or Range())]
+        for name, each in SAMPLING.items()
+        if name not in kind.model_fields
+    }
+    every: dict[str, Any] = {name: (hint, None) for name, hint in {**sampling, **SHARED, **others}.items()}
+    return create_model(kind.__name__, __base__=kind, **every)
+
+
+CHAT = _complete(ChatBody, OF_CHAT)
+COMPLETION = _complete(CompletionBody, OF_COMPLETION)
+
+
+def read_body(kind: type[Kind], data: bytes) -> Kind:
+    """A body from its JSON text. Raises ApiError for the first thing that is wrong."""
+    try:
+        return kind.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
+    except ValidationError as error:
+        raise _api_error(error, kind) from None
+
+
+def _of_field(code: str, name: str, said: str) -> PydanticCustomError:
+    """An error of a check of several fields, which is told of one."""
+    return PydanticCustomError(code, "{said}", {"said": said, "param": name})
+
+
+def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
+    first = error.errors(include_url=False)[0]
+    what, said, context = first["type"], first["msg"], first.get("ctx", {})
+    said = said[:1].lower() + said[1:]
+    if what == "json_invalid":
+        return invalid(f"The body is not JSON: {context['error']}.", code="invalid_json")
+    param = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])[1:]
+    given = f", but it is {shown(first['input'])}" if param else ""
+    param = param or context.get("param", "")
+    if not param:
+        return invalid(f"The body must be a JSON object: {said}.", code="invalid_type")
+    if what == "missing":
+        return invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+    if what == "extra_forbidden":
+        name = param[:SHOWN]
+        near = difflib.get_close_matches(name, kind.model_fields, n=1)  # which compares every character
+        hint = f" Did you mean {near[0]}?" if near else ""
+        return invalid(f"Unrecognized request argument supplied: {shown(name)}.{hint}", name, "unknown_parameter")
+    if what.startswith("unsupported_"):
+        named = what.replace("_", " ").capitalize()
+        return invalid(f"{named}: '{param}'; {said}{given}; leave it out.", param, what)
+    if what.endswith("_type"):
+        return invalid(f"Invalid type for '{param}': {said}{given}.", param, "invalid_type")
+    code = "empty_array" if what == "too_short" else "invalid_value"
+    return invalid(f"Invalid '{param}': {said}{given}.", param, code)
+
+
+def shown(value: Any) -> str:
+    """A value as a message repeats it: its beginning, on one line."""
+    if isinstance(value, str):
+        return repr(value[:SHOWN]) + ("..." if len(value) > SHOWN else "")
+    if isinstance(value, (list, dict)):
+        return f"{'an array' if isinstance(value, list) else 'an object'} with {len(value):,} entries"
+    return str(value)[:SHOWN]
