@@ -89,6 +89,7 @@ def main() -> None:
     # Nobody who runs this command has agreed to that; whoever has sets the variable to 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     streams.stand_in()
+    streams.own_process = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             _take_all_text(stream)

@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 
 STDIN, STDOUT, STDERR = range(3)
+own_process = False
+"""Whether this is a process of Partita: a command or a worker. Only there are file descriptors redirected."""
 CLOSED = "standard output is closed, and nothing can be written to it; send it to a file or to /dev/null"
 
 

@@ -18,10 +18,12 @@ from typing import Any, Protocol
 
 import pytest
 
+from partita import streams
 from tests import traces
 from tests.checkpoints import save_random_model
 
 pytest_plugins = ["tests.environments"]
+streams.own_process = True  # tests read ONNX Runtime's log
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_CHECKPOINT = REPOSITORY / "partita" / "demo" / "checkpoint"

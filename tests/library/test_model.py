@@ -468,25 +468,33 @@ def test_it_works_in_a_thread(package, model):
     assert found == [(expected, True)]
 
 
-def test_nothing_is_printed_and_threads_leave_stdout_alone(package):
+def test_a_program_keeps_its_signal_handlers_its_descriptors_and_its_output(package):
+    """`os.dup2` and `signal.signal` are not called: they would be seen by other threads, however short."""
     script = f"""
-import signal, sys, threading
+import os, signal, sys, threading
 import partita
-before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-def work():
-    with partita.load({str(package)!r}, providers=["cpu"]) as model:
+def state():
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    return handlers, [(os.fstat(n).st_dev, os.fstat(n).st_ino) for n in (0, 1, 2)]
+before, called = state(), []
+os.dup2 = lambda *given: called.append(given)
+signal.signal = lambda *given: called.append(given)
+def work(process):
+    with partita.load({str(package)!r}, providers=["cpu"], process=process) as model:
         model.generate([5, 6], max_new_tokens=3, temperature=0.0, top_k=3).run()
-        model.report()
+        assert all(check.passed for check in model.report().checks)
         model.verify()
-threads = [threading.Thread(target=work) for _ in range(3)]
+threads = [threading.Thread(target=work, args=("auto",)) for _ in range(3)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-work()
+work("auto")
+work("child")
+partita.place({str(package)!r}, providers="cpu", process="auto")
 try:
     partita.load("nowhere")
 except partita.PackageError:
     pass
-assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+assert (state(), called) == (before, []), called
 print("still here")
 print("and here", file=sys.stderr)
 """

@@ -38,8 +38,12 @@ def captured_output(descriptors: tuple[int, ...] = (1, 2)) -> Iterator[Captured]
     """Send everything written to file descriptors 1 and 2 into a temporary file, and give its lines at the end.
 
     Some providers write to descriptor 1, where only results belong. The descriptors are restored however the block
-    ends. Lines have no time stamps and no colours.
+    ends. Lines have no time stamps and no colours. In the process of a program that imports Partita
+    (`streams.own_process`) nothing is redirected, and there are no lines.
     """
+    if not streams.own_process:
+        yield Captured()
+        return
     with _CAPTURING:
         yield from _captured(descriptors)
 

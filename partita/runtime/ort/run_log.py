@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from partita import streams
 from partita.observations.names import CPU
 from partita.runtime.ort.native_log import captured_output
+from partita.runtime.worker.parent import Worker
 
 INFO, WARNING = 1, 2
 RESTORES = "DequantizeLinear"
@@ -26,8 +28,13 @@ every call (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`).
 def unpacks_weights(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
     """Whether the CPU provider restores packed weights in every run of `model`, which is run once on inputs of 0.
 
-    `sizes`: of its inputs. Raises what ONNX Runtime does when the model does not open or run.
+    `sizes`: of its inputs. Runs in a worker process where the log must not be captured in this one. Raises what ONNX
+    Runtime does when the model does not open or run.
     """
+    if not streams.own_process:
+        with Worker(__name__) as worker:
+            answer: bool = worker.call("unpacks_weights", model, sizes)
+            return answer
     import onnx
 
     with TemporaryDirectory() as folder:
@@ -56,3 +63,6 @@ def _zeros(port: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """An input of 0."""
     kinds = {"tensor(int64)": np.int64, "tensor(float16)": np.float16}
     return np.zeros(shape, kinds.get(port.type, np.float32))
+
+
+HANDLERS = {"unpacks_weights": unpacks_weights}

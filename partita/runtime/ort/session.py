@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from partita import streams
 from partita.files import temporary_directory
 from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
@@ -340,7 +341,8 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
         options = _session_options(folder, active, opening, opening.weights or path.parent)
         with captured_output() as captured, variables(opening.environment):
             try:
-                ort.set_default_logger_severity(_log_level(opening))
+                if streams.own_process:
+                    ort.set_default_logger_severity(_log_level(opening))
                 native = ort.InferenceSession(
                     opening.model or path, options, providers=_chosen_providers(options, active), enable_fallback=0
                 )
@@ -349,7 +351,8 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
                 traceback.clear_frames(error.__traceback__)
                 raise
             finally:
-                ort.set_default_logger_severity(WARNING)
+                if streams.own_process:
+                    ort.set_default_logger_severity(WARNING)
         native.disable_fallback()
         return Session(native, path, tuple(active), captured.lines, folder, opening, time.perf_counter() - began)
     except NATIVE_ERRORS as error:
@@ -378,7 +381,9 @@ def _without_links(path: Path, opening: Opening) -> Opening:
 
 
 def _log_level(opening: Opening) -> int:
-    """Severity from which ONNX Runtime's log is kept."""
+    """Severity from which ONNX Runtime logs: nothing where the log would go to the stderr of a user's program."""
+    if not streams.own_process:
+        return FATAL
     if opening.verbose:
         return VERBOSE
     return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from partita import streams
 from partita.errors import PartitaError
 from partita.spelling import read_by
 
@@ -165,6 +166,7 @@ def _portable(error: BaseException) -> BaseException:
 def main() -> None:
     """Run the module of this process and end without unloading native libraries, some of which crash then."""
     module_name, folder, reader = sys.argv[1:4]
+    streams.own_process = True
     warnings.simplefilter("ignore")
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:

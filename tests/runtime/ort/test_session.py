@@ -288,7 +288,9 @@ def test_stderr_is_restored_even_when_the_block_fails(capfd):
 def test_a_process_without_stderr_can_still_open_sessions():
     script = (
         "import os; os.close(2)\n"
+        "from partita import streams\n"
         "from partita.runtime.ort.native_log import captured_output\n"
+        "streams.own_process = True\n"
         "with captured_output() as c: pass\n"
         "print(c.lines)\n"
         "os.write(2, b'x')"
@@ -305,6 +307,7 @@ def test_text_that_nobody_can_take_does_not_send_what_follows_elsewhere(redirect
         "from partita import streams\n"
         "from partita.runtime.ort.native_log import captured_output\n"
         "streams.stand_in()\n"
+        "streams.own_process = True\n"
         "print('pending')\n"
         "with captured_output() as c: os.write(2, b'within\\n')\n"
         "os.write(2, b'after\\n')\n"
@@ -340,8 +343,10 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
 def test_a_program_that_closed_its_stdout_can_still_open_sessions():
     script = (
         "import os, sys\n"
+        "from partita import streams\n"
         "from partita.runtime.ort.native_log import captured_output\n"
         "sys.stdout.close()\n"
+        "streams.own_process = True\n"
         "with captured_output() as c: os.write(2, b'within\\n')\n"
         "os._exit(c.lines != ('within',))"
     )
