@@ -11,9 +11,8 @@ import pytest
 
 from partita.cli import run
 from partita.errors import ResourceError
-from partita.runtime.speculation.draft import DraftGuesser
-from partita.runtime.speculation.governor import Governor
-from tests.guesses import feed_all, knowing
+from partita.runtime.speculation.draft import DraftModel
+from tests.drafts import always_draft, knowing
 from tests.runtime import handmade as handmade_module
 from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
 
@@ -40,11 +39,10 @@ def generated(capsys: pytest.CaptureFixture[str], package: Path) -> Generated:
     return generate
 
 
-def test_the_tokens_are_the_same_and_the_gain_is_told(
+def test_the_tokens_are_the_same_and_the_acceptance_is_printed(
     generated: Generated, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feed_all(monkeypatch, most=3)
-    monkeypatch.setattr(Governor, "measuring", lambda self, live: not self.costs(live).known)
+    always_draft(monkeypatch, most=3)
     wanted = known_tokens(PROMPT, N, ("key",))
     for how in (("--speculate", "ngram"), ("--draft", package)):
         told: dict[str, Any] = json.loads(generated(*how, "--json")[0])
@@ -52,19 +50,19 @@ def test_the_tokens_are_the_same_and_the_gain_is_told(
         assert told["speculation"]["kind"] == ("draft" if "--draft" in how else "ngram")
     out, err = generated("--draft", package, "--report", tmp_path / "run.json")
     assert [int(token) for token in out.split()] == wanted
-    assert " % of " in err and "guesses right, " in err and "times the speed without" in err
+    assert " % of " in err and "draft tokens accepted" in err
     report = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
-    assert report["speculation"]["guessed"] >= report["speculation"]["confirmed"] > 0
+    assert report["speculation"]["drafted"] >= report["speculation"]["accepted"] > 0
     assert report["request"]["options"]["draft"] == str(package)
     assert json.loads(generated("--json")[0])["speculation"] is None
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_a_file_of_prompts_is_answered_with_guesses_all_the_same(
+def test_a_file_of_prompts_has_the_same_completions_with_draft_tokens(
     batch: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of rows beside each other too: the last of them goes on alone."""
-    feed_all(monkeypatch)
+    always_draft(monkeypatch)
     prompts = [PROMPT[count:] for count in range(3)]
     knowing(monkeypatch, *([*prompt, *known_tokens(prompt, N, ("key",))] for prompt in prompts))
     package = handmade(tmp_path / "rows", batch=batch, states=("key",), appends=batch == 1, fewer=batch > 1)
@@ -83,14 +81,14 @@ def test_a_file_of_prompts_is_answered_with_guesses_all_the_same(
     wanted = [known_tokens(prompt, count, ("key",)) for prompt, count in zip(prompts, counts, strict=True)]
     assert found == [wanted, wanted]
     told = json.loads(report.read_text(encoding="utf-8"))["speculation"]
-    assert 0 < told["confirmed"] < told["guessed"]
+    assert 0 < told["accepted"] < told["drafted"]
 
 
 def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_path: Path) -> None:
     recurrent = handmade(tmp_path / "recurrent", states=ALL)
     for options, says in (
         (("--speculate", "tree"), "--speculate tree: the only value is ngram"),
-        (("--speculate", "ngram", "--draft", package), "only one of them can guess"),
+        (("--speculate", "ngram", "--draft", package), "give only one of them"),
         (("--speculate", "ngram"), "take in every token that they are fed"),
     ):
         _, err = generated(*options, folder=recurrent, code=2)
@@ -102,29 +100,29 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
 
 
 @pytest.mark.parametrize("length", [16, 96], ids=["shorter", "longer"])
-def test_a_draft_with_another_cache_guesses_as_far_as_it_goes(
+def test_a_draft_with_another_cache_length_drafts_as_far_as_it_goes(
     generated: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
 ) -> None:
-    feed_all(monkeypatch, 3)
+    always_draft(monkeypatch, 3)
     with monkeypatch.context() as patched:
         patched.setattr(handmade_module, "LENGTH", length)
         draft = handmade(tmp_path / "draft", states=("key",))
     told = json.loads(generated("--draft", draft, "--json")[0])
     assert told["rows"][0]["tokens"] == known_tokens(PROMPT, N, ("key",))
     reached = N if length > N + len(PROMPT) else length - len(PROMPT)
-    assert 0 < told["speculation"]["confirmed"] <= told["speculation"]["guessed"] <= 3 * reached
+    assert 0 < told["speculation"]["accepted"] <= told["speculation"]["drafted"] <= 3 * reached
 
 
 def test_a_draft_that_gives_up_is_told_once_and_in_the_report(
     generated: Generated, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: DraftGuesser, history: Any, most: int) -> Any:
+    def fails(self: DraftModel, history: Any, most: int) -> Any:
         raise ResourceError("no memory for the draft")
 
-    feed_all(monkeypatch)
-    monkeypatch.setattr(DraftGuesser, "__call__", fails)
+    always_draft(monkeypatch)
+    monkeypatch.setattr(DraftModel, "__call__", fails)
     out, err = generated("--draft", package, "--report", tmp_path / "run.json")
     assert [int(token) for token in out.split()] == known_tokens(PROMPT, N, ("key",))
     said = " ".join(err.split())
-    assert said.count("no memory for the draft") == 1 and "nothing is guessed any more" in said
+    assert said.count("no memory for the draft") == 1 and "speculative decoding is off" in said
     assert "no memory for the draft" in str(json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["notes"])

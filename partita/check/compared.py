@@ -251,13 +251,13 @@ def _lost_cache(both: Beside) -> Found:
 
 
 def _rows_at_work(report: Report, phase: Phase) -> float | None:
-    """How many rows a timed step of decode had a token of, on average, those of right guesses not counted; None where
+    """How many rows a timed step of decode had a token of, on average, accepted draft tokens not counted; None where
     none was timed.
     """
     if phase.name != "decode":
         return None
-    guessed = report.speculation
-    tokens, steps = (phase.tokens, phase.steps) if guessed is None else (rows_of(guessed), guessed.steps)
+    drafts = report.speculation
+    tokens, steps = (phase.tokens, phase.steps) if drafts is None else (rows_of(drafts), drafts.steps)
     return tokens / steps if tokens and steps else None
 
 

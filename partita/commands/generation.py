@@ -291,10 +291,10 @@ def _say_timings(engine: LocalEngine, generation: Generation) -> None:
     if figures["decode_tokens_per_second"]:
         few = f" ({TOO_FEW})" if figures["decode_steps"] < FEW_STEPS else ""
         parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s{few}")
-    guesses = generation.speculation
-    if guesses is not None and guesses.acceptance is not None:
-        speed = "" if guesses.gain is None else f", {guesses.gain:.2f} times the speed without"
-        parts.append(f"{percent(guesses.acceptance)} of {guesses.guessed} guesses right{speed}")
+    drafts = generation.speculation
+    if drafts is not None and drafts.acceptance_rate is not None:
+        speed = "" if drafts.speedup is None else f", {drafts.speedup:.2f} times the speed without"
+        parts.append(f"{percent(drafts.acceptance_rate)} of {drafts.drafted} draft tokens accepted{speed}")
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.answers})
     parts.append(f"finish: {', '.join(reasons)}")
     note(fold("; ".join(parts), sys.stderr, 2))

@@ -227,7 +227,7 @@ class GenerateResult(Record):
     rows: tuple[GeneratedRow, ...]
     timings: GenerationTimings
     speculation: Speculation | None = None
-    """What guesses of what follows have come to; null where nobody guessed."""
+    """Figures of speculative decoding; null without it."""
     notes: tuple[str, ...]
     error: ErrorFact | None
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from partita.errors import GenerationError
+from partita.library.drafters import Drafting
 from partita.library.engine import RowRequest
 from partita.library.sampling import Sampling
-from partita.library.speculating import Guessers
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.prefix import Prefix
@@ -39,14 +39,14 @@ class Batch:
         self._rested = True
         """Nobody has been at work, so what has passed is no time of the next step."""
         self.speculation = NO_SPECULATION
-        self._guessers: Guessers | None = None
+        self._drafting: Drafting | None = None
         self.longest, self.max_new_tokens = 0, 0
         """Of what was read and of what was asked after it, so far."""
 
-    def speculate(self, asked: Speculation, guessers: Guessers | None) -> None:
-        """Have what follows guessed in rows that join from now on; None: nobody guesses."""
-        self.speculation, self._guessers = asked, guessers
-        self._engine.governor = None if guessers is None else guessers.governor
+    def speculate(self, asked: Speculation, drafting: Drafting | None) -> None:
+        """Use draft tokens in rows that join from now on; None: no speculative decoding."""
+        self.speculation, self._drafting = asked, drafting
+        self._engine.control = None if drafting is None else drafting.control
 
     def join(
         self, request: Request, logprobs: int | None = None, adapter: str | None = None, *, trial: bool = False
@@ -67,9 +67,9 @@ class Batch:
         self._runner.check_adapter(name)
         watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
         self._begins()
-        guesser = None if self._guessers is None else self._guessers.guesser()
+        drafter = None if self._drafting is None else self._drafting.drafter()
         sampler = watched or request.sampler
-        row = self._engine.join(replace(request, sampler=sampler, guesser=guesser, adapter=name))
+        row = self._engine.join(replace(request, sampler=sampler, drafter=drafter, adapter=name))
         self._adapters = [name if apart is False or index == row else had for index, had in enumerate(self._adapters)]
         if not trial:
             self._had[name] = None
@@ -92,11 +92,9 @@ class Batch:
         return None if each in ([], [None]) else " / ".join(name or "none" for name in each)
 
     def _begins(self) -> None:
-        """Somebody goes on: where nobody was at work, for himself alone, with an account of guesses of his own."""
+        """A row goes on; it has the batch for itself when no other was at work."""
         if not self._busy:
             self._rested = True
-            if self._guessers is not None:
-                self._guessers.governor.begin()
 
     def give(self, prefix: Prefix) -> None:
         """Have rows that join from now on begin with a prefix, where their prompts do. Raises GenerationError."""

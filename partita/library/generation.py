@@ -259,7 +259,7 @@ class Generation:
 
     @property
     def speculation(self) -> SpeculationFigures | None:
-        """What guesses have come to so far; None where nobody guesses."""
+        """Figures of speculative decoding so far; None without it."""
         from partita.runtime.run_facts import step_fact
 
         return speculation_figures(self._request.speculation.fact(), [step_fact(step) for step in self.steps])

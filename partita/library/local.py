@@ -15,6 +15,7 @@ from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
 from partita.library.batch import Batch, loop_request
 from partita.library.chain import Target
+from partita.library.drafters import Drafters
 from partita.library.engine import (
     ANOTHER,
     CLOSED,
@@ -32,7 +33,6 @@ from partita.library.notes import gave_up
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report, said_of
 from partita.library.sampling import Sampling
-from partita.library.speculating import Speculators
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
@@ -99,7 +99,7 @@ class LocalEngine:
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, refusal_seconds, audience) from error
-        self._speculators = Speculators(folder, target, threads)
+        self._drafters = Drafters(folder, target, threads)
         graphs = self.runner.graphs
         self.opened = Opened(
             chain=(*target.skipped, *map(chain_entry, self.runner.resolutions)),
@@ -116,9 +116,9 @@ class LocalEngine:
             check_requests(self.runner.executor, requests, _chunk(request.prefill_chunk), answered=True)
             check_adapters(self.folder, self.manifest, request.adapters)
             prefix = self._prefix(request.prefix, request.adapters)
-            guessers = self._speculators.guessers(self.runner.executor, request.speculation)
+            drafting = self._drafters.drafting(self.runner.executor, request.speculation)
             begun, batch = self._start(request.prefill_chunk, request.adapter, request.longest, is_open=False)
-            batch.speculate(request.speculation, guessers)
+            batch.speculate(request.speculation, drafting)
             self.runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
             for entry, row in zip(requests, request.rows, strict=True):
                 batch.join(replace(entry, prefix=prefix), row.logprobs, row.adapter)
@@ -139,9 +139,9 @@ class LocalEngine:
         with self._lock:
             self._check_open()
             given = self._prefix(prefix, (adapter,))
-            guessers = self._speculators.guessers(self.runner.executor, speculation)
+            drafting = self._drafters.drafting(self.runner.executor, speculation)
             begun, batch = self._start(prefill_chunk, adapter, self.manifest.graph.max_length, is_open=True)
-            batch.speculate(speculation, guessers)
+            batch.speculate(speculation, drafting)
             if given is not None:
                 batch.give(replace(given, adapter=adapter))
             self.runner.on_open()
@@ -284,7 +284,7 @@ class LocalEngine:
         """Free the sessions and everything that belongs to them. May be called twice."""
         with self._lock:
             self._over = self._closed = True
-            self._speculators.close()
+            self._drafters.close()
             self.runner.close()
 
     def _start(

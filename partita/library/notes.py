@@ -46,7 +46,7 @@ def chunk_ignored(asked: int | None, begun: Begun) -> tuple[str, ...]:
 
 
 def gave_up(why: Iterable[str | None], told: set[str]) -> tuple[str, ...]:
-    """What a step says of rows in which nobody guesses any more, each reason once; those in `told` were told before."""
+    """Why rows have no draft tokens any more, each reason once; those in `told` were told before."""
     fresh = dict.fromkeys(reason for reason in why if reason is not None and reason not in told)
     told.update(fresh)
-    return tuple(f"nothing is guessed any more, and the answer takes as long as without ({why})" for why in fresh)
+    return tuple(f"speculative decoding is off for the rest of this request ({why})" for why in fresh)

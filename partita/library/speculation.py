@@ -1,4 +1,4 @@
-"""Speculation as it is asked for: from the text itself, or with a draft; and the checks that need nothing loaded."""
+"""Options of speculative decoding, and the checks that need nothing loaded."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NGRAM: Literal["ngram"] = "ngram"
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How a generation guesses. At most one of the two is given."""
+    """Speculative decoding as it was asked for. At most one of the two is given."""
 
     speculate: str | None = None
-    """`ngram`: from the row's own text."""
+    """`ngram`: lookup in the row's own text."""
     draft: str | None = None
-    """Folder of a package that guesses."""
+    """Folder of the draft package."""
 
     @property
     def told(self) -> Mapping[str, str]:
@@ -38,7 +38,7 @@ class Speculation:
         return () if self.draft is None else (Path(self.draft),)
 
     def fact(self) -> SpeculationFact | None:
-        """As the facts of a run have it; None where nobody guesses."""
+        """As the facts of a run have it; None without speculative decoding."""
         if self.draft is not None:
             return SpeculationFact("draft", Path(self.draft).name)
         return SpeculationFact(NGRAM) if self.speculate is not None else None
@@ -61,7 +61,7 @@ def check_speculation(folder: Path, manifest: Manifest, asked: Speculation) -> N
     if asked.draft is None:
         return
     if asked.speculate is not None:
-        raise UsageError(f"{spelled('speculate', asked.speculate)} and {spelled('draft')}: only one of them can guess")
+        raise UsageError(f"{spelled('speculate', asked.speculate)} and {spelled('draft')}: give only one of them")
     if manifest.graph.batch_size != 1:
         raise UsageError(
             f"{spelled('draft', asked.draft)} works at batch size 1, and {folder} has {manifest.graph.batch_size}; "

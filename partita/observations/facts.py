@@ -316,26 +316,22 @@ class StepFact:
     again: bool = False
     """It read tokens that had been read before; the last such step made a new token, as a decode step would have."""
     width: int = 0
-    """S: tokens that each row was fed, padding and wrong guesses among them; 0 where nobody counted."""
-    guessed: int = 0
-    """Guesses of all rows that it was fed."""
-    confirmed: int = 0
-    """Those that were right."""
-    guess_seconds: float = 0.0
-    """Part of `overhead_seconds`: guesses were made."""
-    declined: bool = False
-    """Guesses were not worth it."""
-    looked: bool = False
-    """Somebody looked for guesses, or weighed whether to, which makes the step itself longer, too."""
+    """S: tokens that each row was fed, padding and rejected draft tokens included; 0 when not counted."""
+    drafted: int = 0
+    """Draft tokens of all rows that it verified."""
+    accepted: int = 0
+    """Draft tokens that were accepted."""
+    draft_seconds: float = 0.0
+    """Part of `overhead_seconds` that drafting took."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFact:
-    """Who guessed what follows."""
+    """Speculative decoding of a run."""
 
     kind: Literal["ngram", "draft"]
     draft: str | None = None
-    """Name of the package that did."""
+    """Name of the draft package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,4 +365,4 @@ class RunFacts:
     notes: tuple[str, ...] = field(default=())
     """Anything the observer wants said in the report, one sentence each."""
     speculation: SpeculationFact | None = None
-    """None where nobody guessed."""
+    """None without speculative decoding."""

@@ -414,7 +414,7 @@ class Report(Record):
     totals: Totals | None
     """null where nothing is generated."""
     speculation: Speculation | None = None
-    """Null where nobody guessed what follows."""
+    """Null without speculative decoding."""
     dry_run: DryRunFacts | None
     """null when every device was real. Otherwise no time is given anywhere."""
     exceeded: tuple[str, ...] = ()

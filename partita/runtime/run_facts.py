@@ -89,7 +89,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     if again:
         tokens = sum(step.row_tokens for step in again)
         limit = runner.contract.rereads_at
-        why = "after a guess that was wrong gave numbers that are not finite"
+        why = "after a rejected draft token gave numbers that are not finite"
         if limit is not None:
             why = f"when the sequence grew beyond {limit}, where the model's rotary frequencies change"
         notes.append(f"{tokens} tokens were prefilled again {why}; they count as prefill steps, not as prompt tokens")
@@ -180,11 +180,9 @@ def step_fact(step: Step) -> StepFact:
         step.row_tokens,
         step.again,
         step.width,
-        step.guessed,
-        step.confirmed,
-        step.guess_seconds,
-        step.declined,
-        step.looked,
+        step.drafted,
+        step.accepted,
+        step.draft_seconds,
     )
 
 

@@ -25,7 +25,7 @@ from partita.runtime.engine.request import Request
 from partita.runtime.runner import load_runner
 from partita.runtime.sampling import greedy
 from partita.runtime.scoring import Scorer
-from partita.runtime.speculation.possible import why_not
+from partita.runtime.speculation.eligibility import why_not
 from tests.conftest import TinyCheckpoint
 
 WINDOW, LENGTH = 8, 64

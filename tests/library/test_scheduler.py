@@ -25,7 +25,7 @@ from partita.package import read_manifest
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.ort.binding import Binding
 from partita.runtime.text import load_text
-from tests.guesses import feed_all, knowing
+from tests.drafts import always_draft, knowing
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 KEYS = ("key",)
@@ -395,7 +395,7 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
 @pytest.mark.parametrize("fewer", [True, False], ids=["a row alone", "all rows"])
 def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypatch, fewer):
     """Stop strings that end within what a step confirms, log-probabilities, requests that come and go."""
-    feed_all(monkeypatch)
+    always_draft(monkeypatch)
     knowing(monkeypatch, *((*prompt, *known_tokens(prompt, 30, KEYS)) for prompt in PROMPTS))
     engine = opened(handmade(tmp_path / "p", batch=3, states=KEYS, appends=not fewer, fewer=fewer))
     plain, likely, _ = told_to_requests(engine, Speculation())
@@ -404,9 +404,9 @@ def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypat
     for one, other in zip(likely, still, strict=True):
         assert [entry.token for entry in one] == [entry.token for entry in other]
         np.testing.assert_allclose([e.logprob for e in one], [e.logprob for e in other], atol=1e-5)
-    assert 0 < sum(step.confirmed for step in steps) < sum(step.guessed for step in steps)
+    assert 0 < sum(step.accepted for step in steps) < sum(step.drafted for step in steps)
     beside = [step for step in steps if step.phase == "decode" and sum(map(bool, step.tokens)) > 1]
-    assert beside and any(step.guessed for step in beside) != fewer
+    assert beside and any(step.drafted for step in beside) != fewer
 
 
 def test_it_waits_until_there_is_something_to_do(tmp_path, opened):

@@ -1,4 +1,4 @@
-"""What guesses have come to: figures from the steps alone, and a section that says them."""
+"""Figures of speculative decoding, from recorded steps."""
 
 from __future__ import annotations
 
@@ -12,63 +12,50 @@ from partita.partition_reports.sections.speculation import section
 from partita.partition_reports.speculation import speculation_figures
 from tests.partition_reports.samples import recorded_facts, report_of
 
-PLAIN = StepFact("decode", 1, 0.0018, 0.0003, False, 1, width=1, guess_seconds=0.0001)
-WIDE = StepFact("decode", 3, 0.0022, 0.0003, False, 3, width=4, guessed=3, confirmed=2, guess_seconds=0.0001)
-WRONG = replace(WIDE, tokens=1, row_tokens=1, confirmed=0)
-DECLINED = replace(PLAIN, declined=True)
+PLAIN = StepFact("decode", 1, 0.0018, 0.0003, False, 1, width=1, draft_seconds=0.0001)
+WIDE = StepFact("decode", 3, 0.0022, 0.0003, False, 3, width=4, drafted=3, accepted=2, draft_seconds=0.0001)
+REJECTED = replace(WIDE, tokens=1, row_tokens=1, accepted=0)
 PROFILED = replace(PLAIN, observed=True, seconds=1.0)
 PREFILL = StepFact("prefill", 20, 0.05, 0.001, False, 20, width=20)
-STEPS = (PREFILL, PROFILED, PLAIN, PLAIN, DECLINED, WIDE, WIDE, WIDE, WRONG)
+STEPS = (PREFILL, PROFILED, PLAIN, PLAIN, PLAIN, WIDE, WIDE, WIDE, REJECTED)
 NGRAM = SpeculationFact("ngram")
 
 
-def test_the_gain_is_by_what_a_token_took_without_guesses_in_the_same_run() -> None:
+def test_the_speedup_compares_with_steps_without_draft_tokens_of_the_same_run() -> None:
     found = speculation_figures(NGRAM, STEPS)
     assert found is not None
-    assert (found.steps, found.guessing_steps, found.declined_steps, found.tokens) == (7, 4, 1, 13)
-    assert (found.guessed, found.confirmed, found.acceptance) == (12, 6, 0.5)
-    assert found.plain_token_ms == pytest.approx(2.0), "less the time in which guesses were looked for"
+    assert (found.steps, found.drafting_steps, found.tokens) == (7, 4, 13)
+    assert (found.drafted, found.accepted, found.acceptance_rate) == (12, 6, 0.5)
+    assert found.plain_token_ms == pytest.approx(2.0), "drafting excluded"
     seconds = 3 * 0.0021 + 4 * 0.0025
-    assert found.seconds == pytest.approx(seconds) and found.gain == pytest.approx(13 * 0.002 / seconds)
+    assert found.seconds == pytest.approx(seconds) and found.speedup == pytest.approx(13 * 0.002 / seconds)
     assert [(entry.width, entry.steps, entry.tokens) for entry in found.widths] == [(1, 3, 3), (4, 4, 10)]
 
 
-def test_a_step_after_a_look_that_found_nothing_is_none_without_guesses() -> None:
-    """It is longer for the look, so guesses would look better beside it than they are."""
-    looked = replace(PLAIN, seconds=0.0023, looked=True)
-    found = speculation_figures(NGRAM, (*STEPS, looked, looked, looked, looked))
-    assert found is not None and found.plain_token_ms == pytest.approx(2.0)
-    took = 3 * 0.0021 + 4 * 0.0025 + 4 * 0.0026
-    assert found.gain == pytest.approx(17 * 0.002 / took)
-    alone = speculation_figures(NGRAM, (WIDE, looked))
-    assert alone is not None and alone.plain_token_ms == pytest.approx(2.5), "where there is nothing else"
-
-
-def test_steps_of_several_rows_are_compared_with_those_of_as_many() -> None:
-    """Rows beside each other share the time of a step: a token of theirs says nothing of what one alone takes."""
-    beside = StepFact("decode", 1, 0.0036, 0.0004, False, 4, width=1)
-    found = speculation_figures(NGRAM, (beside, beside, *STEPS))
+def test_steps_of_several_rows_are_compared_with_steps_of_as_many() -> None:
+    """Rows share the time of a step."""
+    pair = StepFact("decode", 1, 0.0036, 0.0004, False, 4, width=1)
+    found = speculation_figures(NGRAM, (pair, pair, *STEPS))
     assert found is not None
     plain, took = 13 * 0.002 + 2 * 0.004, 3 * 0.0021 + 4 * 0.0025 + 2 * 0.004
-    assert found.gain == pytest.approx(plain / took)
+    assert found.speedup == pytest.approx(plain / took)
 
 
-def test_without_a_step_to_compare_with_there_is_no_gain_and_nobody_makes_one_up() -> None:
+def test_without_a_step_to_compare_with_there_is_no_speedup() -> None:
     found = speculation_figures(NGRAM, (PREFILL, WIDE))
-    assert found is not None and found.gain is None and found.plain_token_ms is None
+    assert found is not None and found.speedup is None and found.plain_token_ms is None
     none = speculation_figures(NGRAM, (PREFILL,))
-    assert none is not None and (none.steps, none.tokens_per_step, none.acceptance) == (0, None, None)
+    assert none is not None and (none.steps, none.tokens_per_step, none.acceptance_rate) == (0, None, None)
     assert speculation_figures(None, STEPS) is None
 
 
-def test_a_section_says_it() -> None:
+def test_the_section_shows_the_figures() -> None:
     report = report_of(replace(recorded_facts(), steps=STEPS, speculation=SpeculationFact("draft", "small")))
     found = section(report)
     assert found is not None
-    told = " ".join(str(block.text) for block in found.blocks if isinstance(block, Line))
-    assert "1.60 times as fast as without guesses" in told and "2.00 ms" in told
-    assert "the draft small: 6 of 12 were right (50.0 %), in 4 of 7 steps; 1.86 tokens per step" in told
-    assert "In 1 step guesses were not worth it" in told
+    lines = " ".join(str(block.text) for block in found.blocks if isinstance(block, Line))
+    assert "1.60 times as fast as without draft tokens" in lines and "2.00 ms" in lines
+    assert "the draft small: 6 of 12 accepted (50.0 %), in 4 of 7 steps; 1.86 tokens per step" in lines
     (table,) = [block for block in found.blocks if isinstance(block, Table)]
     assert [row.cells[0] for row in table.rows] == ["1", "4"] and table.rows[1].cells[-1] == "1.20"
     assert section(report_of(recorded_facts())) is None

@@ -11,7 +11,7 @@ import pytest
 import partita
 from partita import cli
 from partita.library.speculation import Speculation
-from tests.guesses import feed_all, knowing
+from tests.drafts import always_draft, knowing
 from tests.serve.serving import running
 from tests.serve.test_command import serving
 
@@ -23,7 +23,7 @@ def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_o
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four rows in `gqa`, as the server's page has packages exported."""
-    feed_all(monkeypatch)
+    always_draft(monkeypatch)
     monkeypatch.setattr("partita.serve.served.REPORT_SECONDS", 0.0)
     prompts, count = [TEXT, TEXT[4:], TEXT[:30], TEXT[:20]], 24
     with partita.load(package, providers="cpu", threads=1, observe=False) as model:
@@ -42,7 +42,7 @@ def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_o
         first = answer(TEXT)
         assert first["text"] == wanted[0] and len(first["logprobs"]["token_logprobs"]) == count
         told = server.get("/report?view=json").json()["speculation"]
-        assert 0 < told["confirmed"] < told["guessed"]
+        assert 0 < told["accepted"] < told["drafted"]
         with ThreadPoolExecutor(4) as pool:
             assert [found["text"] for found in pool.map(answer, prompts)] == wanted
 

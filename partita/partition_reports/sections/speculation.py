@@ -1,4 +1,4 @@
-"""What guesses of what follows have come to: how many were right, what steps cost by their width, and the gain."""
+"""Speculative decoding: acceptance rate, step times by width, and the speedup."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Block, Column, Line, Section, table
 from partita.partition_reports.speculation import Speculation
 
-MAKES_NO_DIFFERENCE = 0.005
-
 
 def section(report: Report) -> Section | None:
-    """None where nobody guessed."""
+    """None without speculative decoding."""
     found = report.speculation
     if found is None:
         return None
-    blocks: list[Block] = [Line(told_gain(found)), Line(_told_guesses(found))]
-    if found.declined_steps:
-        blocks.append(
-            Line(
-                f"In {plural(found.declined_steps, 'step')} guesses were not worth it, by what steps cost and how "
-                "often they were right; none was fed."
-            )
-        )
-    blocks.append(
-        Line(f"Making and choosing guesses took {decimals(found.guess_seconds)} of {decimals(found.seconds)} s.")
-    )
+    seconds = f"Drafting took {decimals(found.draft_seconds)} of {decimals(found.seconds)} s."
     one = next((entry.step_p50_ms for entry in found.widths if entry.width == 1), None)
     rows = [
         (
@@ -46,28 +34,27 @@ def section(report: Report) -> Section | None:
         Column("step p50, ms"),
         Column("by a step of 1"),
     )
-    blocks.append(table("Steps by the tokens that a row is fed", heads, rows))
-    return Section("speculation", "Speculation", tuple(blocks))
+    steps = table("Steps by the tokens fed per row", heads, rows)
+    blocks: list[Block] = [Line(_acceptance_text(found)), Line(seconds), steps]
+    if found.drafted:
+        blocks.insert(0, Line(speedup_text(found)))
+    return Section("speculation", "Speculative decoding", tuple(blocks))
 
 
-def told_gain(found: Speculation) -> str:
-    """The answer in a sentence."""
-    if found.gain is None:
-        return "No step was made without guesses, or none at all, so there is nothing to compare with."
-    change = found.gain - 1
-    how = "as fast as" if abs(change) < MAKES_NO_DIFFERENCE else f"{found.gain:.2f} times as fast as"
+def speedup_text(found: Speculation) -> str:
+    """The speedup in a sentence."""
+    if found.speedup is None:
+        return "Speedup not known: no decode step ran without draft tokens."
+    basis = f"{decimals(found.plain_token_ms)} ms per token in steps without draft tokens"
+    return f"Decode was {found.speedup:.2f} times as fast as without draft tokens ({basis})."
+
+
+def _acceptance_text(found: Speculation) -> str:
+    source = "n-gram lookup" if found.draft is None else f"the draft {found.draft}"
+    if found.acceptance_rate is None:
+        return f"No draft tokens from {source} in {plural(found.steps, 'step')}."
     return (
-        f"Decode was {how} without guesses, by the {decimals(found.plain_token_ms)} ms that a token took in steps "
-        "without any."
-    )
-
-
-def _told_guesses(found: Speculation) -> str:
-    """Who guessed, how much and how well."""
-    who = "what was written so far" if found.draft is None else f"the draft {found.draft}"
-    if found.acceptance is None:
-        return f"Guesses from {who}: none was fed in {plural(found.steps, 'step')}."
-    return (
-        f"Guesses from {who}: {found.confirmed:,} of {found.guessed:,} were right ({percent(found.acceptance)}), in "
-        f"{found.guessing_steps:,} of {plural(found.steps, 'step')}; {decimals(found.tokens_per_step)} tokens per step."
+        f"Draft tokens from {source}: {found.accepted:,} of {found.drafted:,} accepted "
+        f"({percent(found.acceptance_rate)}), in {found.drafting_steps:,} of {plural(found.steps, 'step')}; "
+        f"{decimals(found.tokens_per_step)} tokens per step."
     )

@@ -6,7 +6,7 @@ planner    which graph runs it, with how many tokens of each row; pure
 cache      one buffer per state, and what may be done with it
 executor   feeds a plan to a session and hands out logits: bound_graph has the buffers of a graph, logits what came of a
            run; what of them a device chooses is in choices, and who does it in choosing
-guesses    who guesses what follows, and who says how many guesses are worth a step; guessing makes that step
+drafting   draft tokens of a step, and how many it verifies
 loop       schedule, plan, run, sample, until every row has finished
 recorder   what is kept of the steps; an observer, which the loop does not know
 """

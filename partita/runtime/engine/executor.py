@@ -57,7 +57,7 @@ class Executor:
         self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
         self._observed: dict[GraphName, BoundGraph] = {}
         """Of the last run that was profiled: what the report says of a step is of that one."""
-        """By the graph, and S of those that confirm guesses, which change from step to step; 1 where the graph of
+        """By the graph, and S of those that verify draft tokens, which change from step to step; 1 where the graph of
         single tokens reads several all the same, else 0.
         """
         self._adapters: list[Given] = [NOTHING] * contract.batch_size
@@ -122,10 +122,10 @@ class Executor:
         return next(entry for entry in self.loaded if name in entry.phases)
 
     def bound(
-        self, name: GraphName, new_tokens: int, rows: int, span: Span = None, *, guesses: bool = False
+        self, name: GraphName, new_tokens: int, rows: int, span: Span = None, *, drafts: bool = False
     ) -> BoundGraph:
         """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept, and
-        those of a few `guesses` for each S.
+        those of a few `drafts` for each S.
 
         `span`: the rows of the batch that they are of; None: all.
         """
@@ -138,7 +138,7 @@ class Executor:
         elif name == "prefill":
             rows = self.graphs.logits_rows or rows
         several = int(name == "decode" and new_tokens > 1)
-        place = name, new_tokens if guesses and 1 < new_tokens <= FEW_TOKENS else several
+        place = name, new_tokens if drafts and 1 < new_tokens <= FEW_TOKENS else several
         kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows, kept.span) != (new_tokens, rows, span):
             old = self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
@@ -172,7 +172,7 @@ class Executor:
         """The graph of a plan, its logits chosen; `tokens` [B, S] is to be written before `run`."""
         kept = self._given[self.graph(plan.graph).graph.file] == "kept"
         rows = plan.new_tokens - plan.positions[0] if kept else len(plan.positions)
-        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, guesses=not plan.reads)
+        graph = self.bound(plan.graph, plan.new_tokens, rows, plan.span, drafts=not plan.reads)
         graph.choose(plan.positions)
         return graph
 

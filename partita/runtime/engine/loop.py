@@ -19,9 +19,8 @@ from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.bound_graph import BoundGraph
 from partita.runtime.engine.checks import check_prompt, not_apart, room_for
+from partita.runtime.engine.drafting import DraftControl, Verified, draft, get_ready
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor, Judged
-from partita.runtime.engine.guessing import get_ready, heard, make_guesses
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
 from partita.runtime.engine.prefix import Prefix, check_loads, common_tokens, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
@@ -60,8 +59,8 @@ class Engine:
     """What prompts begin with alike is read once, and copied."""
     patience: int | None = None
     """So many tokens of prompts are read at most before the rows at work have a step; None: they wait for all."""
-    governor: Governor | None = None
-    """Says how many guesses are fed; None: all of them."""
+    control: DraftControl | None = None
+    """Chooses the number of draft tokens; None: as many as fit."""
     rows: list[Row | None] = field(init=False)
     """[B]: what each row of the batch is at; None for a free one."""
     made: int = field(default=0, init=False)
@@ -224,13 +223,12 @@ class Engine:
         Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
         """
         steady, self.steady = self.steady, None  # none where this step fails
-        if steady is not None and steady.graph.is_bound:
+        if steady is not None and steady.graph.is_bound and not (steady.drafts and self.drafts_again(steady)):
             return self.step_again(steady)
         self.reread_if_outgrown()
         filled, began = self.executor.cache.filled, time.perf_counter()
-        guessing = make_guesses(self.rows, self.executor, self.governor, self.plan)
-        guess_seconds = time.perf_counter() - began
-        plan = guessing.plan or self.plan()
+        drafts = draft(self.rows, self.executor, self.control, self.plan)
+        plan = drafts.plan or self.plan()
         if plan is None:
             return None
         if not plan.reads:
@@ -243,21 +241,17 @@ class Engine:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
             self.longest_rope = max(self.longest_rope, self.rope_length)
         outcome = self.executor.run(plan, graph, self.rope_length)
-        guesses = [() if row is None else row.guesses for row in self.rows]
-        evidence = [() if row is None else row.evidence[: row.guessed] for row in self.rows]
+        drafted = [0 if row is None else row.drafted for row in self.rows]
         self._note_judged(plan)
         tokens = self.hear(plan, graph)
         get_ready(self.rows, self.executor, plan)
-        tested = [
-            _judged(classes, made, new) if classes else None
-            for classes, made, new in zip(evidence, guesses, tokens, strict=True)
-        ]
-        # Guesses that were fed in vain are gone again.
+        # Rejected draft tokens are gone again.
         rereads = self.executor.contract.rereads and not plan.reads  # what was read before is no token of this step
         kept = [
-            max(len(new), 1 - anew) if entry or (rereads and take) else take
-            for take, entry, new, anew in zip(plan.take, tested, tokens, _anew(self.rows), strict=True)
+            max(len(new), 1 - anew) if count or (rereads and take) else take
+            for take, count, new, anew in zip(plan.take, drafted, tokens, _anew(self.rows), strict=True)
         ]
+        verified = [Verified(count, len(new) - 1) for count, new in zip(drafted, tokens, strict=True) if count and new]
         now = time.perf_counter()
         step = Step(
             phase="prefill" if plan.reads else "decode",
@@ -271,12 +265,10 @@ class Engine:
             observed=outcome.observed,
             file=outcome.file,
             again=plan.reads and again,
-            guessed=sum(len(entry.evidence) for entry in tested if entry),
-            confirmed=sum(entry.confirmed for entry in tested if entry),
+            drafted=sum(drafted),
+            accepted=sum(row.accepted for row in verified),
             width=plan.new_tokens,
-            guess_seconds=guess_seconds,
-            declined=guessing.declined,
-            looked=guessing.looked,
+            draft_seconds=drafts.seconds,
             errors=_errors(self.rows),
             copied=() if self.prefixes is None else self.prefixes.told(len(self.rows)),
             gave_up=_gave_up(self.rows),
@@ -287,12 +279,16 @@ class Engine:
         self.read = self.read + plan.new_tokens * (end - first) if plan.reads else 0
         if self.prefixes is not None:
             self.prefixes.after_step(step.row_tokens if plan.reads else 0, outcome.run_seconds)
-        if self.governor is not None and not (plan.reads or outcome.observed or guessing.unheard):
-            self.governor.heard(heard(plan, guessing, now - began - guess_seconds, guess_seconds, tokens, tested))
+        if self.control is not None and drafts.live and not plan.reads:
+            self.control.record(drafts.live, max(drafted), now - began, verified)
         self.steady = steady_step(graph, self.executor, self.rows, plan)
         for observer in self.observers:
             observer.on_step(step)
         return step
+
+    def drafts_again(self, steady: SteadyStep) -> bool:
+        """Whether the rows of a steady step may have draft tokens in the next step."""
+        return self.control is None or not self.control.rests(len(steady.rows))
 
     def step_again(self, steady: SteadyStep) -> Step:
         """The next step, which is the last one with other tokens. What `step` looks at besides is as it was."""
@@ -374,7 +370,7 @@ class Engine:
         return RowView(0, row.known, reads, reads and row.request.listener is not None)
 
     def hear(self, plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
-        """Tell listeners their logits, and add tokens to each row that was fed its last one: one, and those guessed."""
+        """Tell listeners their logits, and add the next tokens to each row that was fed its last one."""
         tokens: list[tuple[int, ...]] = [()] * len(self.rows)
         for index, row in enumerate(self.rows):
             if row is not None and row.request.listener is not None:
@@ -385,52 +381,50 @@ class Engine:
         for index, position in plan.ends:
             row = self.row(index)
             row.again = False
-            if row.guessed:
-                tokens[index] = self.confirm(index, row, graph)
+            if row.drafted:
+                tokens[index] = self.verify(index, row, graph)
             elif row.request.sampler is not None:
                 tokens[index] = self.add_token(index, row, look(row, graph, index, position))
             elif row.request.listener is None and not np.isfinite(graph.logits(index, position).max()):
                 self.fail(index, row)  # nobody draws of what is read for a prefix, and it would be kept
         return tuple(tokens)
 
-    def confirm(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
-        """Sample after the last known token and after each guess that proves right; forget the others.
+    def verify(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
+        """Choose the token after the last known one, and after each draft token that was chosen; forget the others.
 
-        Drawing as without guesses and comparing leaves the distribution as it is. Logits that are not finite before
-        the last guess may be so because of a guess behind them.
+        Sampling from the logits of the model and comparing leaves its distribution as it is. Logits before the last
+        draft token that are not finite may be so because of a draft token after them.
         """
-        guesses = row.guesses
-        row.keep_guesses(0)
+        drafts, row.drafted = row.drafts, 0
         found: tuple[int, ...] = ()
         spoilt = False
-        for position, guess in enumerate((*guesses, None)):
+        for position, token in enumerate((*drafts, None)):
             seen = look(row, graph, index, position)
-            spoilt = guess is not None and not seen.finite
+            spoilt = token is not None and not seen.finite
             if spoilt:
                 break
             new = self.add_token(index, row, seen)
             found += new
-            if row.finish is not None or new != (guess,):
+            if row.finish is not None or new != (token,):
                 break
-        behind = len(guesses) + 1 - max(len(found), 1)
-        if behind:
-            spoilt = spoilt or not look(row, graph, index, len(guesses)).finite
-            self.take_back(index, row, behind, spoilt=spoilt)
+        rejected = len(drafts) + 1 - max(len(found), 1)
+        if rejected:
+            spoilt = spoilt or not look(row, graph, index, len(drafts)).finite
+            self.take_back(index, row, rejected, spoilt=spoilt)
         return found
 
     def take_back(self, index: int, row: Row, tokens: int, *, spoilt: bool) -> None:
-        """Take back guesses that were wrong. `spoilt`: what they left in the cache is not finite, and is felt though it
-        is masked, for 0 times that is not 0: the row reads again what it knows, in a cache of zeros, and guesses no
-        more, for the same guess may come again.
+        """Rewind rejected draft tokens. `spoilt`: the values they left in the cache are not finite, and change results
+        although they are masked (0 times NaN): the row reads its text again, and has no more draft tokens.
         """
         cache = self.executor.cache
         if spoilt:
-            row.guess_no_more("a guess that was wrong gave numbers that are not finite")
+            row.stop_drafting("a rejected draft token gave numbers that are not finite")
         if spoilt and row.finish is None and cache.wipe(index):
             self.read_again(index, row)
             return
         cache.rewind(index, tokens)
-        if spoilt and row.finish is None:  # what one row has cannot be zeroed here, and may be felt by nobody
+        if spoilt and row.finish is None:  # the row cannot be zeroed here, and may be felt by others
             cache.dirty = True
         elif spoilt:
             cache.unjudged.add(index)
@@ -505,11 +499,6 @@ def _row_view(row: Row | None, filled: int) -> RowView:
     return RowView(0, 0, live=False) if row is None else row.view(filled)
 
 
-def _judged(evidence: tuple[int, ...], guesses: tuple[int, ...], new: tuple[int, ...]) -> Judged:
-    """What came of the guesses of a row that got these tokens. What stood behind one that ended it was never tried."""
-    return Judged(evidence, max(len(new) - 1, 0), ended=bool(new) and new == guesses[: len(new)])
-
-
 def _anew(rows: Sequence[Row | None]) -> list[bool]:
     """Rows that will read again, so that nothing that they were fed in a step is kept."""
     return [row is not None and row.again for row in rows]
@@ -527,7 +516,7 @@ def _errors(rows: Sequence[Row | None]) -> tuple[str | None, ...]:
 
 
 def _gave_up(rows: Sequence[Row | None]) -> tuple[str | None, ...]:
-    """Why nobody guesses any more; empty where somebody may in all rows that asked for it."""
+    """Why rows have no draft tokens any more; empty where none gave up."""
     found = tuple(None if row is None else row.gave_up for row in rows)
     return found if any(found) else ()
 

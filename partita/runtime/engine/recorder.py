@@ -19,7 +19,7 @@ class Step:
     index: int
     """0-based, over the whole generation."""
     new_tokens: int
-    """Tokens that the row with most of them took in; neither padding counts nor a guess that was wrong."""
+    """Tokens that the row with most of them took in; neither padding nor rejected draft tokens count."""
     row_tokens: int
     """Tokens taken in over all rows: prompt tokens while a prompt is read, then one per row that still goes on."""
     tokens: tuple[tuple[int, ...], ...]
@@ -36,18 +36,14 @@ class Step:
     """ONNX file that ran it. A static pair reads part of a prompt with decode.onnx."""
     again: bool = False
     """It read tokens that had been read before, because what was cached of them was no longer valid."""
-    guessed: int = 0
-    """Guesses of all rows that it was fed, see `Request.guesser`."""
-    confirmed: int = 0
-    """Those that were right."""
+    drafted: int = 0
+    """Draft tokens of all rows that it verified."""
+    accepted: int = 0
+    """Draft tokens that were accepted."""
     width: int = 0
-    """S: tokens that each row was fed, padding and wrong guesses among them."""
-    guess_seconds: float = 0.0
-    """Part of `overhead_seconds`: guesses were made, and their number chosen."""
-    declined: bool = False
-    """Guesses could have been confirmed, and the governor found them not worth it."""
-    looked: bool = False
-    """Somebody looked for guesses, or weighed whether to."""
+    """S: tokens that each row was fed, padding and rejected draft tokens included."""
+    draft_seconds: float = 0.0
+    """Part of `overhead_seconds` that drafting took, runs of the draft model included."""
     errors: tuple[str | None, ...] = ()
     """What went wrong in a row alone, whose finish is `error` then; empty where nothing did in any."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
@@ -57,7 +53,7 @@ class Step:
     none has.
     """
     gave_up: tuple[str | None, ...] = ()
-    """Why nobody guesses any more in a row in which somebody did; empty where that is so in none."""
+    """Why a row has no draft tokens any more; empty where none gave up."""
 
 
 KEPT_STEPS = 512

@@ -9,12 +9,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from partita.runtime.engine.guesses import Guesser, Reader
 from partita.runtime.engine.planner import RowView
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.sampling import Sampler
 
 Finish = Literal["stop", "length", "cache_full", "error"]
+Drafter = Callable[[npt.NDArray[np.int64], int], Sequence[int]]
+"""At most so many draft tokens that may follow the tokens of a row [n]. 0 are asked for when a prompt has been read."""
 Listener = Callable[[int, npt.NDArray[np.float32]], object]
 """Hears the logits [vocab] of the token at a 0-based position; they are valid until the next step."""
 
@@ -36,10 +37,9 @@ class Request:
     """Logits that are not finite are no error: who asks judges for himself, or looks at none."""
     fails_alone: bool = False
     """Logits that are not finite end this row, with `error`, and the others go on; else they end the run."""
-    guesser: Guesser | None = None
-    """Guesses what follows, so that a step can confirm several tokens. The tokens are the same without: a guess is kept
-    when the sampler, given the logits before it, takes the same token. Not asked where a row cannot be taken back, nor
-    beside a listener.
+    drafter: Drafter | None = None
+    """Proposes draft tokens, so that a step can verify several; the tokens are the same without. Not used with a
+    listener, nor where a row cannot be rewound.
     """
     rope_length: int = 0
     """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
@@ -72,16 +72,10 @@ class Row:
     """What went wrong in this row alone."""
     again: bool = field(default=False)
     """What it reads until `read_until` had been read before."""
-    guessed: int = 0
-    """Tokens of `history` after the known ones that are guesses, to be confirmed by the next step."""
-    evidence: tuple[int, ...] = ()
-    """That of each guess."""
+    drafted: int = 0
+    """Tokens of `history` after the known ones that are draft tokens, which the next step verifies."""
     gave_up: str | None = None
-    """Why nobody guesses here any more; None while somebody may."""
-    reader: Reader | None = None
-    """Its guesser where that reads before it guesses. Looked up once: to ask an object for its methods takes longer
-    than a guess.
-    """
+    """Why the row has no draft tokens any more; None while it may have some."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -90,8 +84,7 @@ class Row:
         count = len(request.prompt)
         history[:count] = request.prompt
         read_until = count if request.continues_at is None else request.continues_at
-        reader = request.guesser if isinstance(request.guesser, Reader) else None
-        return cls(request, history, count, count, read_until, reader=reader)
+        return cls(request, history, count, count, read_until)
 
     @property
     def new_tokens(self) -> int:
@@ -100,58 +93,51 @@ class Row:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step adds one token to it: nobody drafts tokens or asks for logits."""
+        """Whether a step without draft tokens adds one token to it, and nobody asks for its logits."""
         request = self.request
-        plain = request.sampler is not None and request.guesser is None and request.listener is None
-        return plain and self.known < len(self.history)
+        return request.sampler is not None and request.listener is None and self.known < len(self.history)
 
     @property
-    def guesses(self) -> tuple[int, ...]:
-        """The guesses behind the known tokens."""
-        return tuple(self.history[self.known : self.known + self.guessed].tolist())
+    def drafts(self) -> tuple[int, ...]:
+        """The draft tokens after the known ones."""
+        return tuple(self.history[self.known : self.known + self.drafted].tolist())
 
     def view(self, filled: int) -> RowView:
         """The row for the planner, with `filled` of its tokens in the cache."""
         if self.finish is not None:
             return RowView(filled, 0, live=False)
         listens = self.request.listener is not None
-        every = listens and filled >= self.request.listens_from or self.guessed > 0
+        every = listens and filled >= self.request.listens_from or self.drafted > 0
         reads = filled < self.read_until
         most = self.read_until - filled if reads and self.read_until < self.known else None
         if listens and not every and self.request.listens_from < self.known:
             most = min(most or self.known, self.request.listens_from - filled)
         if self.request.singly and not reads:
             most = 1
-        return RowView(filled, self.known - filled + self.guessed, reads, every, most=most)
+        return RowView(filled, self.known - filled + self.drafted, reads, every, most=most)
 
-    def room_to_guess(self, filled: int) -> int:
-        """How many guesses the next step could confirm, with `filled` tokens in the cache: where only the last known
-        token is still to be fed, and no more than the row can still take. 0 beside a listener, which would hear of
-        tokens that are taken back.
+    def room_for_drafts(self, filled: int) -> int:
+        """How many draft tokens the next step could verify, with `filled` tokens in the cache: only when the last known
+        token alone is still to be fed, and no more than the row can take.
         """
-        if self.request.guesser is None or self.request.listener is not None or self.finish is not None:
+        if self.request.drafter is None or self.request.listener is not None or filled < self.read_until:
             return 0
-        if filled != self.known - 1 or filled < self.read_until:
+        if filled != self.known - 1:
             return 0
         return max(0, min(len(self.history) - self.known, self.request.max_new_tokens - self.new_tokens) - 1)
 
-    def guess(self, most: int) -> None:
-        """Ask for guesses, and write them behind the known tokens; none where `most` is 0, which is to get ready."""
-        assert self.request.guesser is not None
-        tokens, evidence = self.request.guesser(self.history[: self.known], most)
-        self.guessed, self.evidence = min(len(tokens), most), tuple(evidence[:most])
-        if self.guessed:
-            self.history[self.known : self.known + self.guessed] = tokens[:most]
+    def draft(self, most: int) -> None:
+        """Write at most `most` draft tokens after the known ones; 0 lets the drafter read the row."""
+        assert self.request.drafter is not None
+        self.drafted = 0
+        tokens = self.request.drafter(self.history[: self.known], most)[:most]
+        self.drafted = len(tokens)
+        self.history[self.known : self.known + self.drafted] = tokens
 
-    def keep_guesses(self, count: int) -> None:
-        """Forget all but the first guesses."""
-        self.guessed = min(self.guessed, count)
-        self.evidence = self.evidence[: self.guessed]
-
-    def guess_no_more(self, why: str) -> None:
-        """An answer does without."""
-        self.request = replace(self.request, guesser=None)
-        self.gave_up = why
+    def stop_drafting(self, why: str) -> None:
+        """Go on without draft tokens."""
+        self.request = replace(self.request, drafter=None)
+        self.drafted, self.gave_up = 0, why
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give it more tokens to read, after which it goes on with its whole budget."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Generator, Iterable, Sequence
 
 from partita.runtime.engine.checks import check_requests
+from partita.runtime.engine.drafting import DraftControl
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Governor
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, Engine, Observer
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
@@ -47,13 +47,13 @@ def serve(
     prefill_chunk: int = PREFILL_CHUNK_TOKENS,
     observers: Sequence[Observer] = (),
     policy: Policy = prompts_first,
-    governor: Governor | None = None,
+    control: DraftControl | None = None,
 ) -> Generator[Step, None, None]:
     """The steps of requests that all begin now, one per row of the batch, until every one has finished.
 
     Observers hear of the prompts before the first step is asked for.
     """
-    engine = Engine(executor, prefill_chunk, observers, policy, governor=governor)
+    engine = Engine(executor, prefill_chunk, observers, policy, control=control)
     wanted = list(requests)
     for observer in observers:
         observer.on_prompts(tuple(len(request.prompt) for request in wanted))

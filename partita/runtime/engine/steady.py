@@ -41,6 +41,8 @@ class SteadyStep:
         self.errors: tuple[str | None, ...] = errors if any(errors) else ()
         gave_up = tuple(None if row is None else row.gave_up for row in rows)
         self.gave_up: tuple[str | None, ...] = gave_up if any(gave_up) else ()
+        self.drafts = any(entry.row.request.drafter is not None for entry in self.rows)
+        """Some row may have draft tokens when drafting is on."""
         self._filled = executor.cache.filled
         first = graph.span[0] if graph.span else 0
         cursors = graph.cursors
@@ -83,8 +85,8 @@ SEPARATE = frozenset({"total_length", "mask", "cache_branch"})
 def steady_step(graph: BoundGraph, executor: Executor, rows: Sequence[Row | None], plan: StepPlan) -> SteadyStep | None:
     """The step after one that `graph` has just run by `plan`, if it is that one again with the next tokens; else None.
 
-    That is so when the step fed one token to each row that goes on, none of them ended with it, and nobody drafts
-    tokens or asks for logits. Not while runs are profiled, nor where a step needs more than tokens and cursors.
+    That is so when the step fed one token to each row that goes on, none of them ended with it, and nobody asks
+    for logits. Not while runs are profiled, nor where a step needs more than tokens and cursors.
     """
     if plan.reads or plan.new_tokens != 1 or not graph.repeats or executor.takes_rope_length:
         return None

@@ -1,1 +1,1 @@
-"""Speculation: who guesses what follows (`ngram`, `draft`), and how many guesses are worth a step (`governor`)."""
+"""Speculative decoding: drafters (`ngram`, `draft`) and the number of draft tokens per step (`length`)."""

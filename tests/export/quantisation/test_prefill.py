@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+from partita.runtime.engine.guesses import Guessed
 
 from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
@@ -20,7 +21,6 @@ from partita.package_records import PrefillChoice
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.bound_graph import BoundGraph
 from partita.runtime.engine.bound_graph import Outcome as RunOutcome
-from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request

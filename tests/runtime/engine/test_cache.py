@@ -14,7 +14,6 @@ from partita.errors import PackageError
 from partita.package import MANIFEST
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.guesses import Guessed
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
@@ -179,17 +178,16 @@ def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
         executor.release()
 
 
-def test_guesses_are_taken_back_from_a_cache_that_grows(folder: Path) -> None:
+def test_rejected_draft_tokens_leave_a_cache_that_grows(folder: Path) -> None:
     wanted = adding([2, 3], 8)
-    guesses = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
+    drafts = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
     with open_runner(folder, CONTRACT, CPU) as runner:
         executor = Executor(CONTRACT, runner.graphs, lambda states, session: (Growing(states, session),))
 
-        def guesser(history: object, most: int) -> Guessed:
-            tokens = next(guesses, []) if most else []
-            return Guessed(tokens, [0] * len(tokens))
+        def drafter(history: object, most: int) -> list[int]:
+            return next(drafts, []) if most else []
 
-        request = Request([2, 3], greedy, 8, guesser=guesser)
+        request = Request([2, 3], greedy, 8, drafter=drafter)
         steps = list(serve(executor, [request]))
         executor.release()
     assert [token for step in steps for token in step.tokens[0]] == wanted

@@ -10,7 +10,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.options import Sampling
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.guesses import Guessed, Heard, Judged
+from partita.runtime.engine.drafting import Verified
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
@@ -184,7 +184,7 @@ def test_a_listener_hears_the_logits_of_every_token(opened, shapes, chunk):
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair"])
-def test_guessed_tokens_are_read_together_and_those_that_are_wrong_are_taken_back(opened, shapes):
+def test_drafted_tokens_are_read_together_and_those_that_are_wrong_are_taken_back(opened, shapes):
     """Speculation: a row is given several tokens at once, and goes back to the last one that was right."""
     engine = Engine(opened(batch=2, states=KEYS, shapes=shapes).executor)
     wanted = known_tokens(PROMPTS[0], 8, KEYS)
@@ -193,7 +193,7 @@ def test_guessed_tokens_are_read_together_and_those_that_are_wrong_are_taken_bac
     wrong = (wanted[3] + 1) % VOCAB
     engine.extend(row, [*wanted[1:3], wrong, wrong])
     finish(engine)
-    assert engine.row(row).known == len(PROMPTS[0]) + 1 + 4 + 1, "one is sampled after what was guessed"
+    assert engine.row(row).known == len(PROMPTS[0]) + 1 + 4 + 1, "one is sampled after what was drafted"
     assert engine.rewind(row, 3)
     assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish is None
     assert finish(engine)[row] == wanted[3:4], "what follows the last token that was right"
@@ -276,24 +276,24 @@ def test_a_full_batch_and_a_bad_prompt_are_refused_by_name(opened):
         engine.join(Request([1]))
 
 
-class Guesses:
-    """Guesses what follows in a text, wrong at some places."""
+class Drafts:
+    """Draft tokens from a known text, wrong at some places."""
 
     def __init__(self, text: list[int], wrong: frozenset[int] = frozenset(), most: int = 4) -> None:
         self.text, self.wrong, self.most, self.asked = text, wrong, most, 0
 
-    def __call__(self, history: np.ndarray, most: int) -> Guessed:
+    def __call__(self, history: np.ndarray, most: int) -> list[int]:
         self.asked += bool(most)
         places = range(len(history), min(len(history) + min(self.most, most), len(self.text)))
-        return Guessed([(self.text[place] + (place in self.wrong)) % VOCAB for place in places], [0] * len(places))
+        return [(self.text[place] + (place in self.wrong)) % VOCAB for place in places]
 
 
 @pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
-def test_guesses_change_the_number_of_steps_and_no_token(opened, wrong):
+def test_draft_tokens_change_the_number_of_steps_and_no_token(opened, wrong):
     engine = Engine(opened(batch=2, states=KEYS).executor)
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
-    guesses = Guesses([*PROMPTS[0], *wanted], frozenset(wrong))
-    row = engine.join(Request(PROMPTS[0], greedy, 17, guesser=guesses))
+    drafts = Drafts([*PROMPTS[0], *wanted], frozenset(wrong))
+    row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=drafts))
     other = engine.join(Request(PROMPTS[1], greedy, 9))
     steps = []
     while (step := engine.step()) is not None:
@@ -302,14 +302,14 @@ def test_guesses_change_the_number_of_steps_and_no_token(opened, wrong):
     told = {index: [token for step in steps for token in step.tokens[index]] for index in (row, other)}
     assert told == {row: wanted, other: known_tokens(PROMPTS[1], 9, KEYS)}
     decode = [step for step in steps if step.phase == "decode"]
-    assert sum(step.confirmed for step in steps) == sum(max(len(step.tokens[row]) - 1, 0) for step in decode)
+    assert sum(step.accepted for step in steps) == sum(max(len(step.tokens[row]) - 1, 0) for step in decode)
     assert sum(len(step.tokens[row]) for step in decode) == 16
     if not wrong:
         assert max(len(step.tokens[row]) for step in decode) == 5 and all(
-            step.confirmed == step.guessed for step in steps
+            step.accepted == step.drafted for step in steps
         )
     elif len(wrong) == 60:
-        assert not any(step.confirmed for step in steps) and sum(step.guessed for step in steps) > 40
+        assert not any(step.accepted for step in steps) and sum(step.drafted for step in steps) > 40
 
 
 def in_turns(logits: np.ndarray, history: np.ndarray) -> int:
@@ -326,18 +326,18 @@ def known_in_turns(prompt: list[int], count: int) -> list[int]:
 
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("graph", ["felt", "felt later"])
-def test_what_a_wrong_guess_leaves_that_is_not_finite_is_felt_by_nobody(opened, graph, ends):
+def test_rejected_draft_tokens_that_leave_nan_in_the_cache_change_no_token(opened, graph, ends):
     """A mask of zeros hides numbers, and not what is none: the row reads again, and so does whoever has it next."""
     engine = Engine(opened(graph=graph, batch=2, states=KEYS).executor)
     wanted, beside = known_in_turns(PROMPTS[0], 17), known_in_turns(PROMPTS[1], 20)
     assert BROKEN not in (*PROMPTS[0], *PROMPTS[1], *wanted, *beside) and wanted[2] not in wanted[:2]
     stops = frozenset({wanted[2]}) if ends else frozenset()
-    guesser = Guesses([*PROMPTS[0], *wanted[:3], *[BROKEN] * 14])
-    row = engine.join(Request(PROMPTS[0], in_turns, 17, stops, guesser=guesser))
+    drafter = Drafts([*PROMPTS[0], *wanted[:3], *[BROKEN] * 14])
+    row = engine.join(Request(PROMPTS[0], in_turns, 17, stops, drafter=drafter))
     other = engine.join(Request(PROMPTS[1], in_turns, 20))
     steps = [step for _ in range(30) if (step := engine.step()) is not None]
     told = [token for step in steps for token in step.tokens[row]]
-    assert told == (wanted[:3] if ends else wanted) and any(step.guessed > step.confirmed for step in steps)
+    assert told == (wanted[:3] if ends else wanted) and any(step.drafted > step.accepted for step in steps)
     assert any(step.again for step in steps) == (graph == "felt" or not ends)
     assert "not finite" in str([step.gave_up for step in steps])
     decode = [step for step in steps if step.phase == "decode"]
@@ -354,13 +354,12 @@ def test_what_a_wrong_guess_leaves_that_is_not_finite_is_felt_by_nobody(opened, 
     assert late[again] == wanted and heard + late.get(other, []) == beside
 
 
-def test_a_guess_that_ends_a_row_ends_it_there(opened):
-    """The tokens are those before it, plus one."""
+def test_an_accepted_stop_token_ends_the_row(opened):
     engine = Engine(opened(batch=1, states=KEYS).executor)
     wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
-    asked = Guesses([*PROMPTS[2], *wanted], most=9)
+    asked = Drafts([*PROMPTS[2], *wanted], most=9)
     row = engine.join(
-        Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), guesser=asked)
+        Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), drafter=asked)
     )
     assert finish(engine)[row] == wanted[:5] and engine.row(row).finish == "stop" and asked.asked == 1
     assert engine.executor.cache.filled[row] == engine.row(row).known - 1
@@ -368,70 +367,59 @@ def test_a_guess_that_ends_a_row_ends_it_there(opened):
     assert finish(engine)[row] == list(range(8, 20))
 
 
-class Hears:
-    """Has all guesses fed, and keeps what came of them."""
+class Control:
+    """As many draft tokens as fit, and a record of what was verified."""
 
     def __init__(self) -> None:
-        self.judged: list[Judged] = []
+        self.verified: list[Verified] = []
 
-    def begin(self) -> None:
-        pass
-
-    def rests(self) -> bool:
+    def rests(self, live: int) -> bool:
         return False
 
-    def measuring(self, live: int) -> bool:
-        return False
-
-    def most(self, live: int, behind: int = 0, room: int = 0) -> int:
+    def count(self, live: int) -> int:
         return LENGTH
 
-    def choose(self, offers: Sequence[tuple[int, ...]], live: int) -> int:
-        return LENGTH
-
-    def heard(self, step: Heard) -> None:
-        self.judged += step.tested
+    def record(self, live: int, drafted: int, seconds: float, verified: Sequence[Verified]) -> None:
+        self.verified += verified
 
 
 @pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
-def test_a_guess_that_ends_a_row_is_judged_by_whether_it_was_right(opened, right):
-    hears, begins = Hears(), len(PROMPTS[2])
-    engine = Engine(opened(batch=1, states=KEYS).executor, governor=hears)
+def test_the_control_hears_how_many_draft_tokens_were_accepted(opened, right):
+    control, begins = Control(), len(PROMPTS[2])
+    engine = Engine(opened(batch=1, states=KEYS).executor, control=control)
     wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
-    guesses = Guesses([*PROMPTS[2], *wanted], frozenset() if right else frozenset({begins + 4}), most=9)
+    drafts = Drafts([*PROMPTS[2], *wanted], frozenset() if right else frozenset({begins + 4}), most=9)
     row = engine.join(
-        Request(
-            PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), guesser=guesses
-        )
+        Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), drafter=drafts)
     )
     assert finish(engine)[row] == wanted[:5]
-    assert hears.judged == [Judged((0,) * 9, 3, ended=right)], "three were right, and something came after each"
+    assert control.verified == [Verified(9, 3)], "the last token is the one that any step gives"
 
 
 @pytest.mark.parametrize(
     "options", [{"states": STATES}, {"states": KEYS, "shapes": "pair"}, {"states": KEYS, "appends": False}]
 )
-def test_where_guesses_cannot_be_confirmed_in_one_step_there_are_none(opened, options):
+def test_no_draft_tokens_where_one_step_cannot_verify_them(opened, options):
     engine = Engine(opened(**options).executor)
     wanted = known_tokens(PROMPTS[0], 8, options["states"])
-    engine.join(Request(PROMPTS[0], greedy, 8, guesser=Guesses([*PROMPTS[0], *wanted])))
+    engine.join(Request(PROMPTS[0], greedy, 8, drafter=Drafts([*PROMPTS[0], *wanted])))
     steps = []
     while (step := engine.step()) is not None:
         steps.append(step)
     assert [token for step in steps for token in step.tokens[0]] == wanted
-    assert not any(step.guessed for step in steps)
+    assert not any(step.drafted for step in steps)
 
 
 @pytest.mark.parametrize("place", [0, 2], ids=["first row", "last row"])
-def test_a_row_that_goes_on_alone_has_guesses_and_nobody_is_asked_while_several_do(opened, place):
+def test_a_single_row_has_draft_tokens_where_several_rows_cannot(opened, place):
     """Of graphs whose rows take one token each, and several tokens of a row by itself."""
     engine = Engine(opened(batch=3, states=KEYS, appends=False, fewer=True).executor)
     budgets = [17 if row == place else 4 + row for row in range(3)]
     asked: list[list[int]] = [[], [], []]
 
-    def guesser(row: int, known: list[int]) -> Guesses:
-        class Counted(Guesses):
-            def __call__(self, history: np.ndarray, most: int) -> Guessed:
+    def drafter(row: int, known: list[int]) -> Drafts:
+        class Counted(Drafts):
+            def __call__(self, history: np.ndarray, most: int) -> list[int]:
                 asked[row].append(most)
                 return super().__call__(history, most)
 
@@ -439,7 +427,7 @@ def test_a_row_that_goes_on_alone_has_guesses_and_nobody_is_asked_while_several_
 
     wanted = [known_tokens(prompt, count, KEYS) for prompt, count in zip(PROMPTS, budgets, strict=True)]
     for row, (prompt, count) in enumerate(zip(PROMPTS, budgets, strict=True)):
-        engine.join(Request(prompt, greedy, count, guesser=guesser(row, [*prompt, *wanted[row]])))
+        engine.join(Request(prompt, greedy, count, drafter=drafter(row, [*prompt, *wanted[row]])))
     found: list[list[int]] = [[], [], []]
     alone = []
     while (step := engine.step()) is not None:
@@ -447,11 +435,11 @@ def test_a_row_that_goes_on_alone_has_guesses_and_nobody_is_asked_while_several_
             found[row] += tokens
         going = [row for row in range(3) if engine.row(row).finish is None]
         if len(going) > 1:
-            assert not any(asked) and not step.guessed
-        alone += [step] if step.guessed else []
+            assert not any(asked) and not step.drafted
+        alone += [step] if step.drafted else []
     assert found == wanted
     assert asked[place] and not any(asked[row] for row in range(3) if row != place)
-    assert alone and 0 < sum(step.confirmed for step in alone) < sum(step.guessed for step in alone)
+    assert alone and 0 < sum(step.accepted for step in alone) < sum(step.drafted for step in alone)
     resting = 2 - place  # what it has in the cache is as it was
     assert engine.executor.cache.filled[resting] == engine.row(resting).known - 1
     engine.extend(resting, [7], max_new_tokens=5)
@@ -459,11 +447,11 @@ def test_a_row_that_goes_on_alone_has_guesses_and_nobody_is_asked_while_several_
     assert finish(engine)[resting] == known_tokens(text, 5, KEYS)
 
 
-def test_a_row_at_work_has_guesses_between_the_chunks_of_another(opened):
+def test_a_row_has_draft_tokens_between_the_chunks_of_another(opened):
     executor = opened(batch=2, states=KEYS, appends=False, fewer=True).executor
     engine = Engine(executor, prefill_chunk=4, patience=4)
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
-    first = engine.join(Request(PROMPTS[0], greedy, 17, guesser=Guesses([*PROMPTS[0], *wanted], most=2)))
+    first = engine.join(Request(PROMPTS[0], greedy, 17, drafter=Drafts([*PROMPTS[0], *wanted], most=2)))
     early = [step for _ in range(6) if (step := engine.step()) is not None]
     second = engine.join(Request(PROMPTS[0], greedy, 3))
     late = []
@@ -471,41 +459,39 @@ def test_a_row_at_work_has_guesses_between_the_chunks_of_another(opened):
         late.append(step)
     told = [[token for step in [*early, *late] for token in step.tokens[row]] for row in (first, second)]
     assert told == [wanted, wanted[:3]]
-    assert any(step.guessed for step in late[:6]) and any(step.phase == "prefill" for step in late[1:8])
+    assert any(step.drafted for step in late[:6]) and any(step.phase == "prefill" for step in late[1:8])
 
 
-def test_guesses_leave_a_distribution_as_it_is(opened):
-    """A guess is kept as often as it would have been drawn."""
+def test_draft_tokens_leave_the_distribution_unchanged(opened):
     runner = opened(batch=1, states=KEYS)
 
-    def counts(guesser):
+    def counts(drafter):
         sampler, found = make_sampler(Sampling(30.0, top_k=3, seed=11)), []
         for _ in range(300):
-            steps = serve(runner.executor, [Request(PROMPTS[2], sampler, 2, guesser=guesser)])
+            steps = serve(runner.executor, [Request(PROMPTS[2], sampler, 2, drafter=drafter)])
             found.append(tuple(token for step in steps for token in step.tokens[0]))
         return {pair: found.count(pair) / 300 for pair in set(found)}
 
     plain = counts(None)
     likeliest = max(plain, key=plain.__getitem__)
-    guessed = counts(lambda history, most: Guessed([likeliest[1]], [0]) if most else Guessed())
-    assert set(guessed) == set(plain)
-    assert all(abs(guessed[pair] - plain[pair]) < 0.12 for pair in plain)
+    drafted = counts(lambda history, most: [likeliest[1]] if most else [])
+    assert set(drafted) == set(plain)
+    assert all(abs(drafted[pair] - plain[pair]) < 0.12 for pair in plain)
 
 
-def test_a_guesser_that_fails_costs_no_answer(opened):
-    """As a draft whose run fails: its guesses were never needed."""
+def test_a_drafter_that_fails_changes_no_token(opened):
 
-    class Fails(Guesses):
-        def __call__(self, history: np.ndarray, most: int) -> Guessed:
+    class Fails(Drafts):
+        def __call__(self, history: np.ndarray, most: int) -> list[int]:
             if most and len(history) > 25:
                 raise GenerationError("no memory for the draft")
             return super().__call__(history, most)
 
     engine = Engine(opened(batch=1, states=KEYS).executor)
     wanted = known_tokens(PROMPTS[0], 17, KEYS)
-    row = engine.join(Request(PROMPTS[0], greedy, 17, guesser=Fails([*PROMPTS[0], *wanted], most=2)))
+    row = engine.join(Request(PROMPTS[0], greedy, 17, drafter=Fails([*PROMPTS[0], *wanted], most=2)))
     assert finish(engine)[row] == wanted
-    assert engine.row(row).gave_up == "no memory for the draft" and engine.row(row).request.guesser is None
+    assert engine.row(row).gave_up == "no memory for the draft" and engine.row(row).request.drafter is None
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])

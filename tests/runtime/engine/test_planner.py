@@ -211,7 +211,7 @@ def test_one_prompt_after_the_other_is_read_by_itself_when_that_is_asked_for():
     assert [plan.take for plan in read_all([5, 3], ANY, policy=one_row_first)] == [(5, 3)]
 
 
-def test_a_row_alone_has_its_guesses_confirmed_where_a_batch_takes_one_token_of_each():
+def test_a_single_row_has_draft_tokens_verified_where_a_batch_takes_one_token_of_each():
     alone = [RowView(0, 0, live=False), RowView(9, 4, every_logit=True)]
     assert shape(planned(alone, FEWER)) == ("prefill", 4, (0, 4)) and planned(alone, FEWER).span == (1, 2)
     assert shape(planned(alone, WHOLE)) == ("prefill", 1, (0, 1))

@@ -88,7 +88,7 @@ class Both:
                 script(engine)
             except GenerationError as error:
                 raised = str(error)
-            untimed = [replace(step, run_seconds=0, overhead_seconds=0, guess_seconds=0) for step in recorder.steps]
+            untimed = [replace(step, run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in recorder.steps]
             cache = runner.cache
             values = [np.array(buffer.seen()) for buffer in cache.buffers]
             return [untimed, raised, cache.facts(), [*cache.filled], cache.dirty, cache.unjudged, cache.spoiled, values]

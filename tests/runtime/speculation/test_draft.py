@@ -16,8 +16,8 @@ from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import Filters, greedy, make_sampler
-from partita.runtime.speculation.draft import DraftGuesser, timed
-from partita.runtime.speculation.possible import why_no_draft, why_not
+from partita.runtime.speculation.draft import DraftModel
+from partita.runtime.speculation.eligibility import why_no_draft, why_not
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(12)]
@@ -40,27 +40,25 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
         runner.close()
 
 
-def drafted(guesser: DraftGuesser, text: list[int], most: int = 4) -> list[int]:
-    return [*guesser(np.array(text, np.int64), most).tokens]
+def drafted(drafter: DraftModel, text: list[int], most: int = 4) -> list[int]:
+    return drafter(np.array(text, np.int64), most)
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair", "one"])
-def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_had_guessed_before(opened: Opened, shapes: str) -> None:
-    guesser = DraftGuesser(opened(shapes=shapes).executor, VOCAB)
-    guesser(np.array(PROMPT, np.int64), 0)
+def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened: Opened, shapes: str) -> None:
+    drafter = DraftModel(opened(shapes=shapes).executor, VOCAB)
+    assert drafted(drafter, PROMPT, 0) == []
     text = [*PROMPT]
     for added in ([7], [7, 9], [], [3] * 5, known_tokens([*PROMPT, 7, 7, 9, 3, 3, 3, 3, 3], 3, KEYS)):
         text += added
-        found = drafted(guesser, text)
+        found = drafted(drafter, text)
         assert found and found == known_tokens(text, len(found), KEYS)
-    assert drafted(guesser, text[:14]) == known_tokens(text[:14], len(drafted(guesser, text[:14])), KEYS)
+    assert drafted(drafter, text[:14]) == known_tokens(text[:14], len(drafted(drafter, text[:14])), KEYS)
 
 
-def test_a_draft_reads_nothing_before_it_is_asked_and_then_what_it_missed_in_one_go(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_reads_what_it_missed_in_one_run(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = opened().executor
-    guesser, runs, run = DraftGuesser(executor, VOCAB), list[int](), executor.run
+    drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
 
     def noted(plan: StepPlan, *rest: Any) -> Any:
         runs.append(plan.new_tokens)
@@ -68,29 +66,18 @@ def test_a_draft_reads_nothing_before_it_is_asked_and_then_what_it_missed_in_one
 
     monkeypatch.setattr(executor, "run", noted)
     text = np.array(PROMPT, np.int64)
-    assert not guesser(text, 0).tokens and not runs, "also when it is told to get ready"
-    assert guesser.behind(text) == len(PROMPT) - 1
-    assert guesser(text, 1).tokens and runs == [len(PROMPT)] and guesser.behind(text) == 0
+    assert drafter(text, 0) == [] and runs == [len(PROMPT)], "0 tokens: it reads the prompt"
+    assert drafter(text, 1) and runs[1:] == [1], "the last token gives the logits"
     longer = np.append(text, [3, 4, 5])
-    assert guesser.behind(longer) == 2
-    assert guesser(longer, 1).tokens and runs[1:] == [3]
+    assert drafter(longer, 1) and runs[2:] == [3]
     longer[len(text)] = 9
-    assert guesser.behind(longer) == 2, "another token stands there now"
+    assert drafter(longer, 1) and runs[3:] == [3], "another token stands there now"
 
 
-@pytest.mark.parametrize("shapes", ["any", "pair"])
-def test_what_a_draft_takes_is_measured_before_it_is_asked(opened: Opened, shapes: str) -> None:
-    executor = opened(shapes=shapes).executor
-    asking = timed(executor)
-    assert asking.step is not None and 0 < asking.step < 1 and 0 <= asking.reading(1) < 1
-    assert list(executor.cache.filled) == [0]
-    assert drafted(DraftGuesser(executor, VOCAB), PROMPT) == known_tokens(PROMPT, 4, KEYS)[:4]
-
-
-def test_a_draft_whose_cache_cannot_go_back_reads_anew(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_whose_cache_cannot_be_rewound_reads_anew(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = opened().executor
-    guesser, runs, run = DraftGuesser(executor, VOCAB), list[int](), executor.run
-    assert drafted(guesser, PROMPT)
+    drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
+    assert drafted(drafter, PROMPT)
 
     def noted(plan: StepPlan, *rest: Any) -> Any:
         runs.append(plan.new_tokens)
@@ -99,38 +86,26 @@ def test_a_draft_whose_cache_cannot_go_back_reads_anew(opened: Opened, monkeypat
     monkeypatch.setattr(executor, "run", noted)
     monkeypatch.setattr(executor.cache, "rewind", lambda row, tokens: not tokens)
     text = [*PROMPT[:3], 9, *PROMPT[4:], *range(8)]
-    assert drafted(guesser, text, 1) == known_tokens(text, 1, KEYS) and runs == [len(text)]
-    assert timed(executor).step is None, "what several tokens take cannot be measured"
-
-
-def test_a_draft_says_how_sure_it_is_and_stops_where_it_is_not(opened: Opened) -> None:
-    guesser = DraftGuesser(opened().executor, VOCAB)
-    guesses = guesser(np.array(PROMPT, np.int64), 12)
-    logits = known_logits([*PROMPT, *guesses.tokens], KEYS)[len(PROMPT) - 1 :]
-    chances = np.exp(logits.max(1)) / np.exp(logits).sum(1)
-    assert guesses.evidence == [
-        int(np.searchsorted((0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97), chance, side="right")) - 1
-        for chance in chances[: len(guesses.tokens)]
-    ]
+    assert drafted(drafter, text, 1) == known_tokens(text, 1, KEYS) and runs == [len(text)]
 
 
 def test_a_draft_with_a_shorter_cache_ends_where_it_is_full(opened: Opened) -> None:
-    guesser = DraftGuesser(opened().executor, VOCAB)
+    drafter = DraftModel(opened().executor, VOCAB)
     full = [*known_tokens(PROMPT, LENGTH, KEYS)][:LENGTH]
-    assert len(drafted(guesser, full)) == 1, "the token after the last one that it holds"
-    assert drafted(guesser, [*full, 4]) == []
+    assert len(drafted(drafter, full)) == 1, "the token after the last one that it holds"
+    assert drafted(drafter, [*full, 4]) == []
 
 
-def test_tokens_that_the_larger_model_does_not_have_are_not_guessed(opened: Opened) -> None:
-    guesser = DraftGuesser(opened().executor, 1)
-    assert drafted(guesser, PROMPT) == ([0] * 4 if known_tokens(PROMPT, 1, KEYS) == [0] else [])
+def test_tokens_that_the_larger_model_does_not_have_are_not_drafted(opened: Opened) -> None:
+    drafter = DraftModel(opened().executor, 1)
+    assert drafted(drafter, PROMPT) == ([0] * 4 if known_tokens(PROMPT, 1, KEYS) == [0] else [])
 
 
 def test_a_draft_changes_the_number_of_steps_and_no_token(opened: Opened) -> None:
-    runner, guesser = opened(), DraftGuesser(opened().executor, VOCAB)
-    steps = list(serve(runner.executor, [Request(PROMPT, greedy, 20, guesser=guesser)]))
+    runner, drafter = opened(), DraftModel(opened().executor, VOCAB)
+    steps = list(serve(runner.executor, [Request(PROMPT, greedy, 20, drafter=drafter)]))
     assert [token for step in steps for token in step.tokens[0]] == known_tokens(PROMPT, 20, KEYS)
-    assert sum(step.confirmed for step in steps) == sum(step.guessed for step in steps) > 5
+    assert sum(step.accepted for step in steps) == sum(step.drafted for step in steps) > 5
 
 
 def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
@@ -146,10 +121,10 @@ def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
 def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
     """The second token of 3,000 draws against its exact distribution, by chi-squared; with a seed the same tokens."""
     runner, draft = opened(), opened()
-    guesser = DraftGuesser(draft.executor, VOCAB)
+    drafter = DraftModel(draft.executor, VOCAB)
 
     def drawn(sampler: object, speculates: bool) -> tuple[int, ...]:
-        request = Request(PROMPT, sampler, 3, guesser=guesser if speculates else None)  # type: ignore[arg-type]
+        request = Request(PROMPT, sampler, 3, drafter=drafter if speculates else None)  # type: ignore[arg-type]
         return tuple(token for step in serve(runner.executor, [request]) for token in step.tokens[0])
 
     sampler = make_sampler(Sampling(40.0, top_k=4, seed=5))
@@ -179,7 +154,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
         ({"graph": "rope"}, "its rotary frequencies depend on the length of the text"),
     ],
 )
-def test_a_package_that_cannot_confirm_guesses_is_told_by_name(
+def test_a_package_that_cannot_verify_draft_tokens_is_told_by_name(
     opened: Opened, options: dict[str, object], says: str | None
 ) -> None:
     from partita.spelling import read_by

@@ -1,4 +1,4 @@
-"""Whether a package can confirm several tokens in one step, and whether one can draft; else why not, by name."""
+"""Whether a package can verify several tokens in one step, and whether a package can draft; else why not."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
 def why_not(executor: Executor) -> str | None:
-    """Why no step of this package can confirm guesses; None where one can."""
+    """Why no step of this package can verify draft tokens; None if one can."""
     even = executor.cache.even
     if even is not None:
-        return f"attention on {even} is right for rows of one length only, and some rows would have more guesses right"
+        return f"attention on {even} needs rows of equal length, and rows accept different numbers of tokens"
     roped = CHANGING_ROPE if executor.takes_rope_length else None
     return _cannot_go_back(executor) or roped or _takes_no_several(executor)
 
@@ -33,7 +33,7 @@ def why_no_draft(executor: Executor) -> str | None:
 
 
 def _cannot_go_back(executor: Executor) -> str | None:
-    """Why a guess that was fed in vain cannot be taken back."""
+    """Why a rejected draft token cannot be rewound."""
     contract = executor.contract
     if contract.rereads:
         return "its graph keeps no cache, so every step reads the whole text"
