@@ -1,14 +1,10 @@
-"""`python -m benchmarks.speculation PACKAGE`: decode with guesses of what follows, against decode without them.
+"""`python -m benchmarks.speculation PACKAGE`: decode with and without speculative decoding.
 
-Texts are paragraphs of the embedded checkpoint's held-out text, given as a task each: to sum up, to edit (the text, and
-the beginning of it again), to continue, and to continue with draws, where guesses are seldom right. A task is
-generated without, with guesses and without again, in every order, one round after the other; what is printed are
-ratios of speeds in the same round, by the mean of both runs without: the median over all, and the lowest median of a
-text. Beside it stands what these two figures are of both runs without guesses: what this machine's noise makes of
-nothing. Where a machine's speed changes from one tenth of a second to the next, that is more than guesses cost where
-they do not help, so this is also taken from within each run with guesses: its speed by that of its own steps for which
-nobody looked for any, nor for the step before, which stand between the others and share their noise. Tokens are
-compared, too. Run it on an idle machine.
+Texts are paragraphs of the embedded checkpoint's held-out text, each as four tasks: summarise, edit (the text and the
+beginning of it again), continue, and continue with sampling, where draft tokens are seldom accepted. Each round runs a
+task without, with, and again without drafts, in every order. Printed are ratios of speeds within a round: the median
+over all texts and the lowest median of a text, and the same of the two runs without drafts, which is the noise of the
+machine. Tokens are compared, too. Run it on an idle machine.
 
 With --export the embedded checkpoint is exported to PACKAGE first, with these options of `partita export`.
 """
@@ -23,47 +19,40 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import partita
 from partita.demo import checkpoint_path, heldout_path
-from partita.runtime.engine.recorder import Step
 
 PAUSE_SECONDS = 0.2
 LONG = 600
 """Characters of a paragraph that is long enough for a task."""
 SEED = 7
-WAITED = 3.0
-"""Times the median of steps without guesses: one that took longer was kept waiting, and counts as so long."""
-CALM = 10
-"""Steps without a look that a run has to have, for its speed to be taken by them."""
-ORDERS = tuple(itertools.permutations(("plain", "guessing", "again")))
+ORDERS = tuple(itertools.permutations(("plain", "drafting", "again")))
 Task = Callable[[str], str]
 TASKS: dict[str, tuple[Task, float]] = {
-    "sum up": (lambda text: f"{text[:800]}\n\n\nIn short: ", 0.0),
+    "summarise": (lambda text: f"{text[:800]}\n\n\nIn short: ", 0.0),
     "edit": (lambda text: f"{text[:600]}\n\n\n{text[:80]}", 0.0),
     "continue": (lambda text: text[:300], 0.0),
-    "continue, drawn": (lambda text: text[:300], 0.8),
+    "continue, sampled": (lambda text: text[:300], 0.8),
 }
 """What becomes of a paragraph, and the temperature."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One text, one round: with guesses and without."""
+    """One text, one round: with and without drafts."""
 
     task: str
     text: int
     ratio: float
     noise: float
-    """The same of two runs without guesses."""
+    """The same of two runs without drafts."""
     acceptance: float | None
     tokens_per_step: float | None
     same_tokens: bool
-    within: float | None
-    """Speed of the run with guesses by that of its own steps without a look; None where there are too few of them."""
     speeds: dict[str, float]
     """Tokens per second of each run."""
 
@@ -97,36 +86,21 @@ def measure(model: partita.Model, how: dict[str, str], given: argparse.Namespace
                         temperature=temperature,
                         seed=SEED,
                         stop_token_ids=(),
-                        **(how if name == "guessing" else {}),  # type: ignore[arg-type]
+                        **(how if name == "drafting" else {}),  # type: ignore[arg-type]
                     ).run()
-                told = runs["guessing"].speculation
-                if number and told is not None:
+                figures = runs["drafting"].speculation
+                if number and figures is not None:
                     speed = {name: run.timings["decode_tokens_per_second"] for name, run in runs.items()}
                     yield Pair(
                         task,
                         text,
-                        2 * speed["guessing"] / (speed["plain"] + speed["again"]),
+                        2 * speed["drafting"] / (speed["plain"] + speed["again"]),
                         speed["again"] / speed["plain"],
-                        told.acceptance,
-                        told.tokens_per_step,
-                        runs["guessing"].tokens == runs["plain"].tokens,
-                        within(runs["guessing"].steps),
+                        figures.acceptance_rate,
+                        figures.tokens_per_step,
+                        runs["drafting"].tokens == runs["plain"].tokens,
                         speed,
                     )
-
-
-def within(steps: Sequence[Step]) -> float | None:
-    """Speed of decode steps by that of those without a look at them or at the step before."""
-    made = [(step.run_seconds + step.overhead_seconds, step) for step in steps if step.phase == "decode"]
-    plain = [seconds for seconds, step in made if not step.guessed]
-    if not plain:
-        return None
-    most = WAITED * statistics.median(plain)
-    calm = [
-        min(each, most) for (_, before), (each, step) in itertools.pairwise(made) if not before.looked | step.looked
-    ]
-    tokens = sum(len(row) for _, step in made for row in step.tokens)
-    return statistics.fmean(calm) * tokens / sum(min(each, most) for each, _ in made) if len(calm) >= CALM else None
 
 
 def medians(pairs: list[Pair], figure: Callable[[Pair], float | None]) -> tuple[float, float] | None:
@@ -143,10 +117,9 @@ def table(pairs: list[Pair]) -> str:
     figures: dict[str, Callable[[Pair], float | None]] = {
         "speed": lambda pair: pair.ratio,
         "noise": lambda pair: pair.noise,
-        "within": lambda pair: pair.within,
     }
     heads = "".join(f"{name:>7} {'lowest':>7}" for name in figures)
-    lines = [f"{'task':18}{heads} {'right':>6} {'tokens/step':>11}  same"]
+    lines = [f"{'task':18}{heads} {'accepted':>8} {'tokens/step':>11}  same"]
     for task in dict.fromkeys(pair.task for pair in pairs):
         own = [pair for pair in pairs if pair.task == task]
         found = [medians(own, figure) for figure in figures.values()]
@@ -154,7 +127,7 @@ def table(pairs: list[Pair]) -> str:
         right = [pair.acceptance for pair in own if pair.acceptance is not None]
         steps = [pair.tokens_per_step for pair in own if pair.tokens_per_step is not None]
         lines.append(
-            f"{task:18}{told} {statistics.median(right) if right else 0:6.0%} {statistics.median(steps):11.2f}  "
+            f"{task:18}{told} {statistics.median(right) if right else 0:8.0%} {statistics.median(steps):11.2f}  "
             f"{sum(pair.same_tokens for pair in own)} of {len(own)}"
         )
     return "\n".join(lines)
@@ -164,7 +137,7 @@ def main() -> None:
     """Measure one package."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", type=Path)
-    parser.add_argument("--draft", type=Path, help="guess with this package, in place of the text itself")
+    parser.add_argument("--draft", type=Path, help="use this draft package instead of n-gram lookup")
     parser.add_argument("--provider", default="cpu")
     parser.add_argument("--rounds", type=int, default=6, help="multiples of 6 have every order equally often")
     parser.add_argument("--tasks", nargs="+", default=[*TASKS], choices=[*TASKS], metavar="TASK", help="%(choices)s")
