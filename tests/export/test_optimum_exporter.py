@@ -35,7 +35,7 @@ PLAYED = """
 import json, os, shutil, sys, time
 from pathlib import Path
 
-request = json.load(sys.stdin)
+request = json.loads(sys.stdin.readline())
 assert sys.argv[1] == "-I" and Path(sys.argv[2]).name == "child.py"
 versions = {"optimum-onnx": "9.9", "transformers": "4.1"}
 tasks = ["text-generation-with-past"] if request["model_type"] in KNOWN else []

@@ -1,13 +1,14 @@
-"""Runs in the environment of optimum: `python -I child.py`, a request as JSON on stdin, the answer as JSON in a file.
+"""Runs in the environment of optimum: `python -I child.py`, a request as a line of JSON on stdin, the answer in a file.
 
-Knows no Partita: what it needs of it, ending with its parent, is the path of a file that imports nothing of ours.
+Knows no Partita. Its parent keeps stdin open: when that ends, so does this process.
 """
 
 from __future__ import annotations
 
 import json
-import runpy
+import os
 import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def end_with_parent() -> None:
+    """Wait for the end of stdin, which is the end of the parent, and end this process."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
 def main() -> None:
     """Answer the request on stdin."""
-    request = json.load(sys.stdin)
-    runpy.run_path(request["orphans"])["end_with_parent"](request["parent"])
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         found = answer(request)
     except ModuleNotFoundError as error:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partita import orphans
 from partita.errors import InstallationError, UnsupportedModelError
 from partita.export.optimum import child
 from partita.remedies import Remedy
@@ -69,7 +68,7 @@ class Environment:
         """The answer of a child process. Raises PartitaError with the end of what it wrote when there is none."""
         with tempfile.TemporaryDirectory(prefix="partita-optimum-") as name:
             answer, log = Path(name) / "answer.json", Path(name) / "log.txt"
-            told = {**request, "answer": str(answer), "parent": os.getpid(), "orphans": orphans.__file__}
+            told = {**request, "answer": str(answer)}
             with log.open("wb") as stream:
                 code = _run(self.python, json.dumps(told), stream, folder or Path(name))
             found: dict[str, Any] = {}
@@ -131,14 +130,18 @@ def _run(python: Path, request: str, log: Any, folder: Path) -> int:
         )
     except OSError as error:
         raise InstallationError(f"{python}: cannot be started ({error.strerror or error})", remedy=MAKE) from error
+    assert running.stdin is not None
     try:
         with suppress(BrokenPipeError):
-            running.communicate(request)
-        return running.wait()
+            running.stdin.write(f"{request}\n")
+            running.stdin.flush()
+        return running.wait()  # stdin stays open until then: its end is the end of this process
     finally:
         if running.poll() is None:
             running.kill()
             running.wait()
+        with suppress(BrokenPipeError):
+            running.stdin.close()
 
 
 def _failed(said: str) -> UnsupportedModelError:
