@@ -27,7 +27,7 @@ class Batch:
     def __init__(self, runner: Runner, prefill_chunk: int, adapter: str | None = None, *, is_open: bool) -> None:
         """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
         self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
-        self._runner, self._adapters = runner, [adapter] * runner.contract.batch_size
+        self._runner, self._adapters = runner, [adapter] * runner.executor.rows
         self._had: dict[str | None, None] = {}
         """Adapters that rows have had, in the order in which they came."""
         # Who hears an open generation hears it as it comes: a row does not stand still for as long as others read.

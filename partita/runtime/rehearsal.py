@@ -154,7 +154,7 @@ def _logits(executor: Executor, text: Sequence[int], chunk: int, *, first: int) 
         return Request(text[:first], follow, len(text) - first + 1, any_logits=True)
 
     executor.cache.clear()
-    for _ in serve(executor, [request() for _ in range(executor.contract.batch_size)], prefill_chunk=chunk):
+    for _ in serve(executor, [request() for _ in range(executor.rows)], prefill_chunk=chunk):
         pass
     return heard[0]
 
@@ -239,8 +239,8 @@ def _read(
     graph = executor.bound("prefill", len(tokens), len(tokens) - places[0])
     graph.choose(places)
     graph.tokens[...] = tokens
-    executor.cache.begin(range(executor.contract.batch_size))
-    graph.place(np.zeros(executor.contract.batch_size, np.int64), len(tokens))
+    executor.cache.begin(range(executor.rows))
+    graph.place(np.zeros(executor.rows, np.int64), len(tokens))
     if mask is not None:
         graph.masked(mask)
     graph.run()

@@ -41,7 +41,7 @@ class Scorer:
     @property
     def rows(self) -> int:
         """Windows that are read side by side."""
-        return self.runner.contract.batch_size
+        return self.runner.executor.rows
 
     @property
     def provider(self) -> str:

@@ -40,7 +40,7 @@ def smoke(
         if first.status != "active" or all(first.provider.name in names for names in idle):
             raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
         size = _prompt_tokens(runner)
-        for _ in serve(runner.executor, [_request(runner, row, size) for row in range(runner.contract.batch_size)]):
+        for _ in serve(runner.executor, [_request(runner, row, size) for row in range(runner.executor.rows)]):
             pass
         if runner.executor.graphs.takes_fewer_rows:
             for _ in serve(runner.executor, [_request(runner, 0, size)]):
@@ -57,7 +57,7 @@ def _prompt_tokens(runner: Runner) -> int:
 
 def _request(runner: Runner, row: int, size: int) -> Request:
     """A prompt of tokens from all over the vocabulary, and two more: one from the prompt, one from a decode step."""
-    vocab_size, batch = runner.contract.vocab_size, runner.contract.batch_size
+    vocab_size, batch = runner.contract.vocab_size, runner.executor.rows
     spread = np.linspace(0, vocab_size - 1, batch * size, dtype=np.int64).reshape(batch, size)
 
     def pick(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:

@@ -197,7 +197,7 @@ class _Replay:
 
     def run_all(self, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
         """Run the same request in every row of the batch."""
-        self.serve_all([request] * self.runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
+        self.serve_all([request] * self.runner.executor.rows, prefill_chunk=prefill_chunk, policy=policy)
 
     def serve_all(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
         """Run a request per row of the batch, in a cache that is all zero: what the run before left may not be finite.
@@ -264,8 +264,7 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
 
-    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole, and
-    where the cache grows, as all rows share its length. Where
+    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole. Where
     prompts have a graph with weights of its own, only prompts are compared: what the reference has after them was
     computed after the whole of its own.
     """
@@ -324,7 +323,7 @@ def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
             any_logits=True,
             rope_length=replaying.rope_length,
         )
-        for row in range(runner.contract.batch_size)
+        for row in range(runner.executor.rows)
     ]
     replaying.serve_all(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
     yield comparison
@@ -332,15 +331,13 @@ def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
 
 def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
     """[B]: prompt tokens of each row where rows get prompts of different lengths; a short prompt has not enough."""
-    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.contract.batch_size)]
+    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.executor.rows)]
 
 
 def _why_together(runner: Runner) -> str:
     """Why rows of different length cannot be compared; empty where they can."""
     if port_by_role(runner.loaded("decode").graph, "rope_length") is not None:
         return "the rotary frequencies depend on the length of the text"
-    if any(state.grows is not None for state in runner.contract.states):
-        return "the cache grows, and all rows share its length"
     return ""
 
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from partita.errors import GenerationError, PackageError
+from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.running import generate
@@ -98,14 +98,11 @@ def test_what_was_inferred_says_why(tmp_path: Path) -> None:
     assert (summed.kind, summed.grows, summed.in_place) == ("recurrent", None, False)
 
 
-def test_rows_of_a_growing_cache_have_prompts_of_one_length(tmp_path: Path) -> None:
+def test_a_batch_with_a_growing_cache_runs_one_prompt_at_a_time(tmp_path: Path) -> None:
     folder = folder_of(LOOKED_UP, tmp_path / "odd")
     (tmp_path / "contract.toml").write_text("batch_size = 2\n")
     choice = Choice(contract=tmp_path / "contract.toml")
-    other = [1, 2, 3, 4]
-    assert tokens(folder, [PROMPT, other], choice, 100) == [adding(PROMPT, 6), adding(other, 6)]
-    with pytest.raises(GenerationError, match="prompts of different lengths"):
-        tokens(folder, [PROMPT, [1]], choice, 100)
+    assert tokens(folder, [PROMPT], choice, 100) == [adding(PROMPT, 6)]
 
 
 def test_two_inputs_for_one_role_are_named(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ class Outcome:
 class BoundGraph:
     """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or those of a span.
 
-    `tokens` [B, S] is there to be written before each run; it is of all rows, of which a run reads those of its span.
-    `phase` is what the run counts as.
+    `tokens` [held, S] is there to be written before each run; a run reads those of its span. Where one sequence is held
+    it is fed to every row of the batch. `phase` is what the run counts as.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class BoundGraph:
         contract: Contract,
         *,
         phase: PhaseName,
+        held: int,
         new_tokens: int,
         rows: int,
         given: Mapping[str, Buffer],
@@ -115,7 +116,9 @@ class BoundGraph:
         fed = _required(inputs, "tokens", graph.file)
         self.fed = fed.array
         """[rows of the span, S]: what a run reads."""
-        self.tokens = self.fed if span is None else np.empty((contract.batch_size, new_tokens), self.fed.dtype)
+        self._batch = batch
+        is_fed_as_held = span is None and held == batch
+        self.tokens = self.fed if is_fed_as_held else np.empty((held, new_tokens), self.fed.dtype)
         logits = _required(outputs, "logits", graph.file)
         self._logits_name = logits_port(graph).name
         self._logits = Logits(logits, made.get(self._logits_name), choosing or {})
@@ -146,8 +149,8 @@ class BoundGraph:
         self.binding.bind_output(name, buffer)
 
     def place(self, starts: Starts, rope_length: int) -> None:
-        """Write every cursor input. `starts` [B]; `rope_length`: the length of text to take rotary frequencies for."""
-        starts = starts[self._first : self._end]
+        """Write every cursor input. `starts` [held]; `rope_length`: of the text whose rotary frequencies apply."""
+        starts = np.broadcast_to(starts[self._first : self._end], self._batch)
         for write, array in self._writers:
             write(starts, array)
         if self._rope is not None:
@@ -202,7 +205,8 @@ class BoundGraph:
     @property
     def repeats(self) -> bool:
         """Whether a run needs nothing but tokens and cursors: no profiled run, no buffer or mask that grows."""
-        return not (self._window.open or self._cache.has_moving or self._mask is not None or self._rope is not None)
+        fixed = self._mask is None and self._rope is None and not self._cache.has_moving
+        return fixed and not self._window.open and len(self._cache.filled) >= self._batch
 
     def repeat(self) -> float:
         """Run once more with the buffers as they are; seconds that it took. Only where it `repeats`."""

@@ -14,7 +14,6 @@ from partita.runtime.engine.request import Request
 from partita.spelling import spelled
 
 if TYPE_CHECKING:  # the checks of prompts and options are also made where ONNX Runtime is not needed
-    from partita.runtime.engine.cache.cache import Cache
     from partita.runtime.engine.executor import Executor
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
@@ -82,7 +81,7 @@ def check_chunk(prefill_chunk: int) -> None:
 
 def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]], *, answered: bool = False) -> None:
     """Raise GenerationError for prompts that this package cannot take; `answered` as for `check_prompt`."""
-    batch = executor.contract.batch_size
+    batch = executor.rows
     if not prompts:
         raise GenerationError("no prompt was given", remedy=AS_MANY.filled(count=batch))
     if len(prompts) != batch:
@@ -93,25 +92,6 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]], *, answe
     for row, prompt in enumerate(prompts):
         where = f"prompt {row + 1}" if batch > 1 else "the prompt"
         check_prompt(prompt, executor.contract, where, answered=answered)
-    if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
-        raise not_apart("prompts of different lengths", executor.cache)
-
-
-def not_apart(what: str, cache: Cache) -> GenerationError:
-    """Rows that cannot begin at different steps."""
-    if cache.even is not None:
-        return GenerationError(
-            f"{what}: attention on {cache.even} is right for rows of one length only; give prompts of equal length "
-            "together, or rows in a file, of which those that fit are answered together"
-        )
-    if cache.moves:
-        return GenerationError(
-            f"{what}: this cache grows, and has one length for all rows; give prompts of equal length together"
-        )
-    return GenerationError(
-        f"{what}: one row's part of a bfloat16 state on this device cannot be zeroed; give prompts of equal length "
-        f"together, or export with another {spelled('precision')}"
-    )
 
 
 def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:

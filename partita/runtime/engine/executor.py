@@ -17,7 +17,7 @@ from partita.runtime.adapters import NOTHING, Given, stacked
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph, Outcome
 from partita.runtime.engine.cache.base import Span
-from partita.runtime.engine.cache.cache import Cache, Stores, by_contract
+from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.choices import Choice
 from partita.runtime.engine.choosing import Choosing, every_choice
 from partita.runtime.engine.feeds import (
@@ -33,10 +33,15 @@ from partita.runtime.ort.buffers import Buffer, host_buffer
 class Executor:
     """The graphs of a package and its cache: a plan in, logits out."""
 
-    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph], stores: Stores = by_contract) -> None:
+    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph]) -> None:
         self.contract, self.loaded = contract, tuple(loaded)
-        self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size, stores)
-        self.cache.even = _needs_even_rows(loaded) if contract.batch_size > 1 else None
+        self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size)
+        fewer = contract.takes_fewer_rows and contract.batch_size > 1 and self.cache.has_parts
+        apart = self.cache.separate and not contract.rereads and not _needs_even_rows(loaded)
+        self.rows = contract.batch_size if apart else 1
+        """Sequences that are held at a time. Where it is 1 every row of the batch is fed the same."""
+        if self.rows == 1:
+            self.cache.hold_one()
         prefill = self.graph("prefill").graph
         rows = port_by_role(prefill, "logits_rows")
         self._given = {entry.graph.file: logits_given(entry.graph) for entry in loaded}
@@ -45,11 +50,12 @@ class Executor:
             max_length=contract.max_length,
             chunk=prefill.sequence_length,
             logits_rows=1 if self._given[prefill.file] == "last" else fixed,
-            appends_chunks=contract.appends_chunks,
+            appends_chunks=contract.appends_chunks and not contract.rereads,
             padding_is_safe=self.cache.padding_is_safe,
-            decode_takes_several=len(self.loaded) > 1 and self.graph("decode").graph.sequence_length is None,
+            decode_takes_several=contract.rereads
+            or (len(self.loaded) > 1 and self.graph("decode").graph.sequence_length is None),
             prefill_reads_past=self._reads_past(prefill),
-            takes_fewer_rows=contract.takes_fewer_rows and contract.batch_size > 1 and self.cache.has_parts,
+            takes_fewer_rows=fewer and self.rows > 1,
         )
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
@@ -149,6 +155,7 @@ class Executor:
                 self.cache,
                 self.contract,
                 phase=name,
+                held=self.rows,
                 new_tokens=new_tokens,
                 rows=rows,
                 given={**self._zeros(entry), **self._given_to(span)},
@@ -221,8 +228,8 @@ def _fixed(shape: Sequence[Dimension]) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else 0 for size in shape)
 
 
-def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> str | None:
-    """The provider that has a node which it computes right only for rows of one length; None where none has.
+def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> bool:
+    """Whether a provider has a node that it computes right only for rows of one length.
 
     A node that is in no list counts as its own: the list can miss nodes (see `Session.assigned`).
     """
@@ -231,5 +238,5 @@ def _needs_even_rows(loaded: Sequence[LoadedGraph]) -> str | None:
         for provider in (each.provider for each in entry.session.resolutions if each.status == "active"):
             theirs = (node for node in entry.model.nodes if listed.get(node.name) in (None, provider.ort_name))
             if provider.even_rows and any(node.op_type in provider.even_rows for node in theirs):
-                return provider.name
-    return None
+                return True
+    return False

@@ -18,11 +18,11 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.bound_graph import BoundGraph
-from partita.runtime.engine.checks import check_prompt, not_apart, room_for
+from partita.runtime.engine.checks import check_prompt, room_for
 from partita.runtime.engine.drafting import DraftControl, Verified, draft, get_ready
 from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
-from partita.runtime.engine.prefix import Prefix, check_loads, common_tokens, load_prefix, saved_prefix
+from partita.runtime.engine.planner import RowView, StepPlan, plan_step
+from partita.runtime.engine.prefix import Prefix, check_loads, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Finish, Request, Row
@@ -78,7 +78,7 @@ class Engine:
     """The step that goes on as it is; None once a row has changed, and while there is none."""
 
     def __post_init__(self) -> None:
-        self.rows = [None] * self.executor.contract.batch_size
+        self.rows = [None] * self.executor.rows
         self.executor.cache.prepare()
         if self.shares and not self.executor.contract.rereads:
             self.prefixes = Prefixes(self.executor.cache, self.executor.graphs, self.keeps_keys)
@@ -89,7 +89,7 @@ class Engine:
     def join(self, request: Request) -> int:
         """Give a request a free row of the batch, whatever the others are at.
 
-        Raises GenerationError when there is none, for a bad prompt, and where a row cannot begin beside the others.
+        Raises GenerationError when there is none, and for a bad prompt.
         """
         self.steady = None
         check_prompt(request.prompt, self.executor.contract, "the prompt")
@@ -98,15 +98,6 @@ class Engine:
                 f"no row of the batch is free; wait for one to finish, or export with a larger {spelled('batch_size')}"
             )
         row, cache = self.rows.index(None), self.executor.cache
-        others = [(other, cache.filled[index]) for index, other in enumerate(self.rows) if other is not None]
-        begins = 0
-        if cache.even is not None and request.prefix is not None:  # the others have it in their rows already
-            known = np.asarray(request.prompt, np.int64)
-            begins = min(common_tokens(request.prefix.tokens, known), len(known) - 1)
-        if not cache.begins_rows_apart and any(
-            filled != begins or other.known != len(request.prompt) for other, filled in others
-        ):
-            raise not_apart("a prompt that begins beside others", cache)
         if not any(self.rows):
             self.rope_length = 0  # that of texts which have left
         cache.release_row(row)
@@ -351,7 +342,8 @@ class Engine:
         """The next step of the rows as they are."""
         graphs, filled = self.executor.graphs, self.executor.cache.filled
         if self.executor.contract.rereads:
-            return plan_whole([self.begin_again(index, row) for index, row in enumerate(self.rows)])
+            views = [self.begin_again(index, row) for index, row in enumerate(self.rows)]
+            return plan_step(views, graphs, self.prefill_chunk)
         if self.prefixes is not None:
             self.prefixes.before_step(self.rows)
         views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]

@@ -2,12 +2,8 @@
 
 A step feeds S tokens to every row of the batch; a row that has fewer is padded on the right. Two facts decide how much
 of that is allowed. Keys and values beyond a row's cursor are never read and are overwritten by its next tokens, so
-padding is free as long as it stays inside the cache. A recurrent state takes in whatever its row is fed, so rows that
-have begun must all be fed S tokens of their own; a row that has not begun may wait, for its states are zeroed when it
-begins. Rows then begin so that all end together:
-
-    row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     prompt of 21 tokens
-    row 1   ...............▒▒▒▒▒▒     prompt of 6 tokens, which begins after 15
+padding is free as long as it stays inside the cache. A recurrent state takes in whatever its row is fed, so S is then
+what the row with fewest tokens has.
 
 Where a step may be of some rows alone, all of that is looked at for those rows only. A prompt is then read in steps of
 its row, or of neighbours that are read as fast together, and the others neither take part nor are touched; after the
@@ -117,9 +113,7 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
 
 def _plan(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int) -> StepPlan:
     """A step of all these rows, of which one has a pending token at least. `ready`: tokens that each may be fed."""
-    if max(ready) == 1 and not any(
-        row.reads and (count or not graphs.padding_is_safe) for row, count in zip(rows, ready, strict=True)
-    ):
+    if max(ready) == 1 and not any(row.reads and count for row, count in zip(rows, ready, strict=True)):
         return _decode_step(rows, ready, graphs)
     graph, size, take, reads = _taken(rows, ready, graphs, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
@@ -143,7 +137,10 @@ def _taken(
     rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int
 ) -> tuple[GraphName, int, tuple[int, ...], bool]:
     """The graph of a step of all these rows, S, the tokens of each, and whether part of a prompt is read."""
-    turn = ready if graphs.padding_is_safe else _aligned(rows)
+    turn = ready
+    if not graphs.padding_is_safe:
+        least = min(filter(None, ready))
+        turn = [min(count, least) for count in ready]
     reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
     graph, size = _choose_graph(rows, turn, graphs, most_tokens, reads=reads)
     return graph, size, tuple(min(count, size) for count in turn), reads
@@ -200,40 +197,6 @@ def _decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) 
         ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending == 1 == ready[index]]),
         begins=tuple([index for index, row in enumerate(rows) if ready[index] and not row.filled]),
     )
-
-
-def plan_whole(rows: Sequence[RowView]) -> StepPlan | None:
-    """The next step of a graph without a cache: the whole text of every row that is to go on, from its beginning.
-
-    Where it is padded, on the right, no token of the row's own looks at that.
-    """
-    size = max(row.pending for row in rows)
-    if not size:
-        return None
-    take = tuple(row.pending for row in rows)
-    ends = tuple((row, count - 1) for row, count in enumerate(take) if count)
-    reads = any(row.reads for row in rows)
-    return StepPlan(
-        graph="prefill" if reads else "decode",
-        new_tokens=size,
-        take=take,
-        starts=(0,) * len(rows),
-        positions=_wanted_positions(rows, take, ends, None),
-        ends=ends,
-        begins=tuple(index for index, count in enumerate(take) if count),
-        reads=reads,
-    )
-
-
-def _aligned(rows: Sequence[RowView]) -> list[int]:
-    """[B]: tokens that each row may be fed where padding would spoil a state: one number, or 0 for a row that waits."""
-    begun = [row.pending for row in rows if row.pending and row.filled]
-    longest = max(begun) if begun else max(row.pending for row in rows)
-    goes = [bool(row.pending) and (bool(row.filled) or row.pending >= longest) for row in rows]
-    until = min(row.ready for row, go in zip(rows, goes, strict=True) if go)
-    later = [longest - row.pending for row, go in zip(rows, goes, strict=True) if row.pending and not go]
-    count = min([until, *later])
-    return [count if go else 0 for go in goes]
 
 
 def _choose_graph(

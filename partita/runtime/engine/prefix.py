@@ -15,6 +15,7 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.cache.base import RowStates
+from partita.spelling import spelled
 
 if TYPE_CHECKING:  # as there
     from partita.runtime.engine.cache.cache import Cache
@@ -80,8 +81,8 @@ def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
         raise GenerationError(f"a prompt of {plural(tokens, 'token')} cannot begin with a prefix: {BY_LENGTH}")
     if not cache.loads_rows:
         raise GenerationError(
-            "a prefix cannot be copied into one row of this cache: it grows and has one length for all rows, or is in "
-            "bfloat16 on a device; use a package of batch size 1"
+            "a prefix cannot be copied into this cache, because it is in bfloat16 on a device; export with another "
+            f"{spelled('precision')}"
         )
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partita.errors import GenerationError
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import Graphs, RowView
 from partita.runtime.engine.prefix import Prefix, Tokens, check_loads, common_tokens, cut, most_shared
@@ -94,10 +93,6 @@ class Prefixes:
         Raises GenerationError where no row could.
         """
         check_loads(self._cache, len(prefix.tokens), usable=self._usable(len(prefix.tokens)))
-        if not self._graphs.appends(1) and not self._cache.begins_rows_apart:
-            raise GenerationError(
-                "rows of this package begin together, so that none can begin with a prefix; use one of batch size 1"
-            )
         self._given.append(prefix)
 
     # --- rows ---------------------------------------------------------------------------------------------------------

@@ -67,6 +67,10 @@ class Buffer:
             raise ValueError(f"the buffer is in {self.memory} memory, which numpy cannot see")
         return self.array
 
+    def __len__(self) -> int:
+        """Size of the first axis."""
+        return int(self.value.shape()[0])
+
     def released(self) -> Buffer:
         """The buffer without its memory: what is known of it stays."""
         return replace(self, value=None, array=None, keeps=None, part=None)

@@ -16,9 +16,6 @@ CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 def why_not(executor: Executor) -> str | None:
     """Why no step of this package can verify draft tokens; None if one can."""
-    even = executor.cache.even
-    if even is not None:
-        return f"attention on {even} needs rows of equal length, and rows accept different numbers of tokens"
     roped = CHANGING_ROPE if executor.takes_rope_length else None
     return _cannot_go_back(executor) or roped or _takes_no_several(executor)
 
@@ -51,7 +48,7 @@ def _cannot_go_back(executor: Executor) -> str | None:
             "its cache holds the window of some layers alone, and a token that it dropped cannot be put back; export "
             f"with {spelled('cache', 'fixed')}"
         )
-    return "its cache grows, and here it cannot be shortened: rows beside each other, bfloat16, or memory of a device"
+    return "its cache grows, and here it cannot be shortened: bfloat16, or memory of a device"
 
 
 def _takes_no_several(executor: Executor) -> str | None:
@@ -59,9 +56,9 @@ def _takes_no_several(executor: Executor) -> str | None:
     that is how several are taken.
     """
     contract, graphs = executor.contract, executor.graphs
-    live = contract.batch_size if graphs.appends(contract.batch_size) else 1
+    live = executor.rows if graphs.appends(executor.rows) else 1
     rows = [RowView(1, SEVERAL, every_logit=True)] * live
-    rows += [RowView(0, 0, live=False)] * (contract.batch_size - live)
+    rows += [RowView(0, 0, live=False)] * (executor.rows - live)
     plan = plan_step(rows, graphs, ANY)
     if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
         return None

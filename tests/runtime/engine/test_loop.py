@@ -10,6 +10,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.options import Sampling
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine import executor
 from partita.runtime.engine.drafting import Verified
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder
@@ -244,21 +245,21 @@ def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
             change()
 
 
-def test_rows_that_cannot_begin_apart_begin_together(opened, monkeypatch):
-    """Where one row's part of a state cannot be zeroed."""
-    engine = Engine(opened(batch=2, states=STATES).executor)
-    monkeypatch.setattr(type(engine.executor.cache), "begins_rows_apart", False)
-    engine.join(Request(PROMPTS[1], greedy, 2))
-    with pytest.raises(GenerationError, match="a prompt that begins beside others: one row's part"):
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+def test_a_batch_that_needs_rows_of_one_length_holds_one_sequence_at_a_time(opened, states, monkeypatch):
+    """As with GroupQueryAttention on WebGPU: every row of the batch is fed the same."""
+    monkeypatch.setattr(executor, "_needs_even_rows", lambda loaded: True)
+    runner = opened(batch=2, states=states)
+    engine = Engine(runner.executor)
+    row = engine.join(Request(PROMPTS[1], greedy, 5))
+    with pytest.raises(GenerationError, match="no row of the batch is free"):
         engine.join(Request(PROMPTS[2], greedy, 2))
-    second = engine.join(Request(PROMPTS[1], greedy, 3))
-    assert finish(engine)[second] == known_tokens(PROMPTS[1], 3, STATES)
-    engine.leave(second)
-    with pytest.raises(GenerationError, match="beside others"):
-        engine.join(Request(PROMPTS[1], greedy, 2))
-    engine.leave(1 - second)
-    again = engine.join(Request(PROMPTS[2], greedy, 2))
-    assert finish(engine)[again] == known_tokens(PROMPTS[2], 2, STATES)
+    assert finish(engine)[row] == known_tokens(PROMPTS[1], 5, states)
+    for buffer in runner.cache.buffers:
+        np.testing.assert_array_equal(*buffer.host)
+    engine.leave(row)
+    again = engine.join(Request(PROMPTS[2], greedy, 4))
+    assert finish(engine)[again] == known_tokens(PROMPTS[2], 4, states)
 
 
 def test_steps_are_told_to_whoever_observes(opened):

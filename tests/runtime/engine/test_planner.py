@@ -139,11 +139,11 @@ def test_a_graph_that_takes_no_later_chunks_reads_the_whole_and_then_single_toke
     assert shape(planned([RowView(4, 30, reads=True)], WHOLE)) == ("prefill", 1, (1,))
 
 
-def test_where_padding_spoils_a_state_rows_begin_so_that_all_end_together():
+def test_where_padding_spoils_a_state_no_row_that_has_tokens_is_padded():
     plans = read_all([21, 6, 3], SUMS)
-    assert [plan.take for plan in plans] == [(15, 0, 0), (3, 3, 0), (3, 3, 3)]
-    assert [plan.begins for plan in plans] == [(0,), (1,), (2,)]
-    assert plans[-1].ends == ((0, 2), (1, 2), (2, 2))
+    assert [plan.take for plan in plans] == [(3, 3, 3), (3, 3, 0), (15, 0, 0)]
+    assert [plan.begins for plan in plans] == [(0, 1, 2), (), ()]
+    assert [plan.ends for plan in plans] == [((2, 2),), ((1, 2),), ((0, 14),)]
 
 
 def test_a_row_that_joins_others_at_work_is_read_beside_them_token_by_token():

@@ -261,23 +261,6 @@ def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shap
     assert taken == sum(map(len, QUESTIONS[:batch])) + 4 * batch
 
 
-def test_rows_that_have_to_be_equally_long_begin_with_a_prefix_together(opened):
-    """As with GroupQueryAttention on WebGPU, which is right for rows of one length only."""
-    prefix = saved(Engine(opened(states=("key",)).executor), SYSTEM)
-    runner = opened(states=("key",), batch=2, appends=False)
-    runner.cache.even = "some provider"
-    engine = Engine(runner.executor)
-    prompts = [[*SYSTEM, 9, 4], [*SYSTEM, 2, 7]]
-    rows = [engine.join(Request(prompt, greedy, 5, prefix=prefix)) for prompt in prompts]
-    found, _ = finish(engine)
-    assert [found[row] for row in rows] == [known_tokens(prompt, 5, ("key",)) for prompt in prompts]
-    engine.leave(1)
-    with pytest.raises(GenerationError):
-        engine.join(Request([*SYSTEM, 1, 2, 3], greedy, 5, prefix=prefix))
-    with pytest.raises(GenerationError, match="rows of this package begin together"):
-        Engine(runner.executor, shares=True).give(prefix)
-
-
 def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     """A tokenizer may join the end of a prefix with what follows it."""
     engine = Engine(opened(states=("key",)).executor)
@@ -342,7 +325,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     state = State(past="past", present="present", layer=0, kind=kind, shape=(3, 2, 5, 4), dtype=dtype)
     store = (FixedStates if kind == "key" else RecurrentStates)([state], Session())  # type: ignore[arg-type]
     tokens = 3 if kind == "key" else 5
-    assert store.saves(tokens, 5) and store.loads(3)
+    assert store.saves(tokens, 5) and store.loads()
     states = store.save_row(2, tokens)
     np.testing.assert_array_equal(states["past"], before[2, :, :tokens])
     assert store.row_shapes(tokens) == {"past": ((2, tokens, 4), dtype)}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # a process whose packages run in children does without ONNX 
 
 Span = tuple[int, int] | None
 """Rows of the batch, from the first to before the second of these; None: all."""
+Place = int | slice
+"""A row of the batch, or all of them, which have the same."""
 RowStates = Mapping[str, npt.NDArray[Any]]
 """What one row has in each state, on the host, by the name that graphs read the state as. Without the axis of the
 batch, and of keys and values as many entries as tokens: [KV, T, D]. bfloat16 shows as uint16.
@@ -57,20 +59,21 @@ class Store(Protocol):
     def clear(self) -> None:
         """Make every state zero, as before the first token."""
 
-    def clears(self, rows: int) -> bool:
-        """Whether `begin` can prepare some of `rows` and leave the others as they are."""
+    @property
+    def separate(self) -> bool:
+        """Whether a row of the batch can begin, and go on, while the others are where they are."""
 
     def begin(self, rows: Sequence[int]) -> None:
         """Prepare these rows of the batch for a first token."""
 
-    def wipes(self, rows: int) -> bool:
-        """Whether `wipe` can zero some of `rows` and leave the others as they are."""
+    def wipes(self, rows: Sequence[int]) -> bool:
+        """Whether `wipe` can zero these rows and leave the others as they are."""
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zero what these rows have, as `wipes` has allowed."""
 
-    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
-        """Whether a row, one of so many, that has `filled` tokens can be taken back by so many tokens."""
+    def rewinds(self, tokens: int, filled: int) -> bool:
+        """Whether a row that has `filled` tokens can be taken back by so many tokens."""
 
     def rewind(self, row: int, tokens: int) -> None:
         """Take a row back by so many tokens, which `rewinds` has allowed."""
@@ -87,10 +90,10 @@ class Store(Protocol):
     def save_row(self, row: int, tokens: int) -> RowStates:
         """The states of a row after its first tokens, as copies; what `saves` has allowed."""
 
-    def loads(self, rows: int) -> bool:
-        """Whether one of `rows` can take in such states while the others stay as they are."""
+    def loads(self) -> bool:
+        """Whether a row can take in such states while the others stay as they are."""
 
-    def load_row(self, row: int, states: RowStates) -> None:
+    def load_row(self, row: Place, states: RowStates) -> None:
         """Make what `save_row` gave the states of a row, which goes on after its tokens; where `loads`."""
 
     def look(self, outputs: Mapping[str, int]) -> None:

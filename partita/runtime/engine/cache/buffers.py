@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partita.contract import State
 from partita.observations.facts import StateFact
-from partita.runtime.engine.cache.base import RowShapes, RowStates, Span
+from partita.runtime.engine.cache.base import Place, RowShapes, RowStates, Span
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
@@ -110,11 +110,11 @@ class InPlace:
             for state, buffer in zip(self.states, self.buffers, strict=True)
         }
 
-    def loads(self, rows: int) -> bool:
+    def loads(self) -> bool:
         """Where a buffer can be changed in part."""
         return all(buffer.readable for buffer in self.buffers)
 
-    def load_row(self, row: int, states: RowStates) -> None:
+    def load_row(self, row: Place, states: RowStates) -> None:
         """Write the states of a row, from its beginning on."""
         for state, buffer in zip(self.states, self.buffers, strict=True):
             values = states[state.past]
@@ -130,9 +130,9 @@ class InPlace:
         for buffer in self.buffers:
             buffer.clear()
 
-    def wipes(self, rows: int) -> bool:
-        """Whether the buffers can be zeroed in part; one row alone is all of them."""
-        return rows <= 1 or all(buffer.readable for buffer in self.buffers)
+    def wipes(self, rows: Sequence[int]) -> bool:
+        """Whether the buffers can be zeroed in part, where these are not all rows."""
+        return all(buffer.readable or len(rows) == len(buffer) for buffer in self.buffers)
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Zero the rows' part."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from partita import dtypes
 from partita.contract import State
@@ -19,12 +19,10 @@ from partita.runtime.ort.session import Session
 
 MANY = 1 << 40
 """Tokens: more than any row has."""
-Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
-"""Who keeps which of the states of a package."""
 
 
-def by_contract(states: Sequence[State], session: Session) -> tuple[Store, ...]:
-    """The stores that the contract asks for: what stays in one buffer, and what every step makes anew."""
+def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[Store, ...]:
+    """A store for each kind of state: those that stay in one buffer, and those that every step makes anew."""
     staying = [state for state in states if not moves(state)]
     rolling = [state for state in staying if state.rolls]
     keys = [state for state in staying if state.kind in fixed.KINDS and not state.rolls]
@@ -32,25 +30,24 @@ def by_contract(states: Sequence[State], session: Session) -> tuple[Store, ...]:
     moving = [state for state in states if moves(state)]
     kept: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
     kept += (RollingStates(rolling, session),) if rolling else ()
-    return (*kept, GrowingStates(moving, session)) if moving else kept
+    return (*kept, GrowingStates(moving, session, batch)) if moving else kept
 
 
 class Cache:
     """States of all layers, and how many tokens of each row of the batch are in them."""
 
-    def __init__(self, states: Sequence[State], session: Session, batch: int, stores: Stores = by_contract) -> None:
+    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states = tuple(states)
-        self.stores = stores(self.states, session)
+        self.stores = _stores(self.states, session, batch)
+        self._batch = batch
         self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
-        """[B]: tokens of each row in the cache, which is where its next token goes."""
+        """[rows]: tokens of each row in the cache, which is where its next token goes."""
         self.unjudged: set[int] = set()
         """Rows that have taken in tokens of which nobody has looked at logits yet: what they have may not be finite."""
         self.spoiled: set[int] = set()
         """Rows that waited in steps of others and were fed padding, which a state took in: they cannot go on."""
         self._sums_up = not self.padding_is_safe
-        self.even: str | None = None
-        """The provider whose attention needs rows of one length; None where rows may be of any."""
         self.dirty = False
         """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
 
@@ -60,14 +57,21 @@ class Cache:
         return all(store.padding_is_safe for store in self.stores)
 
     @property
-    def begins_rows_apart(self) -> bool:
-        """Whether one row can begin while others are at work."""
-        return self.even is None and all(store.clears(len(self.filled)) for store in self.stores)
+    def separate(self) -> bool:
+        """Whether a row of the batch can begin, and go on, while the others are where they are."""
+        return all(store.separate for store in self.stores)
+
+    def hold_one(self) -> None:
+        """From now on all rows of the batch hold the same sequence, which is row 0."""
+        self.filled = [0]
 
     @property
-    def moves(self) -> bool:
-        """Whether a step leaves some state elsewhere than it found it."""
-        return any(store.moves and any(True for _ in store.named()) for store in self.stores)
+    def _holds_one(self) -> bool:
+        return len(self.filled) == 1
+
+    def _places(self, rows: Sequence[int]) -> Sequence[int]:
+        """The rows of the batch that hold what these rows do."""
+        return range(self._batch) if self._holds_one else rows
 
     @property
     def has_moving(self) -> bool:
@@ -129,7 +133,7 @@ class Cache:
     def begin(self, rows: Sequence[int]) -> None:
         """Make these rows ready for their first token."""
         for store in self.stores:
-            store.begin(rows)
+            store.begin(self._places(rows))
 
     def before_run(self, binding: Binding, new_tokens: int) -> None:
         """Let the stores whose buffers move bind those of this step."""
@@ -150,13 +154,12 @@ class Cache:
 
     def can_rewind(self, tokens: int) -> bool:
         """Whether a row can be taken back by so many tokens that it has, however many these are."""
-        return all(store.rewinds(tokens, MANY, len(self.filled)) for store in self.stores)
+        return all(store.rewinds(tokens, MANY) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
         filled = self.filled[row]
-        rows = len(self.filled)
-        if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled, rows) for store in self.stores):
+        if not 0 <= tokens <= filled or not all(store.rewinds(tokens, filled) for store in self.stores):
             return False
         for store in self.stores:
             store.rewind(row, tokens)
@@ -183,12 +186,12 @@ class Cache:
     @property
     def loads_rows(self) -> bool:
         """Whether a row can take in such states beside others."""
-        return all(store.loads(len(self.filled)) for store in self.stores)
+        return all(store.loads() for store in self.stores)
 
     def load_row(self, row: int, tokens: int, states: RowStates) -> None:
         """Have a row go on after `tokens` that it never took in itself; only where `loads_rows`."""
         for store in self.stores:
-            store.load_row(row, states)
+            store.load_row(slice(None) if self._holds_one else row, states)
         self.filled[row] = tokens
 
     def release_row(self, row: int) -> None:
@@ -205,10 +208,11 @@ class Cache:
         """Zero what a row has, because it may not be finite, and what is not would be felt by whoever follows in the
         row. False, and nothing done, where one row's part cannot be zeroed.
         """
-        if not all(store.wipes(len(self.filled)) for store in self.stores):
+        places = self._places((row,))
+        if not all(store.wipes(places) for store in self.stores):
             return False
         for store in self.stores:
-            store.wipe((row,))
+            store.wipe(places)
         return True
 
     def look(self, outputs: Mapping[str, int]) -> None:

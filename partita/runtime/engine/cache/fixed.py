@@ -13,16 +13,12 @@ KINDS = frozenset({"key", "value"})
 class FixedStates(InPlace):
     """What is beyond a row's cursor is overwritten by its next tokens, so a row begins anew or goes back for free."""
 
-    padding_is_safe = True
-
-    def clears(self, rows: int) -> bool:
-        """Always: there is nothing to do."""
-        return rows >= 0
+    padding_is_safe = separate = True
 
     def begin(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
+    def rewinds(self, tokens: int, filled: int) -> bool:
         """Any number: the cursor says what is valid, and no buffer rolls over what it would go back to."""
         return 0 <= tokens <= filled
 

@@ -20,7 +20,7 @@ from partita.contract import State
 from partita.errors import GenerationError
 from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
-from partita.runtime.engine.cache.base import RowShapes, RowStates, Span
+from partita.runtime.engine.cache.base import Place, RowShapes, RowStates, Span
 from partita.runtime.engine.cache.buffers import Residence
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
@@ -35,15 +35,13 @@ def moves(state: State) -> bool:
 class GrowingStates:
     """One buffer per state, which is another after every step.
 
-    What grows has one length for all rows of the batch, so that rows begin together and none waits or goes back alone.
+    What grows has one length for all rows of the batch, so all of them hold the same sequence.
     """
 
     moves = True
 
-    def __init__(self, states: Sequence[State], session: Session) -> None:
-        self.states, self._session = tuple(states), session
-        self._rows = 1
-        """Of the batch, once a step was made."""
+    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
+        self.states, self._session, self._batch = tuple(states), session, batch
         self._now: list[Buffer] = [self._empty(state) for state in self.states]
         self._seen = tuple(Residence(buffer.address()) for buffer in self._now)
         self._copied = [0] * len(self.states)
@@ -65,6 +63,11 @@ class GrowingStates:
         return ((state.past, buffer) for state, buffer in zip(self.states, self._now, strict=True))
 
     @property
+    def separate(self) -> bool:
+        """Only where there is one row, or no state."""
+        return self._batch == 1 or not self.states
+
+    @property
     def has_parts(self) -> bool:
         """Only when there is none: all rows are in what a step makes."""
         return not self.states
@@ -81,7 +84,7 @@ class GrowingStates:
 
     def after_run(self, binding: Binding, take: Sequence[int]) -> None:
         """What the step wrote is what the next one reads."""
-        made, self._rows = binding.made(), len(take)
+        made = binding.made()
         for index, state in enumerate(self.states):
             _check_growth(state, self._now[index], made[state.present], max(take))
             self._copied[index] = self._now[index].size_bytes
@@ -91,32 +94,28 @@ class GrowingStates:
         """Make every state empty, or zero."""
         self._now = [self._empty(state) for state in self.states]
 
-    def clears(self, rows: int) -> bool:
-        """Whether a row can begin alone: only where there is but one."""
-        return rows <= 1 or not self.states
-
     def begin(self, rows: Sequence[int]) -> None:
-        """Prepare for a first token: all rows begin together."""
+        """Prepare for a first token."""
         if self.states:
             self.clear()
 
-    def wipes(self, rows: int) -> bool:
+    def wipes(self, rows: Sequence[int]) -> bool:
         """Always: rows that follow begin with empty states."""
-        return rows >= 0
+        return True
 
     def wipe(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
-        """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has and
-        in memory that can be read back.
+    def rewinds(self, tokens: int, filled: int) -> bool:
+        """Any number, where every state has its tokens along an axis, in a type that numpy has and in memory that can
+        be read back.
         """
         if tokens == 0:
             return True
         places = [self._session.fresh_memory(state.past).memory for state in self.states]  # of what a step makes
         known = all(memory in (HOST_MEMORY, CUDA_MEMORY) for memory in places)
         plain = all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
-        return rows == 1 and known and plain
+        return known and plain
 
     def rewind(self, row: int, tokens: int) -> None:
         """Keep all but the last tokens of every state; by way of the host."""
@@ -140,7 +139,7 @@ class GrowingStates:
         """After any of the row's tokens where every state has an entry for each of them, else after its last; nowhere
         where a state's first axis is not that of rows.
         """
-        if any(state.shape[0] != self._rows for state in self.states):
+        if any(state.shape[0] != self._batch for state in self.states):
             return False
         least = 0 if all(state.grows is not None for state in self.states) else filled
         return least <= tokens <= filled and all(buffer.readable for buffer in self._now)
@@ -153,22 +152,22 @@ class GrowingStates:
             found[state.past] = np.array(part if state.grows is None else _first(part, state.grows - 1, tokens))
         return found
 
-    def loads(self, rows: int) -> bool:
-        """Only where there is one row, because all have one length; and where what does not grow can be written."""
+    def loads(self) -> bool:
+        """Where what does not grow can be written."""
         fixed = [buffer for state, buffer in zip(self.states, self._now, strict=True) if state.grows is None]
-        return not self.states or (rows == 1 and all(buffer.readable for buffer in fixed))
+        return all(buffer.readable for buffer in fixed)
 
-    def load_row(self, row: int, states: RowStates) -> None:
-        """Take in the states of the only row: what grows is in host memory until the next step has read it."""
+    def load_row(self, row: Place, states: RowStates) -> None:
+        """Take in the states of all rows: what grows is in host memory until the next step has read it."""
         for index, state in enumerate(self.states):
             values = states[state.past]
             if state.grows is None:
                 self._now[index] = self._empty(state)
             else:
-                self._now[index] = host_buffer((1, *values.shape), state.dtype)
+                self._now[index] = host_buffer((self._batch, *values.shape), state.dtype)
 
             def write(whole: npt.NDArray[Any], values: npt.NDArray[Any] = values) -> None:
-                whole[0] = values
+                whole[...] = values
 
             self._now[index].change(write)
 

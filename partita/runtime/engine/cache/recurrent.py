@@ -15,15 +15,16 @@ class RecurrentStates(InPlace):
         """Only when there is none."""
         return not self.states
 
-    def clears(self, rows: int) -> bool:
+    @property
+    def separate(self) -> bool:
         """Whether the buffers can be zeroed in part."""
-        return self.wipes(rows)
+        return all(buffer.readable for buffer in self.buffers)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Zero the rows' part."""
         self.wipe(rows)
 
-    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
+    def rewinds(self, tokens: int, filled: int) -> bool:
         """Not by a single token: what it took in cannot be taken out."""
         return tokens == 0 or not self.states
 

@@ -18,6 +18,8 @@ class RollingStates(InPlace):
     <= L <= min(T, capacity). The capacity of our own packages is the window.
     """
 
+    separate = True
+
     @property
     def room(self) -> int:
         """Tokens of which none is dropped yet, in any of the states."""
@@ -28,14 +30,10 @@ class RollingStates(InPlace):
         """Only when there is none."""
         return not self.states
 
-    def clears(self, rows: int) -> bool:
-        """Always: a row's first tokens are written from the beginning on."""
-        return rows >= 0
-
     def begin(self, rows: Sequence[int]) -> None:
         """Nothing has to be done."""
 
-    def rewinds(self, tokens: int, filled: int, rows: int) -> bool:
+    def rewinds(self, tokens: int, filled: int) -> bool:
         """Any number, as long as nothing was dropped."""
         return tokens == 0 or not self.states or filled <= self.room
 
