@@ -34,7 +34,6 @@ UNINSTALL = Remedy(
 )
 INSTALL_VERSIONS = Remedy("", ("pip", "install", "{versions}"))
 PUT_BACK = Remedy("put its files back", ("pip", "install", "--force-reinstall", "--no-deps", "{owner}"))
-UNKNOWN = Remedy("install the package that has it")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
@@ -52,7 +51,7 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
         if module and distributions(module):
             return _explain(module, seen)
         if module and foreign and isinstance(seen, ModuleNotFoundError):
-            return InstallationError(f"the Python module {module} is required and not installed", remedy=UNKNOWN)
+            return InstallationError(f"the Python module {module} is required and not installed")
         seen = seen.__cause__
     return None
 

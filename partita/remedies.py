@@ -112,13 +112,10 @@ def any_of(remedies: Iterable[Remedy]) -> Remedy | None:
 
 
 FROM_CHECKPOINT = Remedy("export the checkpoint again")
+DECODERS_ONLY = Remedy("name the folder of a text decoder")
 MAY_READ = Remedy("let it be read", ("chmod", "u+r", "{path}"))
 MAY_ENTER = Remedy("let the folder be read", ("chmod", "u+rx", "{path}"))
 MAY_WRITE = Remedy("let it be written", ("chmod", "u+w", "{path}"))
-OWNERS = Remedy("it belongs to another user, who has to allow it")
-ELSEWHERE = Remedy(
-    "its permissions allow it, so something else forbids it: an access control list, SELinux or how the disk is mounted"
-)
 LFS_PULL = Remedy(
     "a pointer that Git LFS left in place of the file, which was not downloaded; in {folder} run",
     ("git", "lfs", "pull"),
@@ -129,22 +126,10 @@ def permission(path: Path, *, write: bool = False) -> Remedy:
     """What to do about a file or folder that this process is not permitted to open; folders above it come first."""
     for folder in reversed(path.absolute().parents):
         if not os.access(folder, os.X_OK):
-            return _permission_of(folder, MAY_ENTER)
+            return MAY_ENTER.filled(path=folder)
     if write:
-        return _permission_of(path if path.exists() else path.absolute().parent, MAY_WRITE)
-    return _permission_of(path, MAY_ENTER if path.is_dir() else MAY_READ)
-
-
-def _permission_of(path: Path, remedy: Remedy) -> Remedy:
-    """The remedy for this very path, where its owner is who asks."""
-    asked = {MAY_READ: 0o400, MAY_ENTER: 0o500, MAY_WRITE: 0o200}[remedy]
-    try:
-        status = path.stat()
-    except OSError:
-        return remedy.filled(path=path)
-    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        return OWNERS
-    return ELSEWHERE if status.st_mode & asked == asked else remedy.filled(path=path)
+        return MAY_WRITE.filled(path=path if path.exists() else path.absolute().parent)
+    return (MAY_ENTER if path.is_dir() else MAY_READ).filled(path=path)
 
 
 def what_to_do(error: OSError, otherwise: str, written: Path = Path()) -> str:

@@ -176,17 +176,6 @@ def test_what_may_not_be_read_is_to_be_made_readable(package: Path, verb: str, n
     assert code == 0, err
 
 
-def test_what_belongs_to_another_user_is_his_to_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert permission(tmp_path / "file").command == ()
-
-
-def test_what_is_permitted_is_forbidden_by_something_else(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert permission(tmp_path / "file").command == ()
-
-
 # remedies themselves
 
 

@@ -12,7 +12,6 @@ from typing import Literal
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Trial
 from partita.diagnosis.steps import Step
-from partita.observations.facts import NOT_RUN
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import short_provider
 from partita.remedies import Remedy
@@ -124,7 +123,7 @@ def steps_for(
 def _is_of(step: Step, trial: Trial) -> bool:
     """Whether an experiment changed what the step changes, and was answered: in a dry run, by a run on the CPU."""
     change = step.change
-    answered = trial.outcome not in ("invalid", "timed_out") and trial.said != NOT_RUN
+    answered = trial.outcome not in ("invalid", "timed_out", "placed")
     return change is not None and answered and trial.factor == change.factor and change.now in ("", trial.now)
 
 

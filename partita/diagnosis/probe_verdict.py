@@ -6,7 +6,7 @@ shows is said by the reason, in its `factors`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +14,6 @@ from partita.observations.facts import (
     COMBINED,
     FAILED,
     NEIGHBOURS,
-    NOT_RUN,
     OPTION,
     OTHER_FORM,
     Factor,
@@ -44,6 +43,10 @@ TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
 DECLARED: frozenset[Factor] = frozenset({"output_shape"})
 """What a file may say of a node, which changes nothing of it: where a change helps as well, that is the cause."""
+ACCEPTS: Mapping[str, str] = {
+    "taken": "the provider accepts this node",
+    "placed": "the provider accepts this node (placed, not run)",
+}
 IN_VAIN = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),
@@ -56,6 +59,10 @@ ANSWERED = frozenset({"left", "failed", "crashed"})
 ALONE = "tested in isolation"
 IN_COMPANY = "tested with only a Neg beside it"
 """Of a provider that compiles: it may take no partition of a single node."""
+
+
+Accepted = Callable[[Trial], bool]
+"""Whether a changed node is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,11 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     shut = next((trial for trial in rest if trial.factor == NEIGHBOURS and trial.outcome == "left"), None)
     if shut is not None:
         return tuple(_in_no_body(first, others, shut))
-    return tuple(_by_one_change(first, others)) or tuple(_by_several(first, others)) or tuple(_in_vain(probe))
+    for accepted in (helps, placed):
+        found = tuple(_by_one_change(first, others, accepted)) or tuple(_by_several(first, others, accepted))
+        if found:
+            return found
+    return tuple(_in_vain(probe))
 
 
 def _in_no_body(first: Trial, others: Sequence[Trial], shut: Trial) -> Iterator[Conclusion]:
@@ -120,37 +131,30 @@ def _beside(trials: Sequence[Trial]) -> str:
     return "; also together with the nodes around it that were tried" if beside else ""
 
 
-def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
+def _by_one_change(first: Trial, others: Sequence[Trial], accepted: Accepted) -> Iterator[Conclusion]:
     """One for each factor in which a change made the provider take the node."""
-    single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
+    single = [trial for trial in others if trial.factor != COMBINED and accepted(trial)]
     found = dict.fromkeys(trial.factor for trial in single)
     for factor in [each for each in found if each not in DECLARED] or found:
-        found_so = [trial for trial in single if trial.factor == factor]
-        helped = [trial for trial in found_so if not _is_not_run(trial)] or found_so
-        accepted = f"{_choice(helped)} the provider accepts this node{_unrun(helped)}"
-        evidence = f"{accepted}{without(first)}{_rest(others, factor)}"
-        yield Conclusion(evidence, (factor,), not_run=_is_not_run(helped[0]))
+        helped = [trial for trial in single if trial.factor == factor]
+        evidence = f"{_choice(helped)} {ACCEPTS[helped[0].outcome]}{without(first)}{_rest(others, factor)}"
+        yield Conclusion(evidence, (factor,), not_run=placed(helped[0]))
 
 
-def _by_several(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
+def _by_several(first: Trial, others: Sequence[Trial], accepted: Accepted) -> Iterator[Conclusion]:
     """The first changes that did so together."""
-    several = sorted((trial for trial in others if trial.factor == COMBINED and helps(trial)), key=_is_not_run)
-    for trial in several[:1]:
+    trial = next((trial for trial in others if trial.factor == COMBINED and accepted(trial)), None)
+    if trial is not None:
         change = _with_change(trial.change, removes=trial.removes)
         tried = sum(each.factor not in (COMBINED, OTHER_FORM) and each.outcome in ANSWERED for each in others)
         single = f"; with one change at a time ({tried} tried) it does not" if tried else ""
-        accepted = f"{change} the provider accepts this node{_unrun([trial])}"
-        yield Conclusion(f"{accepted}{single}{without(first)}", trial.parts, not_run=_is_not_run(trial))
+        evidence = f"{change} {ACCEPTS[trial.outcome]}{single}{without(first)}"
+        yield Conclusion(evidence, trial.parts, not_run=placed(trial))
 
 
-def _unrun(helped: Sequence[Trial]) -> str:
-    """That none of the changed nodes was run."""
-    return f" ({NOT_RUN})" if all(map(_is_not_run, helped)) else ""
-
-
-def _is_not_run(trial: Trial) -> bool:
-    """Whether a changed node was only placed."""
-    return trial.said == NOT_RUN
+def placed(trial: Trial) -> bool:
+    """Whether the changed node is claimed in a dry run, and could not be run on the CPU provider."""
+    return trial.outcome == "placed" and trial.factor != OTHER_FORM
 
 
 def helps(trial: Trial) -> bool:

@@ -13,7 +13,7 @@ from partita.errors import PackageError
 from partita.foreign.genai_config import SlidingWindow, read_genai
 from partita.foreign.layouts import GENAI_CONFIG
 from partita.package import GET_AGAIN, refuse_absent
-from partita.remedies import Remedy
+from partita.remedies import DECODERS_ONLY, Remedy
 
 CONFIG = "config.json"
 LAYERS = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -27,7 +27,6 @@ UNEVEN = ("layer_types", "layers_block_type", "num_kv_shared_layers", "attn_laye
 CAUSAL = ("CausalLM", "LMHead", "ForCausal")
 OTHERS = ("encoder", "vision", "speech", "embedding")
 """Sections of genai_config.json for what is no text decoder."""
-DECODERS_ONLY = Remedy("name the folder of a text decoder")
 WITHOUT_SLIDING = Remedy("export the model without it, or run the folder with onnxruntime-genai")
 
 

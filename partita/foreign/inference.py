@@ -48,7 +48,6 @@ WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE
 OTHER_INPUT = Remedy(
     "export it with such an input, or say in a file what else this is", options=("--contract", "FILE.toml")
 )
-BELONGS = Remedy("check that both are of one model")
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
 
@@ -107,7 +106,7 @@ class Inference:
         shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length, cursors)
         states = tuple(map(shapes.state, pairs))
         if said := contradiction(self.evidence, main.file, pairs, states, vocab, rows):
-            raise PackageError(f"{self.where}: {self.evidence.source} contradicts the graph: {said}", remedy=BELONGS)
+            raise PackageError(f"{self.where}: {self.evidence.source} contradicts the graph: {said}")
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
         )

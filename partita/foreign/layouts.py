@@ -15,7 +15,7 @@ from typing import Literal
 
 from partita.errors import PackageError, UsageError
 from partita.observations.text_format import listing
-from partita.remedies import Remedy
+from partita.remedies import DECODERS_ONLY, Remedy
 from partita.spelling import spelled
 
 Phase = Literal["any", "prefill", "decode"]
@@ -33,7 +33,6 @@ OTHER_MODELS = re.compile(
 )
 """Parts of names of files that are one half of a model that reads more than text, or no decoder."""
 CHOOSE = Remedy("choose one of them", options=("--variant", "{variant}"))
-NOT_SUPPORTED = Remedy("name a folder with a text decoder alone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def refuse_other_models(folder: object, names: Sequence[str], genai: str | None 
         raise PackageError(
             f"{folder}: {listing(odd[:5])}: part of an encoder-decoder, or of a model that reads more than text, which "
             "Partita does not generate from",
-            remedy=NOT_SUPPORTED,
+            remedy=DECODERS_ONLY,
         )
 
 

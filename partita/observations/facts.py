@@ -126,11 +126,9 @@ class StateFact:
     """What the last step copied of it into another buffer: all of past, where present is made anew."""
 
 
-NOT_RUN = "placed, not run"
-"""Said of a changed node that the provider claims in a dry run, and that could not be run on the CPU provider."""
-Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
-"""What became of an experiment: the provider took the node, left it to another, its session failed to open, its process
-was killed by a signal, it did not finish in time, or ONNX Runtime does not accept such a model at all."""
+Outcome = Literal["taken", "placed", "left", "failed", "crashed", "timed_out", "invalid"]
+"""What became of an experiment: the provider took the node, claimed it in a dry run without a run on the CPU provider to
+compare with, left it to another, its session failed to open, its process was killed by a signal, it did not finish in time, or ONNX Runtime does not accept such a model at all."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are the provider's failure; a node that it leaves is none."""
 Factor = str

@@ -16,6 +16,7 @@ from partita.observations.codes import ReasonCode
 from partita.observations.log_pattern import LogPattern
 from partita.remedies import Remedy
 
+OTHER_RUNTIME = Remedy("install the ONNX Runtime that the library was built for")
 OPTIONS = Remedy("look up its options", ("partita", "providers", "--json"))
 """For a provider that refuses an option; what it said names the option."""
 

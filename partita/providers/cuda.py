@@ -8,6 +8,8 @@ Libraries are what the same file names as needed (readelf), and cuDNN and cuFFT,
 them.
 """
 
+from dataclasses import replace
+
 from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Library, Option, PackedWeights, Provider
 from partita.providers.patterns import CPU_PREFERRED
@@ -15,6 +17,8 @@ from partita.remedies import Remedy
 
 WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))
 DRIVER = Remedy("install the NVIDIA driver of the GPU; a container needs the NVIDIA container toolkit, and its GPUs")
+OTHER_DRIVER = Remedy("update the NVIDIA driver, or install the onnxruntime-gpu that fits the CUDA you have")
+NO_GPU = Remedy("run it where there is an NVIDIA GPU")
 GPU_WHEEL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-gpu"))
 
 PROVIDER = Provider(
@@ -102,15 +106,13 @@ PROVIDER = Provider(
     remedies={
         "not_in_build": GPU_WHEEL,
         "library_missing": WHEELS,
-        "device_missing": Remedy(
-            "run it where there is an NVIDIA GPU",
+        "device_missing": replace(
+            NO_GPU,
             otherwise=Remedy(
                 "place the model without one", ("partita", "place", "PATH", "--provider", "cuda,cpu", "--dry-run")
             ),
         ),
-        "version_mismatch": Remedy(
-            "update the NVIDIA driver, or install the onnxruntime-gpu that fits the CUDA you have"
-        ),
+        "version_mismatch": OTHER_DRIVER,
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("see whether GPU and driver answer", ("nvidia-smi",)),
     },

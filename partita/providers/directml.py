@@ -9,6 +9,8 @@ from partita.providers.base import OPTIONS, Option, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy
 
+NO_GPU = Remedy("it needs a GPU with a DirectX 12 driver")
+
 PROVIDER = Provider(
     name="directml",
     ort_name="DmlExecutionProvider",
@@ -40,8 +42,7 @@ PROVIDER = Provider(
         "not_in_build": Remedy(
             "on Windows, in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-directml")
         ),
-        "device_missing": Remedy("it needs a GPU with a DirectX 12 driver"),
+        "device_missing": NO_GPU,
         "option_rejected": OPTIONS,
-        "initialisation_failed": Remedy("update the GPU driver"),
     },
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from partita.errors import UsageError
 from partita.providers.base import Provider
-from partita.remedies import Remedy
 from partita.spelling import spelled
 
 SUFFIX = "ExecutionProvider"
@@ -42,14 +41,6 @@ MAGIC: dict[str, tuple[bytes, ...]] = {
     "a Windows library": (b"MZ",),
 }
 """What the file of a shared library begins with."""
-OTHER_BUILD = Remedy("install an ONNX Runtime that contains it")
-LIBRARY_REMEDIES = {
-    "library_missing": Remedy("install the library that it names, or add its folder to LD_LIBRARY_PATH"),
-    "device_missing": Remedy("the library offers no device on this machine; see its own documentation"),
-    "version_mismatch": Remedy("build or install the library for this version of ONNX Runtime"),
-    "option_rejected": Remedy("see the documentation of the library for its options"),
-    "initialisation_failed": Remedy("see the documentation of the library"),
-}
 
 
 def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
@@ -65,7 +56,6 @@ def generic_provider(ort_name: str, library: Path | None = None) -> Provider:
         preferred_attention="onnx24",
         any_option=True,
         library=library,
-        remedies=LIBRARY_REMEDIES if library is not None else {"not_in_build": OTHER_BUILD, **LIBRARY_REMEDIES},
     )
 
 

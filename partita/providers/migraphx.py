@@ -9,6 +9,8 @@ from partita.remedies import Remedy
 
 ROCM = Remedy("install ROCm and its MIGraphX package, in the version that the wheel names")
 
+NO_GPU = Remedy("run it where there is an AMD GPU that ROCm supports")
+
 PROVIDER = Provider(
     name="migraphx",
     ort_name="MIGraphXExecutionProvider",
@@ -43,7 +45,7 @@ PROVIDER = Provider(
             "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-migraphx")
         ),
         "library_missing": ROCM,
-        "device_missing": Remedy("run it where there is an AMD GPU that ROCm supports"),
+        "device_missing": NO_GPU,
         "version_mismatch": ROCM,
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("see whether GPU and driver answer", ("rocminfo",)),

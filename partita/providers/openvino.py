@@ -7,7 +7,7 @@ with 1.24.1, which gives no reason for a single node.
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Option, PackedWeights, Plugin, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Option, PackedWeights, Plugin, Provider
 from partita.remedies import Remedy
 
 WORDS = ("False", "True")
@@ -47,8 +47,8 @@ PROVIDER = Provider(
         # too; the wheel computes on any x86-64.
         takes="processors, GPUs and NPUs of Intel",
         no_device=Remedy(
-            "without a device of Intel use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it "
-            "computes on any x86-64"
+            "the wheel onnxruntime-openvino computes on any x86-64: in an environment of its own",
+            ("pip", "install", "onnxruntime-openvino"),
         ),
     ),
     options=(
@@ -86,13 +86,13 @@ PROVIDER = Provider(
             ("pip", "install", "onnxruntime-openvino"),
             otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
         ),
-        "library_missing": Remedy("reinstall the package that contains it: its libraries belong together"),
+        "library_missing": Remedy(
+            "put its files back", ("pip", "install", "--force-reinstall", "onnxruntime-openvino")
+        ),
         "device_missing": Remedy(
             "name a device that is there", options=("--provider-option", "openvino.device_type=CPU")
         ),
-        "version_mismatch": Remedy(
-            "install the onnxruntime that the plugin was built for, or onnxruntime-openvino instead"
-        ),
+        "version_mismatch": OTHER_RUNTIME,
         "option_rejected": OPTIONS,
         "initialisation_failed": ON_CPU,
     },

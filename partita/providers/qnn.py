@@ -12,7 +12,7 @@ another one. Even then it cannot finalise an RMS norm in float32: packages need 
 import platform
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Opens, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Opens, Option, Plugin, Provider
 from partita.remedies import Remedy
 
 MODES = (
@@ -33,6 +33,8 @@ EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "a
 
 UNIT = r"Node name: (?P<node>\S*) Node index: \d+\n\s*REASON : "
 """How the log names a node unit that did not pass (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""
+
+NO_DEVICE = Remedy("it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn")
 
 PROVIDER = Provider(
     name="qnn",
@@ -120,8 +122,8 @@ PROVIDER = Provider(
             ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),
             otherwise=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
         ),
-        "device_missing": Remedy("it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn"),
-        "version_mismatch": Remedy("install the onnxruntime that this onnxruntime-qnn was built for"),
+        "device_missing": NO_DEVICE,
+        "version_mismatch": OTHER_RUNTIME,
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy(
             "it needs fixed sizes and float16",

@@ -13,7 +13,7 @@ from pathlib import Path
 from partita.observations.codes import ReasonCode
 from partita.observations.native_text import cut, without_signatures
 from partita.observations.text_format import clean
-from partita.providers.base import Library, Provider
+from partita.providers.base import OTHER_RUNTIME, Library, Provider
 from partita.providers.patterns import START_PATTERNS
 from partita.remedies import Remedy
 
@@ -22,11 +22,8 @@ LONGEST = 300
 WHATEVER_ELSE = Remedy("see what it needs", ("partita", "providers"))
 REMEDIES: dict[ReasonCode, Remedy] = {
     "not_in_build": Remedy("install an ONNX Runtime that contains it"),
-    "library_missing": Remedy("install the library that the evidence names"),
     "device_missing": Remedy("run it on a machine that has such a device"),
-    "version_mismatch": Remedy("install versions that belong together"),
-    "duplicate_runtime": Remedy("uninstall every ONNX Runtime and install one of them again"),
-    "option_rejected": Remedy("change or remove the option that the evidence names"),
+    "version_mismatch": OTHER_RUNTIME,
 }
 """What to do where the provider's file has nothing better; `WHATEVER_ELSE` for the other reasons."""
 

@@ -8,7 +8,7 @@ that take pointers or raw bytes are left out. Libraries are what libonnxruntime_
 
 from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Library, Option, Provider
-from partita.providers.cuda import DRIVER, GPU_WHEEL, WHEELS
+from partita.providers.cuda import DRIVER, GPU_WHEEL, NO_GPU, WHEELS
 from partita.remedies import Remedy
 
 TENSORRT = Remedy("install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH")
@@ -86,8 +86,8 @@ PROVIDER = Provider(
             "and cuDNN 9 as Python packages",
             ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"),
         ),
-        "device_missing": Remedy("run it where there is an NVIDIA GPU"),
-        "version_mismatch": Remedy("install TensorRT 10 and CUDA 13, which onnxruntime-gpu 1.31 was built with"),
+        "device_missing": NO_GPU,
+        "version_mismatch": TENSORRT,
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("try CUDA, which needs no TensorRT", options=("--provider", "cuda")),
     },

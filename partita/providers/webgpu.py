@@ -7,7 +7,7 @@ ignored there. That, the log lines and the defaults were seen with onnxruntime-w
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Library, Opens, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, OTHER_RUNTIME, Library, Opens, Option, Plugin, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy
 
@@ -84,9 +84,7 @@ PROVIDER = Provider(
         ),
         "library_missing": VULKAN,
         "device_missing": VULKAN,
-        "version_mismatch": Remedy(
-            "install the onnxruntime that the plugin was built for, or onnxruntime-webgpu instead"
-        ),
+        "version_mismatch": OTHER_RUNTIME,
         "option_rejected": OPTIONS,
         "initialisation_failed": VULKAN,
     },

@@ -18,7 +18,6 @@ from partita.package_records import Quality
 from partita.remedies import Remedy
 
 ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--provider", "{chain},cpu"))
-OTHER_PROVIDER = Remedy("name another provider")
 
 
 def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:

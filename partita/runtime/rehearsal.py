@@ -18,7 +18,7 @@ import numpy.typing as npt
 from partita.contract import Contract
 from partita.errors import GenerationError, PackageError
 from partita.observations.text_format import listing
-from partita.remedies import Remedy
+from partita.remedies import DECODERS_ONLY, Remedy
 from partita.runtime.comparison import OUTLIERS, RULED_OUT, Logits
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.feeds import logits_given, port_by_role
@@ -42,7 +42,6 @@ LOOK = Remedy(
     options=("--contract", "FILE.toml"),
 )
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
-DECODER = Remedy("name the folder of a text decoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def _check_causal(where: str, executor: Executor, text: Sequence[int], *, rounds
         raise PackageError(
             f"{where}/{loaded.graph.file}: logits of a token change by {furthest:.1%} of their spread when the tokens "
             "after it are others, so it is an encoder and no decoder, and does not generate",
-            remedy=DECODER,
+            remedy=DECODERS_ONLY,
         )
 
 

@@ -20,11 +20,7 @@ from partita.remedies import Remedy
 
 REINSTALL = Remedy("put its files back", ("pip", "install", "--force-reinstall", "{wheel}=={version}"))
 UNINSTALL = Remedy("install only the one you want, after", ("pip", "uninstall", "--yes", "{wheels}"))
-FITTING = Remedy(
-    "install the one that it needs",
-    ("pip", "install", "{wheel}{specifier}"),
-    otherwise=Remedy("another version of {plugin}"),
-)
+FITTING = Remedy("install the one that it needs", ("pip", "install", "{wheel}{specifier}"))
 MARK = "onnxruntime/__init__.py"
 """The file that every ONNX Runtime wheel installs, and that two of them overwrite for each other."""
 HOSTS = frozenset(
@@ -166,7 +162,7 @@ def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentF
                     reason="version_mismatch",
                     evidence=f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}, and "
                     f"{_names(owners)} is installed",
-                    **said(FITTING.filled(wheel=owners[0].name, specifier=needed.specifier, plugin=wheel)),
+                    **said(FITTING.filled(wheel=owners[0].name, specifier=needed.specifier)),
                 )
             )
     return found

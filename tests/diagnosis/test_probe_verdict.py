@@ -13,7 +13,7 @@ from partita.diagnosis.probe_verdict import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe, why
-from partita.observations.facts import NOT_RUN, Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
+from partita.observations.facts import Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
@@ -36,7 +36,7 @@ from tests.partition_reports.samples import (
 CODES = {factor: reason.code for reason in load_reasons() for factor in reason.factors}
 KINDS = {"type": "other types", "opset": "other opsets"}
 DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
-ONLY_PLACED = Trial("opset", "Relu of opset 13 in place of 14", "taken", NOT_RUN)
+ONLY_PLACED = Trial("opset", "Relu of opset 13 in place of 14", "placed", "")
 LEFT = Trial("as_is", "", "left", "")
 
 
@@ -555,9 +555,9 @@ def test_a_graph_that_fails_only_as_a_whole_says_so():
 
 
 def test_a_change_that_was_placed_and_not_run_is_named_and_is_no_remedy() -> None:
-    run = replace(ONLY_PLACED, change="Relu of opset 6 in place of 14", said="")
+    run = replace(ONLY_PLACED, change="Relu of opset 6 in place of 14", outcome="taken")
     (placed,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED)))
-    assert placed.not_run and f"accepts this node ({NOT_RUN})" in placed.evidence
+    assert placed.not_run and "accepts this node (placed, not run)" in placed.evidence
     (shown,) = conclusions(NodeProbe("n", (LEFT, ONLY_PLACED, run)))
     assert not shown.not_run and "opset 6" in shown.evidence and "opset 13" not in shown.evidence
     skipped = ChainEntry(provider="CUDAExecutionProvider", status="active")

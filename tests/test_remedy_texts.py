@@ -1,0 +1,530 @@
+"""Remedies in words: for each, a small case raises the problem, does what the text says, and the problem is gone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import partita
+from partita import cli, extras, strangers
+from partita.diagnosis.reasons.base import load_reasons
+from partita.errors import PartitaError
+from partita.export import publish, weight_files
+from partita.foreign import evidence, lora, shapes
+from partita.foreign.folder import Choice, open_folder
+from partita.library import remote
+from partita.library.cluster import setting_up
+from partita.package import GET_AGAIN
+from partita.providers import base, cuda, directml, migraphx, qnn, start, tensorrt
+from partita.providers.resolve import parse_chain
+from partita.remedies import DECODERS_ONLY, FROM_CHECKPOINT, Remedy
+from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, settling, text
+from partita.runtime.engine import checks, recording
+from partita.runtime.onnx_model import read_onnx
+from partita.runtime.ort import errors
+from partita.runtime.probes import engine
+from partita.runtime.runner import load_runner
+from tests.conftest import Exported, TinyCheckpoint
+from tests.foreign import test_adapters, test_cache_layouts, test_rehearsal
+from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the fixture
+from tests.foreign.test_any_decoder import folder_of
+from tests.foreign.test_bad_input import altered
+from tests.planted import on_cuda
+from tests.planted.graphs import build, operators
+from tests.remedy_of import alternatives
+from tests.runtime import test_place
+from tests.test_remedies import every_remedy
+
+if TYPE_CHECKING:
+    from partita.runtime.ort.session import Session
+
+
+@dataclass
+class World:
+    """What a case may use. `refused` checks that an action ends in the remedy of the case."""
+
+    remedy: Remedy
+    tmp: Path
+    sample: Sample
+    checkpoint: Callable[..., Path]
+    exported: Callable[..., Path]
+    raised: int = 0
+
+    def refused(self, action: Callable[[], object]) -> None:
+        """Fail unless the action raises an error with the remedy of this case."""
+        with pytest.raises(PartitaError) as caught:
+            action()
+        pattern = ".+".join(map(re.escape, re.split(r"\{\w+\}", self.remedy.text)))
+        texts = [each.text for each in alternatives(caught.value.remedy)]
+        assert any(re.fullmatch(pattern, each) for each in texts), (texts, str(caught.value))
+        self.raised += 1
+
+    def package(self, **options: Any) -> Path:
+        """A package that the case may change."""
+        return shutil.copytree(self.exported(self.checkpoint("llama"), **options), self.tmp / f"p{len(options)}")
+
+
+Case = Callable[[World], None]
+CASES: dict[str, tuple[Remedy, Case]] = {}
+
+
+def applies(*remedies: Remedy | None) -> Callable[[Case], Case]:
+    """Register a case for remedies that say the same."""
+
+    def register(case: Case) -> Case:
+        for remedy in remedies:
+            assert remedy is not None and remedy.text not in CASES
+            CASES[remedy.text] = (remedy, case)
+        return case
+
+    return register
+
+
+def command(*words: object) -> None:
+    """Run a command line; its error is raised."""
+    cli.app([str(word) for word in words], standalone_mode=False)
+
+
+def opened(folder: Path, choice: Choice | None = None) -> None:
+    """Open a folder of another exporter, and try it."""
+    with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder, choice or Choice())):
+        pass
+
+
+def generated(package: Path, prompt: Any = (5, 6), **options: Any) -> None:
+    """A token of a package on the CPU provider."""
+    with partita.load(package, "cpu") as model:
+        model.generate(prompt, max_new_tokens=1, **options).run()
+
+
+# packages, checkpoints and prompts
+
+
+@applies(checks.AS_MANY)
+def as_many(world: World) -> None:
+    package = world.package()
+    world.refused(lambda: generated(package, []))
+    generated(package, [[5, 6]])
+
+
+@applies(checks.SHORTEN)
+def shorten(world: World) -> None:
+    package = world.package()
+    world.refused(lambda: generated(package, [5] * 70))
+    generated(package, [5] * 20)
+
+
+@applies(checks.SHORTEN_TO_MODEL)
+def shorten_to_model(world: World) -> None:
+    package = world.package()
+    most = json.loads((world.checkpoint("llama") / "config.json").read_text())["max_position_embeddings"]
+    world.refused(lambda: generated(package, [5] * most))
+    generated(package, [5] * 20)
+
+
+@applies(checks.BEGIN)
+def begin(world: World) -> None:
+    package = world.package()
+    world.refused(lambda: generated(package, [[]]))
+    generated(package, [[5]])
+
+
+@applies(publish.TAKEN)
+def choose_another_folder(world: World) -> None:
+    export = ("export", world.checkpoint("llama"), "--no-verify")
+    package = world.package()
+    world.refused(lambda: command(*export, package))
+    command(*export, world.tmp / "other")
+
+
+@applies(weight_files.DOWNLOAD)
+def download_again(world: World) -> None:
+    link = world.tmp / "checkpoint"
+    link.symlink_to(world.tmp / "nothing")
+    export = ("export", link, world.tmp / "out", "--no-verify")
+    world.refused(lambda: command(*export))
+    link.unlink()
+    shutil.copytree(world.checkpoint("llama"), link)
+    command(*export)
+
+
+@applies(FROM_CHECKPOINT)
+def export_again(world: World) -> None:
+    package = world.package()
+    damaged = package / "generation_config.json"
+    damaged.write_text("{".ljust(damaged.stat().st_size))
+    world.refused(lambda: generated(package))
+    shutil.rmtree(package)
+    generated(world.package())
+
+
+@applies(text.WITH_TOKENIZER)
+def with_a_tokenizer(world: World) -> None:
+    def stopped(package: Path) -> None:
+        command("generate", package, "return", "--stop", "x", "--provider", "cpu", "--max-new-tokens", "1")
+
+    world.refused(lambda: stopped(world.exported(world.checkpoint("llama", tokenizer=False))))
+    stopped(world.package())
+
+
+@applies(prefix_file.SAVE_AGAIN)
+def save_the_prefix_again(world: World) -> None:
+    package, other = world.package(), world.exported(world.checkpoint("llama", seed=1))
+    file = world.tmp / "prefix"
+    for folder in (other, package):
+        with partita.load(folder, "cpu") as model:
+            model.save_prefix(file, [5, 6, 7, 8])
+        if folder == other:
+            world.refused(lambda: generated(package, prefix=file))
+    generated(package, prefix=file)
+
+
+@applies(strangers.NAME)
+def name_the_folder(world: World) -> None:
+    package = world.package()
+    world.refused(lambda: generated(package / "model.onnx"))
+    generated(package)
+
+
+@applies(strangers.CHOOSE)
+def name_the_package(world: World) -> None:
+    (world.tmp / "notes.txt").write_text("a note")
+    world.refused(lambda: generated(world.tmp / "notes.txt"))
+    generated(world.package())
+
+
+@applies(remote.LOAD_AGAIN, remote.WITHOUT)
+def load_again(world: World) -> None:
+    package = world.package()
+    with partita.load(package, "cpu", process="child") as model:
+        model._engine._names = "WebGpuExecutionProvider,CPUExecutionProvider"  # type: ignore[attr-defined]
+        model._engine._child.process.kill()  # type: ignore[attr-defined]
+        world.refused(lambda: model.generate([5, 6], max_new_tokens=1).run())
+    with partita.load(package, "cpu", process="child") as model:
+        model.generate([5, 6], max_new_tokens=1).run()
+
+
+# folders of other exporters
+
+
+@applies(GET_AGAIN)
+def get_again(world: World) -> None:
+    folder = world.sample("optimum")
+    (folder / "config.json").write_text("{")
+    world.refused(lambda: opened(folder))
+    shutil.rmtree(folder)
+    opened(world.sample("optimum"))
+
+
+@applies(DECODERS_ONLY)
+def name_a_decoder(world: World) -> None:
+    folder = world.sample("optimum")
+    changed(folder / "config.json", is_encoder_decoder=True, architectures=["T5ForConditionalGeneration"])
+    world.refused(lambda: opened(folder))
+    opened(world.sample("merged"))
+
+
+@applies(evidence.WITHOUT_SLIDING)
+def without_a_sliding_window(world: World) -> None:
+    folder = world.sample("genai-fp32-cpu")
+    config = (folder / "genai_config.json").read_text()
+    changed(folder / "genai_config.json", model__decoder__sliding_window={"window_size": 8})
+    world.refused(lambda: opened(folder))
+    (folder / "genai_config.json").write_text(config)
+    opened(folder)
+
+
+@applies(shapes.CORRECT)
+def correct_the_contract(world: World) -> None:
+    folder, contract = world.sample("optimum"), world.tmp / "contract.toml"
+    wrong = '[[states]]\npast = "past_key_values.0.key"\npresent = "present.0.key"\nkind = "key"\nshape = [1, 1]\n'
+    contract.write_text(wrong)
+    world.refused(lambda: opened(folder, Choice(contract=contract)))
+    contract.write_text(wrong.replace("shape = [1, 1]\n", ""))
+    opened(folder, Choice(contract=contract))
+
+
+@applies(lora.NAMED_TWICE)
+def rename_an_adapter(world: World) -> None:
+    folder = test_adapters.with_lora(world.sample("optimum"), "travel")
+    (folder / "onnx").mkdir()
+    (folder / "model.onnx").rename(folder / "onnx" / "model.onnx")
+    twice = Path(shutil.copy(folder / "travel.onnx_adapter", folder / "onnx"))
+    world.refused(lambda: opened(folder))
+    twice.rename(twice.with_stem("poems"))
+    opened(folder)
+
+
+@applies(adapters.OTHER_ADAPTER)
+def take_the_adapter_of_this_model(world: World) -> None:
+    folder = test_adapters.with_lora(world.sample("optimum"), "travel")
+    own = (folder / "travel.onnx_adapter").read_bytes()
+    test_adapters.write_adapter(folder / "travel.onnx_adapter", {"odd": np.zeros((4, 2), np.float32)})
+    world.refused(lambda: generated(folder, adapter="travel"))
+    (folder / "travel.onnx_adapter").write_bytes(own)
+    generated(folder, adapter="travel")
+
+
+@applies(shapes.OTHER_CACHE)
+def another_cache(world: World) -> None:
+    folder = folder_of(test_cache_layouts.fixed(test_cache_layouts.MOVED), world.tmp / "moved")
+    world.refused(lambda: opened(folder))
+    opened(folder_of(test_rehearsal.decoder(), world.tmp / "growing"))
+
+
+@applies(shapes.OTHER_TYPE)
+def another_type(world: World) -> None:
+    def narrow(model: onnx.ModelProto) -> None:
+        for port in (*model.graph.input, *model.graph.output):
+            if port.name.startswith(("past", "present")):
+                port.type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
+
+    folder = altered(world.sample("genai-fp32-cpu"), narrow)
+    world.refused(lambda: opened(folder))
+    shutil.rmtree(folder)
+    opened(world.sample("genai-fp32-cpu"))
+
+
+@applies(rehearsal.OTHER_MASK)
+def another_mask(world: World) -> None:
+    hidden = folder_of(test_rehearsal.decoder(seen=test_rehearsal.HIDDEN), world.tmp / "hidden")
+    world.refused(lambda: opened(hidden))
+    opened(folder_of(test_rehearsal.decoder(), world.tmp / "shown"))
+
+
+# ONNX files
+
+
+def one_node(op_type: str, path: Path, *, ir_version: int = 10, opset: int = 17, **node: Any) -> Path:
+    """A model of one node with an input x and an output y."""
+    element, domain = node.pop("element", TensorProto.FLOAT), node.get("domain", "")
+    ports = [helper.make_tensor_value_info(name, element, node.pop("sizes", [4])) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node(op_type, ["x"], ["y"], name="n", **node)], "g", ports[:1], ports[1:])
+    opsets = [helper.make_opsetid("", opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=ir_version), path)
+    return path
+
+
+ONNX_FILES: dict[str, tuple[Remedy, dict[str, Any]]] = {
+    "type": (errors.OTHER_NODE, {"op_type": "Sin", "element": TensorProto.BFLOAT16, "opset": 22}),
+    "attribute": (errors.OTHER_VERSION, {"op_type": "Relu", "newest": 1}),
+    "opset": (errors.NEWER_RUNTIME, {"op_type": "Relu", "opset": 99}),
+    "own operator": (errors.OTHER_RUNTIME, {"op_type": "Foo", "domain": "com.microsoft"}),
+    "custom operator": (errors.CUSTOM_OPERATOR, {"op_type": "Foo", "domain": "my.operators"}),
+    "IR version": (errors.LOWER_IR, {"op_type": "Relu", "ir_version": 99}),
+}
+"""A file that ONNX Runtime refuses; the remedy is to write it without what the name says."""
+
+
+def rewrite_the_file(world: World) -> None:
+    wrong = next(settings for remedy, settings in ONNX_FILES.values() if remedy is world.remedy)
+    path = one_node(path=world.tmp / "model.onnx", **wrong)
+    world.refused(lambda: partita.place(path, "cpu"))
+    if world.remedy is errors.LOWER_IR:
+        with pytest.raises(PartitaError) as caught:
+            partita.place(path, "cpu")
+        last = re.search(r"set ir_version in the file to (\d+)", str(caught.value))
+        assert last is not None
+        one_node("Relu", path, ir_version=int(last[1]))
+    else:
+        one_node("Relu", path)
+    partita.place(path, "cpu")
+
+
+for _remedy, _ in ONNX_FILES.values():
+    applies(_remedy)(rewrite_the_file)
+
+
+@applies(errors.NEW_FILE)
+def export_the_file_again(world: World) -> None:
+    path = one_node("Relu", world.tmp / "model.onnx")
+    model = onnx.load(path)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    onnx.save(model, path)
+    world.refused(lambda: partita.place(path, "cpu"))
+    partita.place(one_node("Relu", path), "cpu")
+
+
+@applies(place.SMALLER_INPUTS)
+def smaller_inputs(world: World) -> None:
+    path = world.tmp / "model.onnx"
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "n"][: 2 - (name == "x")]) for name in "xy"]
+    nodes = [helper.make_node("Unsqueeze", ["x", "axis"], ["column"]), helper.make_node("Mul", ["x", "column"], ["y"])]
+    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [axis])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    world.refused(lambda: partita.place(path, "cpu", shapes={"x": (1 << 22,)}))
+    partita.place(path, "cpu", shapes={"x": (4,)})
+
+
+@applies(run_errors.WITHOUT_OUTPUT)
+def without_the_output(world: World) -> None:
+    """WebGPU makes no value of the second output; the message is recorded."""
+    path = world.tmp / "model.onnx"
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in "xym"]
+    scale = helper.make_tensor("s", TensorProto.FLOAT, [4], [1.0] * 4)
+    node = helper.make_node("SkipLayerNormalization", ["x", "x", "s"], ["y", "m"], name="n", domain="com.microsoft")
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [scale])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    onnx.save(model, path)
+
+    def run() -> None:
+        read = read_onnx(path)
+        if "m" in read.outputs:
+            failed = test_place.failed_run("Error in execution: Unsupported OrtValue type.")
+            raise run_errors.told_error(read, cast("Session", test_place.Fallen()), failed)
+        partita.place(path, "cpu")
+
+    world.refused(run)
+    del model.graph.output[1], node.output[1]
+    model.graph.node[0].CopyFrom(node)
+    onnx.save(model, path)
+    run()
+
+
+# providers
+
+
+NOT_HERE: dict[Remedy, str] = {
+    cast("Remedy", extras.INSTALL_RUNTIME.otherwise): "installs packages, as the environments of the suite are made",
+    base.OTHER_RUNTIME: "needs a plugin library that was built for another ONNX Runtime",
+    cuda.DRIVER: "needs a machine with an NVIDIA GPU",
+    cuda.NO_GPU: "needs a machine with an NVIDIA GPU; the other way, a dry run, is applied in test_place_probes.py",
+    cuda.OTHER_DRIVER: "needs a machine with an NVIDIA GPU and an old driver",
+    directml.NO_GPU: "needs Windows",
+    migraphx.ROCM: "needs a machine with an AMD GPU",
+    migraphx.NO_GPU: "needs a machine with an AMD GPU",
+    qnn.NO_DEVICE: "needs a Qualcomm NPU",
+    tensorrt.TENSORRT: "needs TensorRT and an NVIDIA GPU",
+    start.REMEDIES["not_in_build"]: "needs another build of ONNX Runtime",
+    start.REMEDIES["device_missing"]: "needs a device of a plugin library",
+    setting_up.SAME: "needs a cluster of another version of Python or Ray",
+    chain.WITHOUT_PINS: "needs the plugins of QNN or OpenVINO",
+    settling.OTHER_OPSET: "needs a provider that drops out of a session: seen with DirectML",
+    engine.FIX: "needs a provider that fails on symbolic shapes: seen with QNN",
+    engine.WITHOUT_SWITCH: "needs a Qualcomm NPU",
+    recording.WITHOUT: "needs a device that captures graphs; tests/contract runs the packages without it on WebGPU",
+    engine.REJECTED_REMEDY: "needs a provider that fails on a graph: seen with QNN and OpenVINO",
+}
+"""Remedies that cannot be applied on the machines that run the tests, and why."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_remedy_says_makes_the_error_go(
+    case: str,
+    tmp_path: Path,
+    sample: Sample,  # noqa: F811
+    tiny_checkpoint: TinyCheckpoint,
+    exported: Exported,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    remedy, apply = CASES[case]
+    world = World(remedy, tmp_path, sample, tiny_checkpoint, exported)
+    apply(world)
+    assert world.raised, "the case does not raise the problem"
+
+
+def test_every_remedy_in_words_is_applied_or_listed_with_a_reason() -> None:
+    texts = {remedy.text for _, remedy in every_remedy().values() if not remedy.command and not remedy.options}
+    listed = {remedy.text for remedy in NOT_HERE}
+    assert texts == set(CASES) | listed and not set(CASES) & listed
+    assert len(NOT_HERE) == 19, "a remedy that nobody applies is the exception"
+
+
+# reasons in a report
+
+
+@dataclass(frozen=True)
+class Reason:
+    """A planted cause on CUDA in a dry run, and the same graph or call after the remedy of its code."""
+
+    code: str
+    before: str
+    """Graph text, see tests/planted/graphs.py."""
+    after: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `partita.place` before."""
+    then: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments afterwards."""
+    probe_seconds: float = 0.0
+
+
+IN_A_ROW = (
+    "g (float[1,4,8,8] x, {kind}[4,4] i, float[4,16] z) => (float[1,4,4,4] y, {kind}[4,4] j, int64[1,16] k) {{\n"
+    "  [first] a = Neg(x)\n  [version] b = MaxPool<kernel_shape=[2,2], strides=[2,2]>(a)\n"
+    "  [operator] c = {operator}(b)\n  [last] y = Neg(c)\n  [type] j = MatMul(i, i)\n"
+    "  [before] r = Neg(z)\n  [attribute] k = ArgMax{attribute}(r)\n}}"
+)
+"""Four causes that only experiments tell apart."""
+BEFORE = operators(22, IN_A_ROW.format(kind="int64", operator="Celu", attribute="<select_last_index=1>"))
+AFTER = operators(12, IN_A_ROW.format(kind="float", operator="Elu", attribute=""))
+PROBED = ("no_kernel_version", "no_kernel_op", "no_kernel_type", "attribute_unsupported")
+NAMED = ("MaxPool of opset 12", "", "float32", "without select_last_index=1")
+"""What the evidence of each of them names, which the remedy says to use."""
+REASONS = (
+    Reason(
+        "cpu_preferred",
+        on_cuda.SHAPES,
+        on_cuda.SHAPES.replace("[N,4,16]", "[2,4,16]"),
+        {"shapes": {"N": (2,)}},
+    ),
+    Reason("pinned_by_user", on_cuda.PINNED, on_cuda.PINNED, {"pins": ("cpu:head",)}),
+    Reason(
+        "over_budget",
+        on_cuda.STACK,
+        on_cuda.STACK,
+        {"provider_options": {"cuda": {"memory_budget_kb": "1000"}}},
+        {"provider_options": {"cuda": {"memory_budget_kb": "100000"}}},
+        probe_seconds=30.0,
+    ),
+    Reason("runtime_inserted", on_cuda.HALVES, on_cuda.HALVES.replace("Asin", "Cos")),
+)
+"""The remedies of the other reasons of nodes need another machine, another provider, or somebody who reads a log."""
+ELSEWHERE = {
+    "dynamic_shape": "needs OpenVINO, QNN or CoreML: the controls of tests/planted have fixed shapes",
+    "option_needed": "needs WebGPU: the controls of tests/planted set the option",
+    "not_claimed": "a hint where to look, and no change",
+    "subgraph_rejected": "needs QNN, OpenVINO or WebGPU: the controls of tests/planted lack the node",
+    "unexplained": "asks for a report to the authors",
+}
+
+
+def placed(path: Path, model: str, probe_seconds: float, **arguments: Any) -> dict[str, str]:
+    """Evidence by code of the fallbacks of a graph on CUDA, in a dry run."""
+    onnx.save(build(model), path)
+    report = partita.place(path, "cuda,cpu", dry_run=True, probe_seconds=probe_seconds, **arguments)
+    return {fallback.reason: fallback.evidence for fallback in report.fallbacks}
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("reason", REASONS, ids=lambda reason: reason.code)
+def test_the_remedy_of_a_reason_makes_it_go(reason: Reason, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    assert reason.code in placed(path, reason.before, reason.probe_seconds, **reason.given)
+    assert reason.code not in placed(path, reason.after, reason.probe_seconds, **reason.then)
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_what_the_evidence_of_experiments_names_makes_the_reasons_go(tmp_path: Path) -> None:
+    found = placed(tmp_path / "model.onnx", BEFORE, 60.0)
+    assert set(found) == set(PROBED)
+    assert all(named in found[code] for code, named in zip(PROBED, NAMED, strict=True)), found
+    assert placed(tmp_path / "model.onnx", AFTER, 60.0) == {}
+
+
+def test_the_remedy_of_every_reason_of_nodes_is_applied_or_listed() -> None:
+    of_nodes = {reason.code for reason in load_reasons() if reason.level == "node"}
+    applied = {*PROBED, *(reason.code for reason in REASONS)}
+    assert of_nodes == applied | set(ELSEWHERE) and not applied & set(ELSEWHERE) and len(ELSEWHERE) == 5
