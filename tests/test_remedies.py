@@ -110,8 +110,8 @@ RAISED_BY: dict[tuple[str, str], tuple[str, ...]] = {
     ("runtime.run_errors", "--provider"): RUN,
     ("runtime.text", "--token-ids"): ("generate", "bench"),
     ("serve.opening", "--name"): ("serve",),
-    ("serve.running", "--port"): ("serve",),
-    ("serve.running", "--host"): ("serve",),
+    ("serve.run", "--port"): ("serve",),
+    ("serve.run", "--host"): ("serve",),
 }
 """Module and first option of a remedy that adds options -> the verbs whose errors may have it."""
 POSITIONAL = {"generate": ["pkg", "1,2"], "export": ["owner/name", "out"]}
@@ -511,7 +511,7 @@ APPLIED_IN = {
     "runtime.run_errors": "test_place.py",
     "runtime.text": "test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack",
     "serve.opening": "test_adapters.py",
-    "serve.running": "test_a_port_in_use_is_said_before_anything_is_loaded",
+    "serve.run": "test_a_port_in_use_is_said_before_anything_is_loaded",
     "strangers": "test_a_checkpoint_is_to_be_exported_first",
 }
 """Module of a remedy that has options or a command of ours -> the test, or the file of tests, that applies it."""

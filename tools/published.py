@@ -76,7 +76,9 @@ the log nor a pin tells the cause:
 - **One node in isolation.** The node becomes a model of its own, with the types, sizes and constants that it has in the
   graph (large constants as zeros). The preferred provider gets it, with the CPU provider behind it, and nothing is
   run: the question is who takes it. A changed node that it claims is also run once, where all inputs are floats of
-  known sizes: one that it claims and cannot run counts as failed. A dry run runs nothing. Nodes that differ in their
+  known sizes: one that it claims and cannot run counts as failed. In a dry run it is run on the CPU provider, beside
+  the original node: one that fails there, or computes something else after a change of opset, rank or sizes, is
+  invalid; one that cannot be run there is "placed, not run" and no remedy follows from it. Nodes that differ in their
   names only are one experiment. A provider that compiles gets a Neg beside the node, because some take no partition
   of a single node; the evidence says so. Where the node reads constants alone, the Neg has an input of its own,
   because some open no graph without one. What other nodes of the model read is no output of the experiment if the Neg

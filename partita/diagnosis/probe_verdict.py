@@ -52,6 +52,7 @@ ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),
     "ended in an error": frozenset({"failed", "crashed"}),
     "got no answer in time": frozenset({"timed_out"}),
+    "were placed and not run": frozenset({"placed"}),
     "could not be tried": frozenset({"invalid"}),
 }
 """How experiments end that do not help."""

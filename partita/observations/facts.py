@@ -127,8 +127,9 @@ class StateFact:
 
 
 Outcome = Literal["taken", "placed", "left", "failed", "crashed", "timed_out", "invalid"]
-"""What became of an experiment: the provider took the node, claimed it in a dry run without a run on the CPU provider to
-compare with, left it to another, its session failed to open, its process was killed by a signal, it did not finish in time, or ONNX Runtime does not accept such a model at all."""
+"""What became of an experiment: the provider took the node, claimed it in a dry run where it could not be run on the
+CPU provider either, left it to another, its session failed to open, its process was killed by a signal, it did not
+finish in time, or the model is invalid."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are the provider's failure; a node that it leaves is none."""
 Factor = str

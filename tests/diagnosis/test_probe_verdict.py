@@ -252,7 +252,7 @@ def test_a_node_that_gives_no_answer_shows_nothing():
 
 
 def test_every_outcome_can_be_told():
-    for outcome in get_args(Outcome):
+    for outcome in set(get_args(Outcome)) - {"placed"}:  # which only a changed node can be
         shown = conclude(probe(changed("as_is", outcome, ""), changed("type", "taken")))
         assert shown is None or shown.evidence
 
