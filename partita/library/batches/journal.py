@@ -1,143 +1,154 @@
-"""What makes a run over a file go on after it was ended, however that was: an answer is on disk as soon as it is there.
+"""The answers of a run so far, in OUTPUT.partial: the run goes on with them after it was ended in any way.
 
-The journal lies beside the output, `out.jsonl.partial`. Its first line says of which run it is; each line after it is
-the answer to a row, in the order in which rows were done. A line that was cut off by the end of the process is no
-answer. When every row has its line they are put in order into the output, in one piece, and the journal goes.
+The first line says which run it is: input, package, options. Each further line is the answer to a row, in the order of
+completion, and is the line of the answer file. A line without its end is dropped. When every row has its line they are
+written to the output in the order of the rows, and the journal is removed.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from pydantic import TypeAdapter, ValidationError
-
-from partita.capped import LARGEST_BYTES, parsed_record
 from partita.errors import ResourceError, UsageError
+from partita.files import resolved
 from partita.library.audience import LOGGER
 from partita.library.batches.rows import RowAnswer
 from partita.observations.text_format import listing, plural
 from partita.spelling import spelled
 
 SCHEMA = "partita.batch/1"
+START = json.dumps({"schema": SCHEMA})[:-1].encode()
+"""How the first line begins."""
 SUFFIX = ".partial"
+LONGEST_HEADER = 1 << 20
 SYNC_SECONDS = 5.0
 """A power failure costs the answers of this time; the end of the process costs none."""
-CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS)
-"""What a file system says that has no such thing."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-ANSWER: TypeAdapter[RowAnswer] = TypeAdapter(RowAnswer)
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
 
 
 def journal_path(output: Path) -> Path:
-    """Where the journal of an output lies."""
+    """The journal of an output."""
     return output.with_name(output.name + SUFFIX)
 
 
 class Journal:
-    """The answers of a run so far. One process at a time; close it, or use it as a context manager."""
+    """The journal of an output, locked for one process at a time. A context manager; see the module."""
 
-    def __init__(self, path: Path, run: Mapping[str, Any], seed: int, rows: int | None = None) -> None:
-        """Begin a journal, or go on with the one that is there. `run`: what the run is of, as JSON has it; `seed`: of
-        the run, if it begins; `rows`: how many the input has at most.
+    def __init__(self, output: Path, run: dict[str, Any], seed: int, rows: int) -> None:
+        """Begin a journal, or go on with the one that is there. `run`: what identifies the run, as JSON; `seed`: of a
+        run that begins; `rows`: of the input.
 
-        Raises UsageError for the journal of another run, or of one that goes on; ResourceError when it cannot be
-        written.
+        Raises UsageError for the journal of another run, one that another process has open, or an output that exists
+        and is not this run's; ResourceError when the journal cannot be written.
         """
-        self.path = path
-        self._place = path.absolute()  # whoever hears of steps may go to another folder
+        self.output = output.absolute()  # callbacks may change the current folder
+        self.path = journal_path(self.output)
         self.seed = seed
         """Of the run, which may have begun earlier."""
-        self.tokens = self.errors = 0
-        """New tokens, and rows without an answer, of all that is in it."""
+        self.errors = 0
+        """Answers that are errors."""
         self.damage = ""
-        """What is wrong with the journal that was there, in a sentence; empty where nothing is."""
-        self._rows = rows
-        self._places = array("q")
-        """Where the line of each row begins; -1 for one that has none."""
+        """What was wrong with the journal, as a sentence."""
+        self._shown = journal_path(output)
+        self._places = array("q", [-1]) * rows
+        """Where the line of each row begins; -1: no answer yet."""
         self._done = 0
-        self._file = _locked(path)
+        self._published: list[int] = []
+        self._file = _locked(self.path, self._shown)
         try:
-            self._end = self._read(json.loads(json.dumps(run)))  # as it is read back
+            self._end = self._read(json.loads(json.dumps(run)))
+            self.finished = self._is_finished()
+            """The output is there: a run was killed before it removed the journal."""
         except BaseException:
             self._file.close()
             raise
         self.resumed = self._done
-        """Rows that were done before."""
+        """Answers of earlier runs."""
         self._synced = time.monotonic()
 
     def __contains__(self, index: int) -> bool:
-        return index < len(self._places) and self._places[index] >= 0
+        return self._places[index] >= 0
 
     def __len__(self) -> int:
         return self._done
 
+    def missing(self) -> list[int]:
+        """Rows without an answer."""
+        return [index for index, place in enumerate(self._places) if place < 0]
+
     def append(self, answer: RowAnswer) -> None:
-        """Keep the answer of a row. Raises ResourceError when there is no room for it; what is there stays good."""
+        """Write the answer of a row; a second one is dropped. Raises ResourceError for a full disk, which damages no
+        answer.
+        """
         if answer.index in self:
-            raise ValueError(f"row {answer.index} has an answer already")
-        line = json.dumps(answer.to_json(), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+            return
+        line = answer.to_line()
+        place = self._end
         self._write(line)
-        self._note(answer.index, self._end - len(line), answer.finish_reason, len(answer.tokens))
+        self._note(answer.index, place, answer.finish_reason)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
-        """Have the disk keep what was written. Raises ResourceError where it does not, as file servers say late, and
-        where the file was removed.
-        """
+        """Have the disk keep what was written. Raises ResourceError; file servers report a full disk here."""
         try:
-            if not os.path.samestat(os.fstat(self._file.fileno()), self._place.stat()):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             os.fsync(self._file.fileno())
-        except FileNotFoundError as error:
-            raise ResourceError(
-                f"{self.path}: was removed or replaced while rows were answered, and their answers with it; run the "
-                "same command again"
-            ) from error
         except OSError as error:
-            if error.errno not in CANNOT_SYNC:
-                raise _cannot(self.path, error) from error
+            raise _cannot_write(self._shown, error) from error
         self._synced = time.monotonic()
 
-    def answers(self) -> Iterator[bytes]:
-        """The lines of all rows, in the order of the rows. Raises UsageError where one is missing, OSError where
-        the disk has lost one.
-        """
-        with self._place.open("rb") as file:
-            for index, place in enumerate(self._places):
-                if place < 0:
-                    raise UsageError(f"{self.path}: row {index} has no answer, so the run is not done")
-                file.seek(place)
-                line = file.readline()
-                if not line.endswith(b"\n"):
-                    raise OSError(errno.EIO, f"{self.path} has lost the answer to row {index}")
-                yield line
+    def publish(self, write: Callable[[IO[bytes], Iterator[bytes]], object]) -> None:
+        """Write the answers to the output, whole or not at all, and remove the journal. `write(file, lines)` writes
+        answer lines in the format of the output.
 
-    def remove(self) -> None:
-        """The output is there: nothing of the run is left."""
-        if os.name == "posix":  # while it is locked, so that no other run opens what is about to go
+        Raises UsageError for an output that somebody else has made meanwhile, ResourceError for a full disk.
+        """
+        self.sync()
+        target = resolved(self.output)
+        # One name for each journal, so that a killed run's file is overwritten; short, because the output's name may be
+        # as long as the file system allows.
+        name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+        temporary = target.with_name(f".partita-{name}.tmp")
+        try:
+            if not self.finished:
+                with temporary.open("wb") as file:
+                    write(file, self._lines())
+                    file.flush()
+                    os.fsync(file.fileno())
+                found = temporary.stat()
+                self._write(json.dumps({"output": [found.st_size, found.st_mtime_ns]}).encode() + b"\n")
+                if target.exists():
+                    raise UsageError(
+                        f"{self.output}: was written while the rows were answered; move it away, and the same command "
+                        "writes the answers"
+                    )
+                temporary.replace(target)
+        except OSError as error:
+            what = "make room" if error.errno in FULL else "correct that"
+            raise ResourceError(
+                f"{self.output}: cannot be written ({error.strerror or error}); every row has its answer, so {what} "
+                "and run the same command again"
+            ) from error
+        finally:
             with suppress(OSError):
-                self._place.unlink()
-            self.close()
-            return
-        self.close()
-        with suppress(OSError):
-            self._place.unlink()
+                temporary.unlink()
+        self._remove()
 
     def close(self) -> None:
-        """Let go of the file, which stays. May be called twice."""
+        """Release the file, which stays. May be called twice."""
         if not self._file.closed:
-            with suppress(ResourceError):  # what has to be kept was synced where that can be said
+            with suppress(ResourceError):
                 self.sync()
             self._file.close()
 
@@ -147,66 +158,80 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and not self._done:
-            self.remove()  # nothing to go on with
+        if error is not None and not self._done and not self._file.closed:
+            self._remove()
         self.close()
 
+    def _is_finished(self) -> bool:
+        """Whether the output is there and this run has written it. Raises UsageError for another file."""
+        if not self.output.exists():
+            return False
+        found = self.output.stat()
+        if self._published == [found.st_size, found.st_mtime_ns]:
+            return True
+        raise UsageError(f"{spelled('output', str(self.output))}: exists already; remove it or name another")
+
     def _read(self, run: dict[str, Any]) -> int:
-        """Take in what is there, or write the first line; where the next line goes."""
-        self._end = 0
-        with self._place.open("rb") as file:
-            header = file.readline(LARGEST_BYTES)
-        if not header.endswith(b"\n"):  # a new file, or one whose first line was cut off
-            _refuse_foreign(self.path, header)
-            return self._anew(run)
-        _refuse_foreign(self.path, header)
-        with self._place.open("rb") as file:
-            file.seek(len(header))
-            if not file.readline().endswith(b"\n"):  # without an answer nothing is lost, whatever run it was of
-                return self._anew(run)
-            self.seed = _check_header(self.path, header, run)
-            self._end = len(header)
-            file.seek(self._end)
-            number = 1
-            while (line := file.readline(LARGEST_BYTES)).endswith(b"\n") and self._take_in(line):
-                number += 1
-            if line.endswith(b"\n") or len(line) == LARGEST_BYTES:
+        """Read the lines that are there, or write the first one; returns where the next line goes."""
+        with self.path.open("rb") as file:
+            header = file.readline(LONGEST_HEADER)
+            if not START.startswith(header[: len(START)]):
+                raise UsageError(
+                    f"{self._shown}: exists and is not a journal of Partita; move it or choose another "
+                    f"{spelled('output')}"
+                )
+            line = file.readline()
+            if not header.endswith(b"\n") or not line.endswith(b"\n"):  # no answer, so nothing is lost
+                self._file.truncate(0)
+                self._end = 0
+                self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
+                return self._end
+            self.seed = _check_header(self._shown, header, run)
+            place, number = len(header), 2
+            while line.endswith(b"\n") and self._take(line, place):
+                place, number = place + len(line), number + 1
+                line = file.readline()
+            if line.endswith(b"\n"):
                 self.damage = (
-                    f"{self.path}: line {number + 1} is damaged, it is no answer to a row of this run; that line and "
-                    "those behind it are removed, and their rows are answered again"
+                    f"{self._shown}: line {number} is damaged; it and the lines after it are dropped, and their rows "
+                    "are answered again"
                 )
                 LOGGER.warning(self.damage)
-        self._file.truncate(self._end)
-        self._file.seek(self._end)
-        return self._end
+        self._file.truncate(place)
+        return place
 
-    def _anew(self, run: dict[str, Any]) -> int:
-        """Write the first line in the place of all that is there; where the next line goes."""
-        self._file.truncate(0)
-        self._file.seek(0)
-        self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
-        return self._end
-
-    def _take_in(self, line: bytes) -> bool:
-        """Note a line that was there; whether it is the answer to a row of this run."""
+    def _take(self, line: bytes, place: int) -> bool:
+        """Note a line of an earlier run; False for one that is damaged."""
         try:
-            answer = ANSWER.validate_json(line, strict=True)
-        except ValidationError:
+            record = json.loads(line)
+            if "output" in record:
+                self._published = record["output"]
+                return True
+            index, finish = record["index"], record["finish_reason"]
+            if type(index) is not int or not isinstance(finish, str) or not isinstance(record["tokens"], list):
+                return False
+        except (ValueError, TypeError, KeyError, RecursionError):
             return False
-        if answer.index < 0 or (self._rows is not None and answer.index >= self._rows):
+        if not 0 <= index < len(self._places):
             return False
-        if answer.index not in self:
-            self._note(answer.index, self._end, answer.finish_reason, len(answer.tokens))
-        self._end += len(line)
+        if index not in self:
+            self._note(index, place, finish)
         return True
 
-    def _note(self, index: int, place: int, finish: str, tokens: int) -> None:
-        while len(self._places) <= index:
-            self._places.append(-1)
+    def _note(self, index: int, place: int, finish: str) -> None:
         self._places[index] = place
         self._done += 1
-        self.tokens += tokens
         self.errors += finish == "error"
+
+    def _lines(self) -> Iterator[bytes]:
+        """The lines of all rows, in the order of the rows. Raises OSError where one has been lost."""
+        with self.path.open("rb") as file:
+            for index, place in enumerate(self._places):
+                file.seek(place)
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    raise OSError(errno.EIO, f"{self._shown} has lost the answer to row {index}")
+                yield line
 
     def _write(self, line: bytes) -> None:
         """Write a whole line, or nothing."""
@@ -217,106 +242,72 @@ class Journal:
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
-                self._file.seek(self._end)
-            raise _cannot(self.path, error) from error
+            raise _cannot_write(self._shown, error) from error
         self._end += len(line)
+
+    def _remove(self) -> None:
+        if os.name != "posix":
+            self._file.close()
+        with suppress(OSError):  # while it is locked, so that no other process goes on with it
+            self.path.unlink()
+        self._file.close()
 
 
 def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
-    """The seed of the run that a journal is of. Raises UsageError when that is another one."""
+    """The seed of the journal's run. Raises UsageError where that is another run."""
     try:
-        said = parsed_record(header.decode())
-        earlier, seed = {**said["run"]}, said["seed"]
-        if not isinstance(seed, int) or isinstance(seed, bool):
-            raise TypeError("its seed is no integer")
-    except (ValueError, TypeError, KeyError) as error:
+        record = json.loads(header)
+        earlier, seed = dict(record["run"]), record["seed"]
+        if type(seed) is not int:
+            raise TypeError("its seed is not an integer")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"{path}: damaged in its first line ({error}); remove it to begin anew") from error
     different = [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]
     if different:
-        told = [_difference(name, earlier.get(name), run.get(name)) for name in different]
+        what = [_difference(name, earlier.get(name), run.get(name)) for name in different]
         raise UsageError(
-            f"{path}: holds the answers so far of another run: {listing(told)}; finish that one with its own options, "
-            f"remove the file to begin anew, or give another {spelled('output')}"
+            f"{path}: has the answers so far of another run: {listing(what)}; finish that run with its own options, "
+            f"remove the file to begin anew, or choose another {spelled('output')}"
         )
     return seed
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
-    """What is different between two runs, in words."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        parts = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-        called = {key: spelled(key) if name == "options" else f"{key} of the {name}" for key in parts}
-        shown = [f"{called[key]} was {before.get(key)!r} and is {now.get(key)!r}" for key in parts]
-        return listing(shown)
-    return f"the {name} is another"
+    """What differs between two runs, in words."""
+    if name != "options" or not isinstance(before, dict) or not isinstance(now, dict):
+        return f"the {name} is another"
+    options = [option for option in {**before, **now} if before.get(option) != now.get(option)]
+    return listing([f"{spelled(each)} was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
 
 
-def _refuse_foreign(path: Path, header: bytes) -> None:
-    """Raise UsageError for a file that is no journal. One that is empty or cut off in its first line may be one."""
-    try:
-        known = json.loads(header).get("schema") == SCHEMA if header.endswith(b"\n") else _begins(header)
-    except (ValueError, AttributeError, RecursionError):
-        known = False
-    if not known:
-        raise UsageError(
-            f"{path}: not written by Partita, and the answers of a run would be kept there; move it away, or give "
-            f"another {spelled('output')}"
-        )
-
-
-def _begins(header: bytes) -> bool:
-    """Whether these bytes are how the first line of a journal begins."""
-    begin = json.dumps({"schema": SCHEMA}).encode()[:-1]
-    return begin.startswith(header) or header.startswith(begin)
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """The file, opened or made, and kept from others. Raises UsageError where another process has it, ResourceError."""
+def _locked(path: Path, shown: Path) -> IO[bytes]:
+    """The file, opened or made, and locked. Raises UsageError where another process has it, ResourceError."""
     if path.exists() and not path.is_file():
-        raise UsageError(
-            f"{path}: no regular file, and the answers of a run would be kept there; move it away, or give another "
-            f"{spelled('output')}"
-        )
+        raise UsageError(f"{shown}: exists and is not a regular file; move it or choose another {spelled('output')}")
     try:
         file: IO[bytes] = path.open("a+b", buffering=0)
     except OSError as error:
-        raise _cannot(path, error) from error
+        raise _cannot_write(shown, error) from error
     try:
-        _lock(file, path)
-    except BaseException:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        pass
+    except OSError as error:
         file.close()
-        raise
+        said = "another process writes this output; wait for it, or choose another"
+        if not isinstance(error, BlockingIOError):
+            said = f"cannot be locked ({error.strerror}); choose an output on a file system with file locks"
+        raise UsageError(f"{shown}: {said}") from error
     return file
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    """Keep others out as long as the file is open; where the system has such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UsageError(f"{path}: another process is at work on this output; wait for it, or name another") from error
-    except OSError as error:
-        raise UsageError(
-            f"{path}: cannot be locked ({error.strerror}); give an {spelled('output')} on a file system with file locks"
-        ) from error
-
-
-def _cannot(path: Path, error: OSError) -> ResourceError:
-    """The error for a journal that cannot be written."""
+def _cannot_write(path: Path, error: OSError) -> ResourceError:
     what = "make room for it" if error.errno in FULL else "correct that"
     return ResourceError(f"{path}: cannot be written ({error.strerror or error}); {what}: {GOES_ON}")
 
 
-def kept_words(path: Path, done: int, total: int | None) -> str:
-    """`3 of 10 rows answered in out.jsonl.partial; …`: what is left of a run that ended early."""
-    where = f"answered in {path}; {GOES_ON}" if path.is_file() else f"were answered, and {path} is gone with them"
-    return f"{progress_words(done, total)} {where}"
-
-
-def progress_words(done: int, total: int | None) -> str:
-    """`3 of 10 rows`."""
-    return plural(done, "row") if total is None else f"{done:,} of {plural(total, 'row')}"
+def kept_words(path: Path, done: int, total: int) -> str:
+    """`3 of 10 rows answered in out.jsonl.partial; …`, for a run that ended early."""
+    return f"{done:,} of {plural(total, 'row')} answered in {path}; {GOES_ON}"

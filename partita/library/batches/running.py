@@ -1,107 +1,196 @@
-"""The rows of a file through the scheduler: as many at a time as the batch has, and the next as soon as one ends."""
+"""A prompt file to an answer file: its rows through the scheduler, their answers into the journal, then the output."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.batches.journal import Journal
-from partita.library.batches.rows import InputRow, RowDefaults, answered, failed, note_unread, work_of
+from partita.files import refuse_same
+from partita.library.batches.journal import GOES_ON, Journal, journal_path
+from partita.library.batches.reading import ANSWER_FORMATS, PROMPT_FORMATS, InputFile, format_of, unchanged_rows
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, answered, failed, work_of
 from partita.library.requests import Piece, Ticket
 from partita.library.scheduler import Scheduler
+from partita.observations.text_format import plural
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text
-from partita.spelling import read_as_fields
+from partita.spelling import read_as_fields, spelled
 
 AHEAD = 64
-"""Rows that are ready when one ends, at least: where prompts have to be equally long, some of them may fit together."""
+"""Rows that wait in the scheduler at least: where prompts must be equally long, some of them may fit together."""
+PIPE = Path("-")
+"""In place of a prompt file: JSON Lines from stdin."""
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FileAnswers:
+    """The result of a run over a prompt file."""
+
+    output: Path
+    rows: int
+    errors: int
+    """Rows whose answer is an error."""
+    resumed: int
+    """Rows that an earlier run has answered."""
+    prompt_tokens: int
+    """Of this run, as are the next two."""
+    new_tokens: int
+    seconds: float
+    """From the first row that is read to the output."""
+    seed: int
+    """Of the run: rows that draw tokens and have no seed get theirs from it."""
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Of this run; None when it answered no row."""
+        done = self.rows - self.resumed
+        return done / self.seconds if done and self.seconds > 0 else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """New tokens of this run; None when there are none."""
+        return self.new_tokens / self.seconds if self.new_tokens and self.seconds > 0 else None
 
 
 @dataclass(slots=True)
-class BatchRun:
-    """A run over rows, and how far it is."""
+class Progress:
+    """How far a run is."""
 
-    scheduler: Scheduler
-    text: Text | None
-    defaults: RowDefaults
-    journal: Journal
-    heard: Callable[[BatchRun], object] = lambda _: None
-    """Called after every step."""
+    rows: int
+    done: int
+    """Answered rows, those of earlier runs included."""
+    resumed: int
     tokens: int = 0
-    """New tokens, also of rows that are not done."""
+    """New tokens of this run's answers, and the tokens of their prompts."""
     prompt_tokens: int = 0
-    """Of rows that have begun."""
-    unread: set[str] = field(default_factory=set)
-    """Fields of rows that mean nothing here."""
-    _logprobs: dict[Ticket, list[TokenLogprobs]] = field(default_factory=dict)
-    _rows: dict[Ticket, InputRow] = field(default_factory=dict)
-    _unread: PartitaError | None = None
-    """What keeps the rows behind those that are at work from being read, or asked for."""
 
-    def go(self, rows: Iterable[InputRow]) -> None:
-        """Answer every row that has no answer yet.
 
-        A row's own error is its answer. Raises what ends the run: ProviderError and others of a run of the model,
-        ResourceError of the journal, KeyboardInterrupt. Rows that were at work then have no answer. What reading or
-        asking for rows raises, and is not a row's own, comes when those at work have theirs.
-        """
-        source = (row for row in rows if row.index not in self.journal)
+def check_files(source: Path, output: Path) -> None:
+    """Check names, and that nothing is overwritten, before anything is loaded. `source` may be PIPE.
+
+    Raises UsageError; InstallationError for Parquet without pyarrow.
+    """
+    formats = [format_of(output, "output", ANSWER_FORMATS)]
+    journal = journal_path(output)
+    if source != PIPE:
+        formats.append(format_of(source, "input", PROMPT_FORMATS))
+        if not source.is_file():
+            what = "not a regular file, and it is read twice" if source.exists() else "no such file"
+            raise UsageError(f"{spelled('input', str(source))}: {what}")
+        refuse_same(journal, source, spelled("output"))
+    if output.exists() and not journal.exists():
+        raise UsageError(f"{spelled('output', str(output))}: exists already; remove it or name another")
+    if "parquet" in formats:
+        from partita.library.batches.tables import import_arrow
+
+        import_arrow()
+
+
+def answer_file(
+    source: InputFile,
+    output: Path,
+    answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[RowAnswer]],
+    defaults: RowDefaults,
+    *,
+    package: str,
+    options: dict[str, Any],
+    heard: Callable[[Progress], object] = lambda _: None,
+) -> FileAnswers:
+    """Answer the rows of `source` that no earlier run has answered, and write all answers to `output`.
+
+    `answer(rows, defaults)` gives the answers, in any order. `package`: hash of the package; it, the input and
+    `options`, as JSON, identify the run. `heard` is called with every answer. Raises UsageError, GenerationError,
+    ResourceError and what `answer` does: the answers so far are kept, and the same call goes on.
+    """
+    run = {"input file": source.sha256, "format": source.format, "package": package, "options": options}
+    with Journal(output, run, defaults.base_seed, source.rows) as journal:
+        began = time.perf_counter()
+        progress = Progress(source.rows, len(journal), journal.resumed)
+        heard(progress)
+        rows = (row for row in unchanged_rows(source, journal.path) if row.index not in journal)
+        for each in answer(rows, replace(defaults, base_seed=journal.seed)):
+            journal.append(each)
+            progress.done = len(journal)
+            progress.tokens += len(each.tokens)
+            progress.prompt_tokens += each.prompt_tokens or 0
+            heard(progress)
+        if missing := journal.missing():
+            named = ", ".join(map(str, missing[:MOST_NAMED])) + (", ..." if len(missing) > MOST_NAMED else "")
+            raise GenerationError(
+                f"{journal.path}: no answer to {plural(len(missing), 'row')} ({named}): the processes that computed "
+                f"them ended; {GOES_ON}"
+            )
+        journal.publish(_writer(output))
+        return FileAnswers(
+            output,
+            len(journal),
+            journal.errors,
+            journal.resumed,
+            progress.prompt_tokens,
+            progress.tokens,
+            time.perf_counter() - began,
+            journal.seed,
+        )
+
+
+def _writer(output: Path) -> Callable[[IO[bytes], Iterator[bytes]], object]:
+    """The function that writes answer lines in the output's format."""
+    if format_of(output, "output", ANSWER_FORMATS) == "parquet":
+        from partita.library.batches.tables import write_table
+
+        return write_table
+    return lambda file, lines: file.writelines(lines)
+
+
+def answers(
+    rows: Iterable[InputRow], defaults: RowDefaults, scheduler: Scheduler, text: Text | None, vocab_size: int
+) -> Iterator[RowAnswer]:
+    """Answer rows through a scheduler, as many at a time as it has slots; yields answers as rows are done.
+
+    A row's own error is its answer. Raises what ends the run: ProviderError and others of the model, KeyboardInterrupt.
+    Rows that were running then have no answer.
+    """
+    done: deque[RowAnswer] = deque()
+
+    def submit(row: InputRow) -> None:
+        logprobs: list[TokenLogprobs] = []
+
+        def hear(ticket: Ticket, piece: Piece) -> None:
+            logprobs.extend(piece.logprobs)
+            if piece.finish_reason in (None, "interrupted") or scheduler.lost_by is not None:
+                return
+            if ticket.error is not None:
+                done.append(failed(row, ticket.error))
+            else:
+                asked = None if ticket.work.logprobs is None else logprobs
+                done.append(answered(row, ticket.answer, asked, with_text=text is not None))
+
         try:
-            while self._feed(source) | self.scheduler.step():
-                if self.scheduler.lost_by is not None:
-                    raise self.scheduler.lost_by
-                self.heard(self)
-        finally:
-            self._rows.clear()  # what is interrupted now is no answer
-            self.scheduler.close()
-        if self._unread is not None:
-            raise self._unread
-
-    def _feed(self, source: Iterator[InputRow]) -> bool:
-        """Have enough rows wait; whether there was one."""
-        fed = False
-        while self.scheduler.waiting < max(AHEAD, self.scheduler.slots):
-            try:
-                row = next(source, None)
-            except PartitaError as error:  # a generator that has raised has no more
-                self._unread, row = error, None
-            if row is None or self._unread is not None:
-                break
-            fed = True
-            self._submit(row)
-        return fed
-
-    def _submit(self, row: InputRow) -> None:
-        note_unread(self.unread, row)
-        try:
-            work = work_of(row, self.defaults, self.text, self.scheduler.begun.vocab_size)
+            work = work_of(row, defaults, text, vocab_size)
             with read_as_fields(row.fields):
-                ticket = self.scheduler.submit(work, self._hear)
+                scheduler.submit(work, hear)
         except (GenerationError, UsageError) as error:
-            self.journal.append(failed(row, error))
-            return
-        except PartitaError as error:  # a tokenizer that does not load, say: no other row would fare better
-            self._unread = error
-            return
-        self._rows[ticket] = row
-        if work.logprobs is not None:
-            self._logprobs[ticket] = []
+            done.append(failed(row, error))
 
-    def _hear(self, ticket: Ticket, piece: Piece) -> None:
-        """Keep the answer of a row that is done."""
-        self.tokens += len(piece.tokens)
-        if ticket in self._logprobs:
-            self._logprobs[ticket] += piece.logprobs
-        if (
-            piece.finish_reason in (None, "interrupted")
-            or ticket not in self._rows
-            or self.scheduler.lost_by is not None
-        ):
+    source = iter(rows)
+    more = True
+    while True:
+        while more and scheduler.waiting < max(AHEAD, scheduler.slots) and len(done) < AHEAD:
+            row = next(source, None)
+            more = row is not None
+            if row is not None:
+                submit(row)
+        stepped = scheduler.step()
+        while done:
+            yield done.popleft()
+        lost: PartitaError | None = scheduler.lost_by
+        if lost is not None:
+            raise lost
+        if not more and not stepped:
             return
-        row, told = self._rows.pop(ticket), self._logprobs.pop(ticket, None)
-        self.prompt_tokens += ticket.answer.prompt_tokens
-        if ticket.error is not None:
-            self.journal.append(failed(row, ticket.error))
-        else:
-            self.journal.append(answered(row, ticket.answer, told, with_text=self.text is not None))

@@ -1,0 +1,272 @@
+"""Rows of a prompt file on a Ray cluster: Ray Data gives blocks of rows to workers that hold a loaded package.
+
+The rows that have no answer yet are put into Ray's object store, which keeps what exceeds memory on disk. Ray schedules
+the blocks, starts lost workers again and repeats their blocks. Answers come back to the driver, whose journal keeps the
+first one of each row: a killed worker or driver neither loses nor doubles a row.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from partita import __version__
+from partita.errors import PackageError, PartitaError, ProviderError, UsageError
+from partita.extras import explain
+from partita.foreign.folder import Choice, open_folder
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults
+from partita.library.batches.running import answers
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.contents import contents_hash
+from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.providers.resolve import parse_chain
+from partita.remedies import Remedy
+from partita.spelling import spelled
+
+LOCAL, AUTO = "local", "auto"
+START = Remedy(
+    "start one",
+    ("ray", "start", "--head"),
+    otherwise=Remedy("start one for this run", options=("--address", "local")),
+)
+CONNECT_SECONDS = 5.0
+MAX_WORKERS = 10_000
+BLOCK_TURNS, LEAST_BLOCK, MOST_BLOCKS = 8, 16, 4_096
+"""A block is this many times the batch size, at least so many rows, and more where a file would have more blocks."""
+LOST_WITH_BLOCK = 2
+"""How often Ray repeats a block whose worker's process ended, before its rows stay without an answer."""
+QUIET = {"RAY_BACKEND_LOG_LEVEL": "fatal", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+ROW, RESULT = "row", "result"
+"""Columns: pickled InputRow; pickled worker and answers of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What every worker gets."""
+
+    package: str
+    """The same path on every machine."""
+    contents: str
+    """Hash of the package."""
+    where: ChainOptions
+    choice: Choice
+    token_ids: bool
+    format: str = "jsonl"
+    """Of the prompt file."""
+    prefill_chunk: int | None = None
+    adapter: str | None = None
+    speculation: Speculation = NO_SPECULATION
+    defaults: RowDefaults | None = None
+    version: str = __version__
+
+
+@dataclass(slots=True)
+class WorkerFact:
+    """A worker of a run."""
+
+    host: str
+    pid: int
+    chain: tuple[str, ...]
+    """Providers that nodes may run on, in order."""
+    rows: int = 0
+    tokens: int = 0
+    """New tokens."""
+
+
+class Worker:
+    """Answers blocks of rows. Ray Data makes one in each worker process and calls it with one block at a time."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Load the package. An error is kept for the first call: Ray would start an actor that fails here again."""
+        self._failed: PartitaError | None = None
+        self._fact = WorkerFact(socket.gethostname(), os.getpid(), ())
+        try:
+            self._open(setup)
+        except PartitaError as error:
+            error.prefix(f"worker on {socket.gethostname()}")
+            self._failed = error
+
+    def _open(self, setup: Setup) -> None:
+        from partita.library.loading import open_engine
+        from partita.library.model import Model
+
+        if setup.version != __version__:
+            raise UsageError(f"Partita {__version__}, but {setup.version} runs the command; install the same version")
+        folder = Path(setup.package)
+        manifest = open_folder(folder, setup.choice)
+        if contents_hash(folder, manifest) != setup.contents:
+            raise PackageError("differs from the package on the command's machine", where=folder)
+        target = read_chain_options(setup.where)
+        engine = open_engine(folder, manifest, setup.where, target, setup.choice, observe=False, process="this")
+        model = Model(folder, manifest, engine)
+        speculation = setup.speculation
+        scheduler = model.scheduler(
+            prefill_chunk=setup.prefill_chunk,
+            adapter=setup.adapter,
+            speculate=speculation.speculate,
+            draft=speculation.draft,
+        )
+        text = None if setup.token_ids else model.tokenizer
+        defaults = setup.defaults
+        assert defaults is not None
+        check_defaults(defaults, text, setup.format)
+        self._fact.chain = model.providers
+        self._answers = lambda rows: list(answers(rows, defaults, scheduler, text, model.vocab_size))
+
+    def __call__(self, table: Any) -> Any:
+        """Table of one pickled pair: the worker, and the answers to the rows of `table` or the error of the run."""
+        import pyarrow
+
+        result: list[RowAnswer] | PartitaError
+        try:
+            rows = [pickle.loads(row) for row in table[ROW].to_pylist()]
+            result = self._failed or self._answers(rows)
+        except PartitaError as error:
+            result = error
+        except Exception as error:  # noqa: BLE001 - the driver raises it; Ray would try the block again
+            result = ProviderError(f"{type(error).__name__}: {error}")
+        return pyarrow.table({RESULT: [pickle.dumps((self._fact, result))]})
+
+
+@dataclass(slots=True)
+class Cluster:
+    """Answers rows on a cluster; a function as `answer_file` takes it."""
+
+    address: str
+    """`auto`, `local`, or HOST:PORT."""
+    setup: Setup
+    slots: int
+    """Batch size of the package."""
+    rows: int
+    """Of the prompt file."""
+    workers: int | None = None
+    """None: one for each GPU where the chain leads with one, else for each machine."""
+    facts: dict[tuple[str, int], WorkerFact] = field(default_factory=dict)
+    """Workers that have answered rows."""
+
+    def __call__(self, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[RowAnswer]:
+        """Yields answers as blocks are done. Raises UsageError without a cluster, what a worker's package or provider
+        raises, and ProviderError where Ray gives up.
+        """
+        with connected(self.address) as ray:
+            try:
+                for block in self._results(ray, rows, defaults):
+                    yield from self._taken(pickle.loads(block))
+            except PartitaError:
+                raise
+            except Exception as error:
+                raise ProviderError(f"the cluster gave up: {' '.join(str(error).split())[:400]}") from error
+
+    def _results(self, ray: Any, rows: Iterator[InputRow], defaults: RowDefaults) -> Iterator[bytes]:
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.max_errored_blocks = -1  # of blocks whose workers died; other errors come as results
+        count, threads, gpus = _shares(ray, self.workers, self.setup.where)
+        size = max(LEAST_BLOCK, BLOCK_TURNS * self.slots, math.ceil(self.rows / MOST_BLOCKS))
+        size = max(1, min(size, self.rows // (2 * count)))  # so that every worker of a short file has blocks
+        blocks = list(_put(ray, rows, size))
+        if not blocks:
+            return
+        where = replace(self.setup.where, threads=threads)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra asks for an earlier one
+            results = ray.data.from_arrow_refs(blocks).map_batches(
+                Worker,
+                fn_constructor_args=(replace(self.setup, where=where, defaults=defaults),),
+                batch_size=None,
+                batch_format="pyarrow",
+                compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),
+                num_cpus=1 if gpus else threads,
+                num_gpus=gpus,
+                max_task_retries=LOST_WITH_BLOCK,
+            )
+        for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield from table[RESULT].to_pylist()
+
+    def _taken(self, result: tuple[WorkerFact, list[RowAnswer] | PartitaError]) -> list[RowAnswer]:
+        """The answers of a block. Raises a worker's error."""
+        fact, found = result
+        if isinstance(found, PartitaError):
+            raise found
+        known = self.facts.setdefault((fact.host, fact.pid), fact)
+        known.rows += len(found)
+        known.tokens += sum(len(each.tokens) for each in found)
+        return found
+
+
+def _put(ray: Any, rows: Iterator[InputRow], size: int) -> Iterator[Any]:
+    """References to blocks of `size` rows in the object store."""
+    import pyarrow
+
+    while block := [pickle.dumps(row) for row in islice(rows, size)]:
+        yield ray.put(pyarrow.table({ROW: block}))
+
+
+def check_cluster(address: str, workers: int | None) -> None:
+    """Raise UsageError for values that make no sense, InstallationError without Ray."""
+    host, _, port = address.rpartition(":")
+    if address not in (LOCAL, AUTO) and not (host and port.isdigit()):
+        raise UsageError(f"{spelled('address', address)}: give auto, local or HOST:PORT, as `ray start` prints it")
+    if workers is not None and not 1 <= workers <= MAX_WORKERS:
+        raise UsageError(f"{spelled('workers', workers)}: must be between 1 and {MAX_WORKERS:,}")
+    _import_ray()
+
+
+def _import_ray() -> Any:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    try:
+        import pyarrow  # noqa: F401
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise explain(error) or error from error
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    return ray
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to a cluster while the block runs. Raises UsageError."""
+    ray = _import_ray()
+    before = signal.getsignal(signal.SIGTERM)
+    given: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+    try:
+        if address not in (LOCAL, AUTO):  # Ray would try for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)  # Ray installs its own
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _shares(ray: Any, workers: int | None, where: ChainOptions) -> tuple[int, int, int]:
+    """Number of workers, and the threads and GPUs of each."""
+    leads = where.provider is not None and "CUDA_VISIBLE_DEVICES" in parse_chain(where.provider)[0].variables
+    on_gpu = leads and ray.cluster_resources().get("GPU", 0) >= 1
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    nodes = [cpus for cpus in nodes if cpus] or [1]
+    count = workers or (int(ray.cluster_resources()["GPU"]) if on_gpu else len(nodes))
+    threads = where.threads or max(1, min(nodes) // math.ceil(count / len(nodes)))
+    return count, threads, int(on_gpu)
+
