@@ -146,15 +146,8 @@ test-heavy: install ## run the cases of which `make test` has samples: an hour o
 test-optimum: install env-optimum ## run the tests with real exports of optimum, and with its ORTModelForCausalLM; minutes
 	PARTITA_HEAVY=1 PARTITA_OPTIMUM_PYTHON=$(abspath $(VENVS))/optimum/bin/python $(BIN)/python -m pytest tests/optimum $(PYTEST_ARGS)
 
-# Ray for workers in the other environments, beside them: what is in this folder, they get by PYTHONPATH.
-$(VENVS)/ray/.installed: $(CONSTRAINTS)
-	@rm -rf $(VENVS)/ray && mkdir -p $(VENVS)
-	@echo "installing ray into $(VENVS)/ray"
-	@$(PIP) install --target $(VENVS)/ray --constraint $(CONSTRAINTS) "ray[data]" || { rm -rf $(VENVS)/ray; exit 1; }
-	@touch $@
-
-test-ray: install env-webgpu env-openvino $(VENVS)/ray/.installed ## run the tests with workers in several environments of one Ray cluster; minutes
-	PARTITA_HEAVY=1 PARTITA_VENVS=$(abspath $(VENVS)) $(BIN)/python -m pytest tests/library/cluster $(PYTEST_ARGS)
+test-ray: install ## run the tests of prompt files on a Ray cluster, with killed workers and drivers; minutes
+	PARTITA_HEAVY=1 $(BIN)/python -m pytest tests/library/batches/test_cluster.py $(PYTEST_ARGS)
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
 	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from partita.library.answering import generate_file
-    from partita.library.batches.filing import FileAnswers
+    from partita.library.batches.running import FileAnswers
     from partita.library.benching import BenchResult, bench
     from partita.library.edge import ArgumentError
     from partita.library.exporting import Exported, export
@@ -59,7 +59,7 @@ _HOMES = {
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
     "library.answering": "generate_file",
-    "library.batches.filing": "FileAnswers",
+    "library.batches.running": "FileAnswers",
     "library.benching": "BenchResult bench",
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",

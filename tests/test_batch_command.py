@@ -15,14 +15,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from partita.cli import run
 from partita.commands import batch
+from partita.library.batches import reading
 from partita.library.batches.rows import InputRow
+from partita.library.batches.running import Progress
 from partita.partition_reports import storage
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.runtime.handmade import ALL, handmade, known_tokens
@@ -117,7 +119,7 @@ def test_rows_of_text_with_messages_and_options_of_their_own(
     said = [{"role": "user", "content": "return the value"}]
     rows: list[Any] = [
         {"prompt": "return the", "id": 5},
-        {"messages": said, "max_tokens": 4, "label": "x"},
+        {"messages": said, "max_tokens": 4},
         {"prompt": ""},
         {"prompt": "return the", "temperature": 1.0},
         {"prompt": "return the", "temperature": 1.0},
@@ -160,11 +162,11 @@ def test_tables_in_and_out(summing, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"seed": -1, "temperature": 1.0}, "field seed is -1; it must be 0 or more"),
+        ({"seed": -1, "temperature": 1.0}, "field seed is -1; it must be from 0"),
         ({"temperature": -1}, "field temperature is -1"),
-        ({"max_tokens": 0}, "max_tokens is 0; it must be an integer between 1"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be between 1"),
         ({"max_tokens": "many"}, "max_tokens is 'many'; it must be an integer"),
-        ({"seed": 1 << 70}, "seed is 1180591620717411303424; the largest is"),
+        ({"seed": 1 << 70}, "seed is 1180591620717411303424; it must be from 0 to 2**64 - 1"),
         ({"logprobs": 64 + 1}, "logprobs is 65; it must be an integer from 0 to 64"),
         ({"adapter": "other"}, 'field adapter "other": the package has no adapter of this name; it has none'),
         ({"stop": ["x"]}, "field stop is a text, and there is no tokenizer"),
@@ -245,40 +247,34 @@ def test_a_report_does_not_take_the_place_of_the_answers(summing, tmp_path, monk
 
 
 @pytest.mark.usefixtures("no_bytecode")
-@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
-def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path, capsys, monkeypatch, name):
+def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path, capsys, monkeypatch):
     """The table is larger than the journal, so a limit on the size of files meets it alone."""
     require("pyarrow")
-    source, out = written(tmp_path / "in.jsonl", ROWS[:6]), tmp_path / name
+    from pyarrow import parquet
+
+    source, out = written(tmp_path / "in.jsonl", ROWS[:6]), tmp_path / "out.parquet"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with monkeypatch.context() as patched:
-        if name.endswith("jsonl"):
-            patched.setattr("partita.library.batches.writing._publish", no_room)
-        else:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
-        try:
-            code = run(words(summing, source, out))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    said = capsys.readouterr().err
-    assert code == 1 and "every row has its answer, so make room and run the same command again" in " ".join(
-        said.split()
-    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    try:
+        assert run(words(summing, source, out)) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "every row has its answer, so make room and run the same command again" in said
     assert not any("tmp" in path.name for path in tmp_path.iterdir()) and not out.exists()
     monkeypatch.setattr("partita.library.scheduler.Scheduler.submit", None)  # nothing is answered again
     assert run(words(summing, source, out)) == 0
-    assert "6 rows were answered before" in capsys.readouterr().err and not (tmp_path / f"{name}.partial").exists()
-    if name.endswith("jsonl"):
-        assert [row["tokens"] for row in read(out)] == [
-            known_tokens(r["tokens"], r["max_new_tokens"]) for r in ROWS[:6]
-        ]
+    assert "6 rows were answered before" in capsys.readouterr().err
+    assert not (tmp_path / "out.parquet.partial").exists()
+    found = parquet.read_table(out).to_pylist()
+    assert [row["tokens"] for row in found] == [known_tokens(r["tokens"], r["max_new_tokens"]) for r in ROWS[:6]]
 
 
 def no_room(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_rows_before_a_damaged_block_are_answered_and_the_error_says_where(summing, tmp_path, capsys):
+def test_a_table_that_is_damaged_in_the_middle_is_refused_before_the_first_row(summing, tmp_path, capsys):
     require("pyarrow")
     import pyarrow
     from pyarrow import parquet
@@ -291,26 +287,26 @@ def test_rows_before_a_damaged_block_are_answered_and_the_error_says_where(summi
     with source.open("r+b") as file:
         file.seek(begin)
         file.write(b"\xff" * sum(column.total_compressed_size for column in columns))
-    for told in ("10 of 30 rows answered", ""):
-        assert run(words(summing, source, tmp_path / "out.jsonl")) == 1
-        said = " ".join(capsys.readouterr().err.split())
-        assert "in.parquet: damaged behind row 10" in said and told in said
-    kept = read_journal(tmp_path / "out.jsonl.partial")
-    assert sorted(row["index"] for row in kept) == list(range(10))
-    assert all(row["tokens"] == known_tokens(ROWS[row["index"]]["tokens"], 20 + row["index"]) for row in kept)
+    assert run(words(summing, source, tmp_path / "out.jsonl")) == 1
+    assert "damaged after row 10" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out.jsonl.partial").exists()
 
 
 def test_a_disk_that_fails_in_the_middle_of_the_rows_is_one_line(summing, tmp_path, capsys, monkeypatch):
-    source = written(tmp_path / "in.jsonl", ROWS[:9])
+    source, read = written(tmp_path / "in.jsonl", ROWS[:9]), list[object]()
+    real = reading._json_rows
 
-    def some(file: Any) -> Iterator[InputRow]:
-        yield InputRow(0, ROWS[0])
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def fails_the_second_time(file: Any) -> Iterator[InputRow]:
+        read.append(file)
+        for row in real(file):
+            if len(read) == 2 and row.index == 4:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            yield row
 
-    monkeypatch.setattr("partita.library.batches.reading._json_rows", some)
+    monkeypatch.setattr(reading, "_json_rows", fails_the_second_time)
     assert run(words(summing, source, tmp_path / "out.jsonl")) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "in.jsonl: cannot be read behind row 1 (Input/output error)" in said and "1 of 9 rows answered" in said
+    assert "in.jsonl: cannot be read after row 4 (Input/output error)" in said
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, rows: Sequence[Any]) -> None:
@@ -324,7 +320,7 @@ def test_rows_come_through_a_pipe_and_the_same_ones_go_on_with_a_run(summing, tm
     (tmp_path / "temporary").mkdir()
     piped(monkeypatch, ROWS[:6])
     with monkeypatch.context() as patched:
-        patched.setattr("partita.library.batches.filing.write_answers", interrupted)
+        patched.setattr("partita.library.batches.journal.Journal.publish", interrupted)
         assert run(given) == 130
     assert "6 of 6 rows answered" in capsys.readouterr().err
     piped(monkeypatch, ROWS[:5])
@@ -358,17 +354,6 @@ def test_no_room_for_what_comes_through_a_pipe_is_one_line(summing, tmp_path, ca
     assert "the rows cannot be kept in" in said and "No space left on device" in said and "TMPDIR" in said
 
 
-class Run:
-    """A run of which 16 rows are done, 4 of them before."""
-
-    def __init__(self) -> None:
-        self.journal, self.tokens = self, 60
-        self.resumed = 4
-
-    def __len__(self) -> int:
-        return 16
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_bar_says_how_many_rows_and_how_fast(monkeypatch, terminal):
     """Of this run, so that rows of an earlier one do not count as fast."""
@@ -376,15 +361,14 @@ def test_a_bar_says_how_many_rows_and_how_fast(monkeypatch, terminal):
     console = Console(file=shown, force_terminal=terminal, width=120)
     monkeypatch.setattr(batch, "stderr", console)
     monkeypatch.setattr(batch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    source: Any = SimpleNamespace(rows=20)
     with batch.RowBar() as bar:
-        bar.hear(cast(Any, Run()), source)
+        bar.show(Progress(20, 16, 4, 60))
         assert bar.last is not None
         if terminal:
             bar._bars.refresh()
             said = shown.getvalue()
             assert "16 of 20 rows" in said and "6.0 rows/s, 30 tokens/s" in said
             before = bar._bars.tasks[0].fields["speed"]
-            bar.hear(cast(Any, SimpleNamespace(journal=range(0), tokens=0)), source)  # too soon to be shown
+            bar.show(Progress(20, 17, 4, 90))  # too soon to be shown
             assert bar._bars.tasks[0].fields["speed"] == before
     assert terminal or shown.getvalue() == ""

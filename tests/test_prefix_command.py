@@ -195,7 +195,7 @@ def _metadata(file: Path) -> dict[str, str]:
             "--seed and --max-new-tokens cannot be given with it",
         ),
         (("a", "--save-prefix", "f", "--stop", "x"), 2, "--stop cannot be given with it"),
-        (("--input", "f", "--output", "g", "--address", "a", "--prefix", "h"), 2, "is for a run on this machine"),
+        (("--input", "f", "--output", "g", "--address", "a", "--prefix", "h"), 2, "--address cannot be combined with"),
         (("--input", "f", "--output", "g", "--save-prefix", "h"), 2, "--input cannot be given with it"),
         (("a", "--system", "b", "--prefix", "f"), 2, "leave out --system"),
         (("", "--save-prefix", "f"), 1, "the prompt is empty"),
@@ -285,7 +285,7 @@ def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):
 def test_a_run_over_a_file_goes_on_only_with_its_own_prefix(package, long, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(
-            "partita.library.batches.filing.write_answers", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            "partita.library.batches.journal.Journal.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         rows_of(tmp_path, package, [{"prompt": "a"}], "--prefix", long["text"], code=130)
     (journal,) = [path for path in tmp_path.iterdir() if path.name != "rows.jsonl"]

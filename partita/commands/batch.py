@@ -1,4 +1,4 @@
-"""`partita generate --input FILE --output FILE`: a bar while rows are answered, one line at the end, and a report."""
+"""`partita generate --input FILE --output FILE`: a progress bar, one line at the end, and a report."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-from partita.commands.audience import TERMINAL, say
+from partita.commands.audience import TERMINAL
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, say_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ChainLink, SamplingOptions
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError
-from partita.library.batches.filing import FileAnswers, answer_file
-from partita.library.batches.journal import journal_path, kept_words, progress_words
-from partita.library.batches.reading import InputFile
-from partita.library.batches.rows import RowDefaults
-from partita.library.batches.running import BatchRun
+from partita.library.batches.journal import journal_path, kept_words
+from partita.library.batches.reading import look_at
+from partita.library.batches.rows import RowDefaults, check_defaults
+from partita.library.batches.running import FileAnswers, Progress, answer_file, answers
 from partita.library.chain import Target
-from partita.library.cluster.running import ClusterRun
+from partita.library.contents import contents_hash
 from partita.library.engine import ReportRequest
 from partita.library.generation import told_options
 from partita.library.local import LocalEngine
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.library.scheduler import Scheduler
-from partita.observations.text_format import listing, plural
+from partita.observations.text_format import plural
 from partita.package import Manifest
 from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import read_said
@@ -46,7 +46,7 @@ class RowBar:
     """Rows done, and how fast, on stderr; silent when stderr is no terminal."""
 
     def __init__(self) -> None:
-        self._bars = Progress(
+        self._bars = Bars(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -59,8 +59,8 @@ class RowBar:
         )
         self._task = self._bars.add_task("rows", total=None, speed="")
         self._began, self._shown = time.perf_counter(), 0.0
-        self.last: tuple[BatchRun | ClusterRun, InputFile] | None = None
-        """How far the run is."""
+        self.last: Progress | None = None
+        """None until a row is about to be answered."""
 
     def __enter__(self) -> RowBar:
         self._bars.start()
@@ -69,28 +69,29 @@ class RowBar:
     def __exit__(self, *details: object) -> None:
         self._bars.stop()
 
-    def hear(self, run: BatchRun | ClusterRun, source: InputFile) -> None:
-        """A step was made."""
-        self.last = run, source
+    def show(self, progress: Progress) -> None:
+        """Show how far a run is, a few times a second."""
+        self.last = progress
         now = time.perf_counter()
         if self._bars.disable or now - self._shown < REFRESH_SECONDS:
             return
-        self._shown, done, seconds = now, len(run.journal), now - self._began
-        rate = (done - run.journal.resumed) / seconds
-        speed = f"{rate:.1f} rows/s, {run.tokens / seconds:.0f} tokens/s"
-        words = progress_words(done, source.rows)
-        self._bars.update(self._task, completed=done, total=source.rows, description=words, speed=speed)
+        self._shown, seconds = now, now - self._began
+        rate = (progress.done - progress.resumed) / seconds
+        speed = f"{rate:.1f} rows/s, {progress.tokens / seconds:.0f} tokens/s"
+        words = f"{progress.done:,} of {plural(progress.rows, 'row')}"
+        self._bars.update(self._task, completed=progress.done, total=progress.rows, description=words, speed=speed)
 
 
 def run_batch(
     options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
 ) -> int:
-    """Load, answer every row of `source`, write the report to `sink`; returns the exit code. `asked`: the sampling
-    before it was completed.
+    """Load the package, answer every row of `source`, write the report to `sink`; returns the exit code. `asked`: the
+    sampling options as given.
     """
     assert options.output is not None
-    parse_pins(target.pins, target.chain)  # what makes no sense is said before anything is opened
+    parse_pins(target.pins, target.chain)  # refused before anything is opened
     check_placement(options, target)
+    looked = look_at(source)
     began = time.perf_counter()
     may_be_ids = not (options.chat or options.stop)
     text = (
@@ -100,6 +101,8 @@ def run_batch(
     )
     tokenizer_seconds = time.perf_counter() - began
     defaults = replace(defaults_of(options), prefix=None if options.prefix is None else read_said(options.prefix))
+    if looked.rows:
+        check_defaults(defaults, text, looked.format)
     error: PartitaError | None = None
     interrupted, cut_short, filed = False, False, None
     with (
@@ -127,27 +130,27 @@ def run_batch(
         say_notes(options, engine, notes=notes)
         try:
             filed = answer_file(
-                source,
+                looked,
                 options.output,
-                lambda: scheduler,
-                options.package,
-                manifest,
-                text,
+                lambda rows, given: answers(rows, given, scheduler, text, manifest.graph.vocab_size),
                 defaults,
-                options={**identity_of(options, asked), **_goes_on(defaults)},
-                heard=bar.hear,
+                package=contents_hash(options.package, manifest),
+                options=identity_of(options, asked, defaults),
+                heard=bar.show,
             )
         except KeyboardInterrupt:
             interrupted = True
         except PartitaError as raised:
             error = raised
-        _say_end(options, engine, filed, bar)
+        finally:
+            scheduler.close()
+        say_end(options, filed, bar, load_seconds=engine.opened.load_seconds)
         try:
             if filed is not None and options.as_json:
                 print_record(_as_record(options, engine, scheduler, filed, notes))
         finally:  # stdout may be full or closed
             if sink is not None and not engine.runner.steps:
-                say("nothing was run, so there is no report")
+                note("nothing was run, so there is no report")
             elif sink is not None:
                 reason = "error" if error else "interrupted" if interrupted else "stop"
                 cut_short = write_report(
@@ -170,7 +173,7 @@ def run_batch(
 
 
 def defaults_of(options: GenerateOptions) -> RowDefaults:
-    """What rows get that do not say otherwise."""
+    """Options of rows that do not set their own."""
     seed = options.sampling.seed
     return RowDefaults(
         sampling=options.sampling,
@@ -182,39 +185,31 @@ def defaults_of(options: GenerateOptions) -> RowDefaults:
     )
 
 
-def identity_of(options: GenerateOptions, asked: Sampling) -> dict[str, Any]:
-    """The options that make a difference to an answer. A seed that was drawn is the run's own, and in its journal."""
+def identity_of(options: GenerateOptions, asked: Sampling, defaults: RowDefaults) -> dict[str, Any]:
+    """The options that change answers. A seed that was drawn is in the journal; a prefix is there as a hash."""
     figures = {**options.sampling.figures(), "seed": asked.seed}
     others = {"stop": options.stop, "chat": options.chat, "system": options.system, "adapter": options.adapter}
-    return {**figures, **others, "token_ids": options.token_ids}
+    identity = {**figures, **others, "token_ids": options.token_ids}
+    if defaults.prefix is not None:
+        identity["prefix"] = hashlib.sha256(json.dumps(asdict(defaults.prefix)).encode()).hexdigest()[:16]
+    return identity
 
 
-def _goes_on(defaults: RowDefaults) -> dict[str, Any]:
-    """What every row goes on with, which makes a difference to an answer, by a hash of it; nothing where that is
-    nothing.
-    """
-    if defaults.prefix is None:
-        return {}
-    return {"prefix": hashlib.sha256(json.dumps(asdict(defaults.prefix)).encode()).hexdigest()[:16]}
-
-
-def _say_end(options: GenerateOptions, engine: LocalEngine, filed: FileAnswers | None, bar: RowBar) -> None:
-    """One line on stderr, and notes on the rows."""
-    if bar.last is not None and (damage := bar.last[0].journal.damage):
-        note(damage)
+def say_end(
+    options: GenerateOptions, filed: FileAnswers | None, bar: RowBar, *, load_seconds: float | None = None
+) -> None:
+    """One line on stderr: the speed, or how far a run came that ended early."""
     if filed is None:
-        if bar.last is not None and options.output is not None:
-            run, source = bar.last
-            note(kept_words(journal_path(options.output), len(run.journal), source.rows))
+        if bar.last is not None and bar.last.done and options.output is not None:
+            note(kept_words(journal_path(options.output), bar.last.done, bar.last.rows))
         return
-    parts = [f"load {engine.opened.load_seconds:.2f} s", _speed(filed)]
+    parts = [] if load_seconds is None else [f"load {load_seconds:.2f} s"]
+    parts.append(_speed(filed))
     if filed.resumed:
         parts.append(f"{plural(filed.resumed, 'row')} were answered before")
     if filed.errors:
         parts.append(f"{plural(filed.errors, 'row')} with an error in place of an answer")
     note(fold("; ".join([*parts, f"answers: {filed.output}"]), sys.stderr, 2))
-    if filed.unread:
-        say(f"these fields of the rows were not read: {listing(filed.unread)}")
 
 
 def _speed(filed: FileAnswers) -> str:
@@ -228,7 +223,7 @@ def _speed(filed: FileAnswers) -> str:
 def _as_record(
     options: GenerateOptions, engine: LocalEngine, scheduler: Scheduler, filed: FileAnswers, notes: tuple[str, ...]
 ) -> BatchResult:
-    """What became of the rows, for `--json`."""
+    """The result of the run, for `--json`."""
     return BatchResult(
         package=str(options.package),
         chain=tuple(
@@ -241,20 +236,22 @@ def _as_record(
         threads=options.where.threads,
         load_seconds=engine.opened.load_seconds,
         slots=scheduler.slots,
-        input=str(_given(options.input)),
-        output=str(filed.output),
-        rows=filed.rows,
-        errors=filed.errors,
-        resumed=filed.resumed,
-        prompt_tokens=filed.prompt_tokens,
-        new_tokens=filed.new_tokens,
-        seconds=filed.seconds,
-        rows_per_second=filed.rows_per_second,
-        tokens_per_second=filed.tokens_per_second,
+        input=str(options.input),
         notes=notes + engine.target.notes,
+        **figures_of(filed),
     )
 
 
-def _given(path: Path | None) -> Path:
-    assert path is not None
-    return path
+def figures_of(filed: FileAnswers) -> dict[str, Any]:
+    """Fields of a result that say how many rows there are, and how fast they were answered."""
+    return {
+        "output": str(filed.output),
+        "rows": filed.rows,
+        "errors": filed.errors,
+        "resumed": filed.resumed,
+        "prompt_tokens": filed.prompt_tokens,
+        "new_tokens": filed.new_tokens,
+        "seconds": filed.seconds,
+        "rows_per_second": filed.rows_per_second,
+        "tokens_per_second": filed.tokens_per_second,
+    }

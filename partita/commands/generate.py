@@ -65,7 +65,7 @@ def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
     if options.input is None or options.output is None:
         return
     from partita.commands.rows_input import read_from
-    from partita.library.batches.filing import check_files
+    from partita.library.batches.running import check_files
 
     prefix = () if options.prefix is None else (options.prefix,)
     claim_output(options.output, "answers", (*reads, read_from(options.input), *prefix), option="--output")

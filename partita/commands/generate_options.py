@@ -59,11 +59,8 @@ class GenerateOptions:
     """The file of its answers."""
     address: str | None = None
     """Of the cluster that answers them; None: this process does."""
-    workers: str | None = None
-    """A number, or MIN-MAX."""
-    worker_cpus: int | None = None
-    kinds: tuple[str, ...] = ()
-    """Of workers, `CHAIN=PYTHON` each."""
+    workers: int | None = None
+    """Worker processes of the cluster."""
 
 
 def check_options(options: GenerateOptions) -> None:
@@ -83,8 +80,8 @@ def check_options(options: GenerateOptions) -> None:
         raise UsageError("--output is for the answers of a file of prompts; give that with --input")
     if options.input is not None and options.output is None:
         raise UsageError("--input needs a file for the answers; give it with --output")
-    if options.address is None and (options.workers is not None or options.worker_cpus is not None or options.kinds):
-        raise UsageError("--workers, --worker-cpus and --worker are for a cluster; give its address with --address")
+    if options.address is None and options.workers is not None:
+        raise UsageError("--workers is for a cluster; give its address with --address")
     if options.input is not None and options.prompts:
         raise UsageError("prompts come from --input or from the command line; give one of them")
 

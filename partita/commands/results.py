@@ -19,7 +19,7 @@ from partita.errors import PartitaError, ProviderError, public_type
 from partita.explain.node_explanation import Explanation, Matches
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
-from partita.library.cluster.records import ClusterReport
+from partita.library.batches.cluster import WorkerFact
 from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
 from partita.package_records import Quality
@@ -199,11 +199,14 @@ class ClusterResult(Record):
     errors: int
     """Rows without an answer; each says why."""
     resumed: int
-    """Rows that had their answer from a run before this one."""
+    """Rows that an earlier run has answered."""
+    prompt_tokens: int
+    """Of this run, as are the next figures."""
     new_tokens: int
-    """Of this run."""
     seconds: float
-    run: ClusterReport
+    rows_per_second: float | None
+    tokens_per_second: float | None
+    workers: tuple[WorkerFact, ...]
 
 
 class GenerateResult(Record):

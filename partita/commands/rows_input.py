@@ -15,7 +15,7 @@ from pathlib import Path
 from partita.commands.terminal import note
 from partita.errors import ResourceError, UsageError
 from partita.files import STDIN
-from partita.library.batches.filing import PIPE
+from partita.library.batches.running import PIPE
 
 
 def read_from(source: Path) -> Path:

@@ -84,26 +84,11 @@ def generate(
         ),
     ] = None,
     workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|MIN-MAX",
-            help="Workers of the cluster, each with the package; MIN-MAX: as many as there is work and room for, for "
-            "which a cluster may add machines. Default: one per GPU, node or --worker.",
-        ),
-    ] = None,
-    worker_cpus: Annotated[
         int | None,
         typer.Option(
-            help="Processors that each worker asks the cluster for, and threads that it runs with. Default: an equal "
-            "part of those that there are."
-        ),
-    ] = None,
-    worker: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CHAIN=PYTHON",
-            help="Have workers run on this chain with this interpreter, whose ONNX Runtime has the providers; can be "
-            "repeated, one kind of worker each.",
+            metavar="N",
+            help="Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain "
+            "leads with cuda, else one per machine.",
         ),
     ] = None,
     provider: ProviderOption = None,
@@ -243,8 +228,6 @@ def generate(
                 output=output,
                 address=address,
                 workers=workers,
-                worker_cpus=worker_cpus,
-                kinds=tuple(worker or ()),
             )
         )
     )

@@ -13,11 +13,13 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from partita.library.contents import contents_hash
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
+from partita.runtime.ort.native_log import captured_output
 from partita.spelling import spelled
 
 LOCAL, AUTO = "local", "auto"
@@ -123,7 +126,7 @@ class Worker:
         assert defaults is not None
         check_defaults(defaults, text, setup.format)
         self._fact.chain = model.providers
-        self._answers = lambda rows: list(answers(rows, defaults, scheduler, text, model.vocab_size))
+        self._answers = partial(answers, defaults=defaults, scheduler=scheduler, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:
         """Table of one pickled pair: the worker, and the answers to the rows of `table` or the error of the run."""
@@ -132,7 +135,7 @@ class Worker:
         result: list[RowAnswer] | PartitaError
         try:
             rows = [pickle.loads(row) for row in table[ROW].to_pylist()]
-            result = self._failed or self._answers(rows)
+            result = self._failed or list(self._answers(rows))
         except PartitaError as error:
             result = error
         except Exception as error:  # noqa: BLE001 - the driver raises it; Ray would try the block again
@@ -247,17 +250,19 @@ def connected(address: str) -> Iterator[Any]:
         if address not in (LOCAL, AUTO):  # Ray would try for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
+        with captured_output():
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
     except Exception as error:
         said = " ".join(str(error).split())[:300]
         raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
     finally:
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)  # Ray installs its own
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # what Ray says about lost workers
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
 
 
 def _shares(ray: Any, workers: int | None, where: ChainOptions) -> tuple[int, int, int]:
@@ -269,4 +274,3 @@ def _shares(ray: Any, workers: int | None, where: ChainOptions) -> tuple[int, in
     count = workers or (int(ray.cluster_resources()["GPU"]) if on_gpu else len(nodes))
     threads = where.threads or max(1, min(nodes) // math.ceil(count / len(nodes)))
     return count, threads, int(on_gpu)
-

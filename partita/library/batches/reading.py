@@ -73,12 +73,12 @@ def stamp_of(path: Path) -> Stamp:
 def unchanged_rows(source: InputFile, journal: Path) -> Iterator[InputRow]:
     """The rows of a file that stays as it was checked. Raises GenerationError once it has changed."""
     for row in read_rows(source.path):
-        _check_unchanged(source, journal)
+        check_unchanged(source, journal)
         yield row
-    _check_unchanged(source, journal)
 
 
-def _check_unchanged(source: InputFile, journal: Path) -> None:
+def check_unchanged(source: InputFile, journal: Path) -> None:
+    """Raise GenerationError for a file that was written to since it was checked."""
     try:
         same = stamp_of(source.path) == source.stamp
     except OSError:

@@ -12,7 +12,14 @@ from typing import IO, Any
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.files import refuse_same
 from partita.library.batches.journal import GOES_ON, Journal, journal_path
-from partita.library.batches.reading import ANSWER_FORMATS, PROMPT_FORMATS, InputFile, format_of, unchanged_rows
+from partita.library.batches.reading import (
+    ANSWER_FORMATS,
+    PROMPT_FORMATS,
+    InputFile,
+    check_unchanged,
+    format_of,
+    unchanged_rows,
+)
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, answered, failed, work_of
 from partita.library.requests import Piece, Ticket
 from partita.library.scheduler import Scheduler
@@ -126,6 +133,7 @@ def answer_file(
                 f"{journal.path}: no answer to {plural(len(missing), 'row')} ({named}): the processes that computed "
                 f"them ended; {GOES_ON}"
             )
+        check_unchanged(source, journal.path)
         journal.publish(_writer(output))
         return FileAnswers(
             output,

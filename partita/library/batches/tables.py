@@ -1,4 +1,4 @@
-"""Prompt files and answer files in Parquet, with the extra `parquet`: one reader and one writer, a few rows at a time."""
+"""Prompt files and answer files in Parquet (extra `parquet`), read and written a few rows at a time."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ def read_table(path: Path) -> Iterator[InputRow]:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if wrong := sorted({name for name in names if name not in FIELDS or names.count(name) > 1}):
-                raise GenerationError(
-                    f"{path}: column {listing(wrong)} is unknown or there twice; docs/batches.md lists the fields of a row"
-                )
+                said = f"column {listing(wrong)} is unknown or there twice"
+                raise GenerationError(f"{path}: {said}; docs/batches.md lists the fields of a row")
             for group in range(file.num_row_groups):
                 for block in file.iter_batches(batch_size=ROWS, row_groups=[group]):
                     for row in block.to_pylist():

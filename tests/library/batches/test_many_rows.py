@@ -14,13 +14,10 @@ from typing import Any
 
 import pytest
 
-from partita.library.batches import reading
-from partita.library.batches.filing import identity
 from partita.library.batches.journal import Journal
-from partita.library.batches.reading import look_at, read_rows
+from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowAnswer, RowDefaults
-from partita.library.batches.running import AHEAD, BatchRun
-from partita.library.batches.writing import write_answers
+from partita.library.batches.running import AHEAD, answer_file, answers
 from partita.library.requests import Piece
 from partita.library.sampling import Sampling
 
@@ -28,7 +25,7 @@ FEW, MANY = 2_100, 3_400
 """Python itself keeps up to 2,000 small tuples of each length for the next ones."""
 TOKENS = tuple(range(24))
 BYTES_PER_ROW = 24
-"""In memory: eight of where the answer lies on disk, and room ahead in the list of these."""
+"""In memory: eight for the place of the answer on disk, and sixteen for a moment for the hashes of ids."""
 GROWTH = 2.0
 """Of the time of a row, from a journal to one that is five times as long, at most: five where it grows with them."""
 
@@ -87,21 +84,23 @@ def source_of(folder: Path, count: int) -> Path:
 
 
 def filed(source: Path, count: int) -> None:
-    """The way of a file of prompts to a file of answers."""
-    out, looked = source.with_suffix(".out.jsonl"), look_at(source)
-    with Journal(source.with_suffix(".journal"), identity(looked, "", {}), 0) as journal:
-        scheduler: Any = AtOnce()
-        BatchRun(scheduler, None, RowDefaults(Sampling(temperature=0.0, max_new_tokens=8)), journal).go(
-            read_rows(source)
-        )
-        assert len(journal) == count and scheduler.most_waiting <= AHEAD
-        write_answers(out, journal.answers())
+    """The way of a prompt file to an answer file."""
+    out, scheduler = source.with_suffix(".out.jsonl"), AtOnce()
+    taken: Any = scheduler
+    done = answer_file(
+        look_at(source),
+        out,
+        lambda rows, defaults: answers(rows, defaults, taken, None, 1000),
+        RowDefaults(Sampling(temperature=0.0, max_new_tokens=8)),
+        package="",
+        options={},
+    )
+    assert done.rows == count and scheduler.most_waiting <= AHEAD
     with out.open("rb") as file:
         assert all(json.loads(line)["index"] == number for number, line in enumerate(file))
 
 
-def test_memory_is_flat_although_all_answers_wait_for_the_first(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 1 << 12)  # these files are smaller than a block
+def test_memory_is_flat_although_all_answers_wait_for_the_first(tmp_path: Path) -> None:
     filed(source_of(tmp_path, 10), 10)  # what is imported and kept once
     peaks = []
     for count in (FEW, MANY):
@@ -121,7 +120,7 @@ def journals(tmp_path: Path) -> dict[int, Path]:
     found = {}
     for count in (3_000, 15_000):
         found[count] = tmp_path / str(count)
-        with Journal(found[count], {}, 0) as journal:
+        with Journal(found[count], {}, 0, count) as journal:
             for index in reversed(range(0, count, 2)):
                 journal.append(RowAnswer(index, None, None, TOKENS, 1, "stop", None, None))
     return found
@@ -133,9 +132,9 @@ def test_going_on_takes_as_long_for_each_row_however_many_there_are(journals: di
         taken = []
         for _ in range(3):
             began = time.process_time()
-            with Journal(path, {}, 0) as journal:
+            with Journal(path, {}, 0, count) as journal:
                 assert journal.resumed == count // 2
-                assert sum(index not in journal for index in range(count)) == count // 2
+                assert len(journal.missing()) == count // 2
             taken.append(time.process_time() - began)
         seconds[count] = min(taken) / count
     few, many = seconds.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,23 +11,10 @@ from typing import Any
 
 import pytest
 
-from partita.errors import GenerationError, PartitaError, UsageError
-from partita.library.asking import conversations
-from partita.library.batches import reading, writing
+from partita.errors import GenerationError, InstallationError, PartitaError, UsageError
 from partita.library.batches.reading import look_at, read_rows
-from partita.library.batches.rows import (
-    AND_OTHERS,
-    MOST_UNREAD,
-    InputRow,
-    RowAnswer,
-    RowDefaults,
-    check_defaults,
-    note_unread,
-    row_seed,
-    told_unread,
-    work_of,
-)
-from partita.library.batches.writing import write_answers
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults, row_seed, work_of
+from partita.library.batches.running import check_files
 from partita.library.requests import Work
 from partita.library.sampling import Sampling, completed
 from partita.runtime.logprobs import TokenLogprobs
@@ -62,7 +50,7 @@ def test_a_row_has_what_it_says_and_otherwise_what_all_have(text):
     assert (floats.prompt, floats.stop_ids) == ((4, 5), (2,)), "as tables with missing values have them"
     with pytest.raises(UsageError, match="a list, and not of token ids alone"):
         asked({"tokens": [4.5]}, text)
-    with pytest.raises(UsageError, match="system is a text, which goes before no token ids"):
+    with pytest.raises(UsageError, match="system cannot be put before token ids"):
         asked({"tokens": [4, 5], "system": "Be terse"}, text)
 
 
@@ -121,7 +109,7 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        ({}, "needs one of prompt, messages, tokens"),
+        ({}, "needs one of prompt, messages, tokens; this one has none"),
         ({"prompt": "a", "tokens": [1]}, "has prompt and tokens"),
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": 5}, "must be a text"),
@@ -144,9 +132,10 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"tokens": b"a"}, "it must be token ids"),
         ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
         ({"messages": {"role": "user", "content": "a"}}, "messages is of type dict"),
-        ({"messages": "hello"}, "messages is 'hello', a text where objects .* prompt, with --chat"),
-        ({"messages": '[{"role": "user", "content": "a"}]'}, "a text where objects .* have JSON read into a list"),
-        ({"messages": ['{"role": "user", "content": "a"}']}, "a text where objects with role and content"),
+        ({"messages": "hello"}, "messages is 'hello', a text; .* prompt, with --chat"),
+        ({"messages": ['{"role": "user", "content": "a"}']}, "a text; it must be a list of objects with role"),
+        ({"prompt": "a", "seed": 1 << 64}, "seed is"),
+        ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_its_own_error(text, data, match):
@@ -162,20 +151,8 @@ def test_integers_beside_missing_ones_are_floats_in_a_table(text):
     assert (work.logprobs, work.sampling.top_k, work.sampling.max_new_tokens) == (2, 4, 3)
 
 
-def test_a_row_that_is_no_text_keeps_its_name(tmp_path):
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b'{"id": "a", "prompt": "\\ud800"}\n{"id": "\\ud800", "key": "b", "prompt": "c"}\n["\\ud800"]\n')
-    assert [row.key for row in read_rows(path)] == ["a", "b", None]
-    assert all(row.error is not None and "half a character" in row.error for row in read_rows(path))
-
-
-def test_a_text_without_a_tokenizer_is_an_error_of_the_row():
-    with pytest.raises(UsageError, match="no tokenizer"):
-        asked({"prompt": "a"}, None)
-
-
 LINES = (
-    b'\xef\xbb\xbf{"prompt": "a", "id": 7, "seed": null, "label": 1}\n'
+    b'\xef\xbb\xbf{"prompt": "a", "id": 7, "seed": null}\n'
     b"\n"
     b"{\n"
     b"[1]\n"
@@ -189,21 +166,14 @@ def test_lines_that_are_no_rows_keep_their_place(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(LINES)
     first, *bad, last = read_rows(path)
-    assert (first.index, first.key, first.data) == (0, 7, {"prompt": "a", "id": 7, "label": 1})
-    assert first.unread == {"label"}
+    assert (first.index, first.key, first.data) == (0, 7, {"prompt": "a", "id": 7})
     told = [row.error for row in bad]
-    for said, part in zip(told, ("not JSON", "no JSON object", "not UTF-8", "half a character", "nested"), strict=True):
+    parts = ("not JSON", "must be a JSON object", "not UTF-8", "lone surrogate", "nested too deeply")
+    for said, part in zip(told, parts, strict=True):
         assert said is not None and part in said
     assert [row.index for row in bad] == [1, 2, 3, 4, 5] and last == InputRow(6, {"prompt": "last"})
     with pytest.raises(PartitaError, match="line 3 is not JSON"):
         work_of(bad[0], DEFAULTS, None, VOCAB)
-
-
-def test_a_mark_of_the_encoding_before_an_empty_line_is_no_row(tmp_path):
-    path = tmp_path / "in.jsonl"
-    for first in (b"", b"\r", b"  "):
-        path.write_bytes(b"\xef\xbb\xbf" + first + b'\n{"prompt": "a"}\n')
-        assert list(read_rows(path)) == [InputRow(0, {"prompt": "a"})]
 
 
 def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
@@ -212,78 +182,6 @@ def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
     rows = list(read_rows(path))
     assert [row.data["prompt"] for row in rows] == ["one", "", "{two}", "three"]
     assert look_at(path).rows == 4
-
-
-def test_a_table_has_the_rows_that_lines_have(tmp_path):
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    data: list[dict[str, Any]] = [
-        {"id": "x", "prompt": "a", "messages": None, "temperature": 0.5, "top_k": 4.0},
-        {
-            "id": "y",
-            "prompt": None,
-            "messages": [{"role": "user", "content": "b"}],
-            "temperature": None,
-            "top_k": float("nan"),
-        },
-    ]
-    path, lines = tmp_path / "in.parquet", tmp_path / "in.jsonl"
-    parquet.write_table(pyarrow.Table.from_pylist(data), path)
-    lines.write_text("".join(json.dumps(row) + "\n" for row in data).replace("NaN", "null"))
-    rows = list(read_rows(path))
-    assert rows == list(read_rows(lines)) and "top_k" not in rows[1].data
-    work = work_of(InputRow(0, {**rows[0].data, "prompt": [1]}), DEFAULTS, None, VOCAB)
-    assert work.sampling.top_k == 4, "integers beside missing ones are floats in a table"
-    assert look_at(path).rows == look_at(lines).rows == 2
-
-
-@pytest.mark.parametrize(("content", "match"), [(b"not a table", "not a Parquet file"), (None, "it has other")])
-def test_what_is_no_table_of_prompts_is_said_before_the_first_row(tmp_path, content, match):
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    path = tmp_path / "in.parquet"
-    if content is None:
-        parquet.write_table(pyarrow.table({"other": [1]}), path)
-    else:
-        path.write_bytes(content)
-    with pytest.raises(GenerationError, match=match):
-        list(read_rows(path))
-    with pytest.raises(UsageError, match="has to end in one of"):
-        look_at(tmp_path / "in.csv")
-
-
-def test_a_text_that_is_none_is_the_error_of_one_row_of_a_table(tmp_path: Path) -> None:
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    texts = pyarrow.array([b"good", b"\xff\xfe", b"also good"], pyarrow.binary()).view(pyarrow.string())
-    parquet.write_table(pyarrow.table({"prompt": texts}), tmp_path / "in.parquet")
-    first, second, third = read_rows(tmp_path / "in.parquet")
-    assert first.data == {"prompt": "good"} and third.data == {"prompt": "also good"} and third.index == 2
-    assert second.index == 1 and second.error is not None and "row 1 cannot be read" in second.error
-
-
-def test_what_is_null_in_a_message_is_not_there(tmp_path: Path) -> None:
-    ((message,),) = conversations([{"role": "user", "content": "hello", "tool_calls": None}])
-    assert message == {"role": "user", "content": "hello"}
-
-
-def test_the_largest_seed_has_a_place_in_a_table_and_a_larger_one_is_refused(tmp_path: Path) -> None:
-    require("pyarrow")
-    from pyarrow import parquet
-
-    largest = (1 << 64) - 1
-    work = asked({"tokens": [1], "temperature": 1.0, "seed": largest}, None)
-    answer = RowAnswer(0, None, None, (1,), 1, "stop", work.sampling.seed, None)
-    write_answers(tmp_path / "out.parquet", [json.dumps(answer.to_json()).encode()])
-    assert parquet.read_table(tmp_path / "out.parquet").to_pylist()[0]["seed"] == largest
-    with pytest.raises(PartitaError, match="seed"):
-        asked({"tokens": [1], "temperature": 1.0, "seed": largest + 1}, None)
 
 
 def test_an_integer_that_no_float_holds_is_the_error_of_its_row(text):
@@ -295,166 +193,27 @@ def test_an_integer_that_no_float_holds_is_the_error_of_its_row(text):
         asked({"prompt": "a", "temperature": 10**5000}, text)
 
 
-def test_what_is_nested_deeper_than_other_readers_go_is_the_error_of_its_row(tmp_path: Path) -> None:
-    """A worker of a cluster reads a row again, and stops at 200."""
-    path = tmp_path / "in.jsonl"
-    path.write_text(
-        "".join(json.dumps({"prompt": "a"})[:-1] + f', "x": {"[" * deep}{"]" * deep}}}\n' for deep in (99, 100, 210))
-    )
-    assert [row.error is None for row in read_rows(path)] == [True, False, False]
-    assert "nested more than 100 deep" in str([row.error for row in read_rows(path)])
-
-
-def test_columns_that_mean_nothing_are_not_read(tmp_path: Path) -> None:
-    """They may have no form in Python, as a moment in the year 294247, and be larger than memory."""
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    moments = pyarrow.array([2**63 - 1, 0], pyarrow.timestamp("us"))
-    parquet.write_table(pyarrow.table({"prompt": ["a", "b"], "valid_to": moments}), tmp_path / "in.parquet")
-    rows = list(read_rows(tmp_path / "in.parquet"))
-    assert [row.data for row in rows] == [{"prompt": "a"}, {"prompt": "b"}] and all(row.error is None for row in rows)
-    assert rows[0].unread == {"valid_to"}
-
-
-def test_only_so_many_fields_that_mean_nothing_are_told_of() -> None:
-    seen: set[str] = set()
-    for index in range(1000):
-        note_unread(seen, InputRow(index, {"prompt": "a", f"field {index:04}": 1}))
-    assert told_unread(seen) == (*(f"field {index:04}" for index in range(MOST_UNREAD)), AND_OTHERS)
-    few: set[str] = set()
-    note_unread(few, InputRow(0, {"b": 1, "a": 1}))
-    note_unread(few, InputRow(1, {"b": 1, "a": 1}))
-    assert told_unread(few) == ("a", "b")
-
-
-def test_a_column_that_is_there_twice_is_said_and_not_chosen_from(tmp_path: Path) -> None:
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
-    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["prompt", "prompt"]), tmp_path / "in.parquet")
-    with pytest.raises(GenerationError, match="several columns named prompt"):
-        list(read_rows(tmp_path / "in.parquet"))
-
-
-@pytest.mark.parametrize("same", [False, True])
-def test_large_rows_of_a_table_are_in_memory_few_at_a_time(tmp_path: Path, monkeypatch, same) -> None:
-    """What is the same in all of them is in the file once, and in memory as often as it is read."""
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    rows, each = 40, 50_000
-    values = pyarrow.array([7] * each * rows if same else range(each * rows), pyarrow.int64())
-    offsets = pyarrow.array(range(0, each * rows + 1, each), pyarrow.int32())
-    tokens = pyarrow.ListArray.from_arrays(offsets, values)
-    parquet.write_table(pyarrow.table({"tokens": tokens, "other": ["x"] * rows}), tmp_path / "in.parquet")
-    sizes: list[int] = []
-    convert = reading._block_rows
-
-    def counted(block: Any, first: int) -> Any:
-        sizes.append(block.nbytes)
-        return convert(block, first)
-
-    monkeypatch.setattr(reading, "_block_rows", counted)
-    for index, row in enumerate(read_rows(tmp_path / "in.parquet")):
-        assert row.index == index and row.unread == {"other"}
-        assert row.data["tokens"][:: each - 1] == ([7, 7] if same else [index * each, (index + 1) * each - 1])
-    assert index == rows - 1 and max(sizes) <= reading.PARQUET_BYTES
-
-
-def test_small_rows_of_a_table_are_read_many_at_a_time(tmp_path: Path, monkeypatch) -> None:
-    require("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"prompt": [f"row {n}" for n in range(600)]}), tmp_path / "in.parquet")
-    sizes: list[int] = []
-    convert = reading._block_rows
-
-    def counted(block: Any, first: int) -> Any:
-        sizes.append(block.num_rows)
-        return convert(block, first)
-
-    monkeypatch.setattr(reading, "_block_rows", counted)
-    assert [row.data["prompt"] for row in read_rows(tmp_path / "in.parquet")] == [f"row {n}" for n in range(600)]
-    assert sizes == [256, 256, 88]
-
-
-@pytest.mark.heavy
-def test_large_answers_are_in_memory_few_at_a_time_where_a_table_is_written(tmp_path: Path) -> None:
-    """As objects of Python log-probabilities take many times what they take on disk."""
-    require("pyarrow")
-    from pyarrow import parquet
-
-    likely = TokenLogprobs(1, -0.25, tuple((token, -0.125 * token) for token in range(64)))
-    large = RowAnswer(0, None, None, (1,) * 300, 1, "stop", None, None, (likely,) * 300)
-    lines = [json.dumps(replace(large, index=index).to_json()).encode() for index in range(30)]
-    fits = -(-writing.PARQUET_BYTES // len(lines[0]))
-    assert 2 <= fits <= 20
-    write_answers(tmp_path / "out.parquet", lines)
-    file = parquet.ParquetFile(tmp_path / "out.parquet")
-    sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    assert sum(sizes) == 30 and max(sizes) <= fits
-    table = file.read().to_pylist()
-    assert [row["index"] for row in table] == list(range(30))
-    assert table[29]["logprobs"][299]["top"][63] == {"token": 63, "logprob": -7.875}
-
-
-def test_small_answers_are_written_many_at_a_time_and_none_are_a_table_too(tmp_path: Path) -> None:
-    require("pyarrow")
-    from pyarrow import parquet
-
-    small = RowAnswer(0, None, "a", (1,), 1, "stop", None, None)
-    lines = [json.dumps(replace(small, index=index).to_json()).encode() for index in range(2100)]
-    write_answers(tmp_path / "out.parquet", lines)
-    metadata = parquet.ParquetFile(tmp_path / "out.parquet").metadata
-    assert [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)] == [1024, 1024, 52]
-    write_answers(tmp_path / "none.parquet", [])
-    assert parquet.read_table(tmp_path / "none.parquet").num_rows == 0
-
-
 def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
     expected, default = tuple(text.encode_messages(said)), RowDefaults(GREEDY, system="be long")
     assert asked({"messages": said}, text, default).prompt == expected, "the row's own holds"
     assert asked({"messages": [{**said[0], "role": "developer"}, said[1]]}, text, default).prompt == expected
     assert asked({"messages": said, "system": "be brief"}, text).prompt == expected, "the same twice"
-    with pytest.raises(UsageError, match="begin with a message of the system, and another one is given"):
+    with pytest.raises(UsageError, match="begin with a system message, and another one is given"):
         asked({"messages": said, "system": "be long"}, text)
     prefix = RowDefaults(GREEDY, prefix=Said((1, 2), system="be long"))
     with pytest.raises(UsageError, match="another one is given"):
         asked({"messages": said}, text, prefix)
 
 
-def test_a_table_in_a_form_that_is_not_known_here_is_said(tmp_path: Path, monkeypatch) -> None:
-    require("pyarrow")
-    import pyarrow
-    from pyarrow.parquet import ParquetFile
-
-    path = tmp_path / "in.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), path)
-
-    def lacks(*args: object, **named: object) -> None:
-        raise pyarrow.ArrowNotImplementedError("Support for codec 'lzo' not built")
-
-    monkeypatch.setattr(ParquetFile, "iter_batches", lacks)
-    with pytest.raises(GenerationError, match="codec 'lzo' not built"):
-        list(read_rows(path))
-
-
 @pytest.mark.parametrize("field", ["temperature", "top_k", "max_tokens", "seed"])
 def test_a_number_that_is_none_is_the_error_of_a_line(field, tmp_path):
     """In a table it stands for what is missing; JSON has null for that."""
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(json.dumps({"tokens": [1], name: float("nan")}) + "\n" for name in (field, "other")))
-    first, second = read_rows(path)
+    path.write_text(json.dumps({"tokens": [1], field: float("nan")}))
+    (first,) = read_rows(path)
     with pytest.raises(UsageError, match=f"{field} is nan"):
         work_of(first, DEFAULTS, None, VOCAB)
-    assert work_of(second, DEFAULTS, None, VOCAB).prompt == (1,)
 
 
 @pytest.mark.parametrize(
@@ -465,3 +224,76 @@ def test_a_text_that_cannot_fit_is_the_error_of_its_row(row, package):
     with pytest.raises(GenerationError, match="the text is too long"):
         asked(row, load_text(package, "tokenizers", 128))
     assert time.monotonic() - began < 10, "it was tokenized whole"
+
+
+def test_two_rows_of_one_id_are_refused_and_named(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"id": key, "prompt": "a"}) + "\n" for key in (-1, -2, "7", 7)))
+    assert look_at(path).rows == 4
+    path.write_text(path.read_text() + '{"prompt": "a"}\n{"key": "7", "prompt": "b"}\n')
+    with pytest.raises(GenerationError, match=r"rows 2 and 5 have the same id '7'"):
+        look_at(path)
+
+
+def tabled(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
+    require("pyarrow")
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, **options)
+    return path
+
+
+def test_a_table_has_the_rows_that_lines_have(tmp_path):
+    said = [{"role": "user", "content": "b"}]
+    data: list[dict[str, Any]] = [
+        {"id": "x", "prompt": "a", "messages": None, "temperature": 0.5, "top_k": 4.0},
+        {"id": "y", "prompt": None, "messages": said, "temperature": None, "top_k": float("nan")},
+        *({"id": f"{n}", "prompt": f"row {n}"} for n in range(200)),
+    ]
+    lines = tmp_path / "in.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in data).replace("NaN", "null"))
+    path = tabled(tmp_path / "in.parquet", data, row_group_size=90)
+    rows = list(read_rows(path))
+    assert rows == list(read_rows(lines)) and "top_k" not in rows[1].data
+    assert look_at(path).rows == look_at(lines).rows == 202
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"), [(None, "not a Parquet file"), ([{"prompt": "a", "other": 1}], "column other is unknown")]
+)
+def test_a_file_that_is_not_a_table_of_prompts_is_refused(tmp_path, rows, match):
+    path = tmp_path / "in.parquet"
+    path.write_bytes(b"not a table")
+    if rows is not None:
+        tabled(path, rows)
+    with pytest.raises(GenerationError, match=match):
+        look_at(path)
+    with pytest.raises(UsageError, match="has to end in one of"):
+        look_at(tmp_path / "in.csv")
+
+
+def test_answers_in_a_table(tmp_path):
+    require("pyarrow")
+    from pyarrow import parquet
+
+    from partita.library.batches.tables import write_table
+
+    likely = TokenLogprobs(1, -0.25, ((1, -0.25), (2, -7.875)))
+    largest = RowAnswer(0, 7, "a", (1,), 1, "stop", (1 << 64) - 1, None, (likely,))
+    answers = [replace(largest, index=index) for index in range(20)] + [
+        RowAnswer(20, None, None, (), None, "error", None, "x")
+    ]
+    with (tmp_path / "out.parquet").open("wb") as file:
+        write_table(file, (each.to_line() for each in answers))
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["index"] for row in rows] == list(range(21))
+    assert (rows[0]["id"], rows[0]["seed"], rows[20]["error"]) == ("7", (1 << 64) - 1, "x")
+    assert rows[19]["logprobs"][0]["top"][1] == {"token": 2, "logprob": -7.875} and rows[20]["logprobs"] is None
+
+
+def test_a_table_without_pyarrow_is_refused_with_the_command_that_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "in.jsonl").write_text("")
+    with pytest.raises(InstallationError, match=r"pyarrow is not installed.*pip install"):
+        check_files(tmp_path / "in.jsonl", tmp_path / "out.parquet")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from partita.errors import GenerationError, InstallationError, ProviderError
-from partita.library.batches.journal import Journal
-from partita.library.batches.rows import InputRow, RowDefaults
-from partita.library.batches.running import BatchRun
+from partita.library.batches.reading import look_at
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
+from partita.library.batches.running import FileAnswers, answer_file, answers
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.local import LocalEngine
 from partita.library.sampling import Sampling, completed
@@ -32,11 +34,15 @@ def opened(folder: Path) -> LocalEngine:
     return LocalEngine(folder, read_manifest(folder), CPU, threads=1, observe=False)
 
 
-def answers(engine: LocalEngine, rows: list[InputRow], path: Path, defaults: RowDefaults = DEFAULTS) -> list[Any]:
-    """What a batch answers; none of it depends on what other rows ask."""
-    with Journal(path, {}, defaults.base_seed) as journal:
-        BatchRun(Scheduler(engine, None), None, defaults, journal).go(rows)
-        return [json.loads(line) for line in journal.answers()]
+def answered(
+    engine: LocalEngine, rows: list[InputRow], defaults: RowDefaults = DEFAULTS, text: Any = None
+) -> list[Any]:
+    """Answers as JSON has them, in the order of the rows."""
+    return in_order(answers(rows, DEFAULTS, Scheduler(engine, text), text, engine.manifest.graph.vocab_size))
+
+
+def in_order(found: Iterable[RowAnswer]) -> list[Any]:
+    return [json.loads(each.to_line()) for each in sorted(found, key=lambda each: each.index)]
 
 
 def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
@@ -71,16 +77,16 @@ def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())) or "auto",
 )
 def test_each_row_is_what_it_is_alone(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, kind: str, options: dict[str, Any]
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, options: dict[str, Any]
 ) -> None:
     more: dict[str, Any] = {"layer_types": ["conv", "full_attention"]} if kind == "lfm2" else {}
     folder = exported(tiny_checkpoint(kind, **more), batch_size=2, **options)
     rows = rows_of(14, 288, 24)
     with opened(folder) as engine:
-        together = answers(engine, rows, tmp_path / "together")
-        alone = [answers(engine, [InputRow(0, row.data)], tmp_path / f"alone-{row.index}")[0] for row in rows]
+        together = answered(engine, rows)
+        alone = [answered(engine, [InputRow(0, row.data)])[0] for row in rows]
         shuffled = [rows[place] for place in random.Random(5).sample(range(len(rows)), len(rows))]
-        again = answers(engine, shuffled, tmp_path / "again")
+        again = answered(engine, shuffled)
     assert [row["id"] for row in together] == [f"r{index}" for index in range(len(rows))]
     assert again == together, "nor does it matter which rows come when"
     greedy = [index for index in range(len(rows)) if index % 4 != 3]
@@ -95,11 +101,11 @@ def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
         InputRow(2, error="line 3 is not JSON"),
         InputRow(3, {"tokens": [1] * 49}),
         InputRow(4, {"tokens": [1] * 40, "max_new_tokens": 30}),
-        InputRow(5, {"tokens": [9], "colour": "red"}),
+        InputRow(5, {"tokens": [9]}),
         InputRow(6, {"tokens": [1] * 48}),
     ]
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        found = answers(engine, rows, tmp_path / "out")
+        found = answered(engine, rows)
     ends = ["length", "error", "error", "error", "cache_full", "length", "error"]
     assert [row["finish_reason"] for row in found] == ends
     assert "48 tokens and the cache holds 48, which leaves no room for an answer" in found[6]["error"]
@@ -112,13 +118,51 @@ def test_errors_of_rows_are_rows_and_the_rest_is_answered(tmp_path):
 def test_log_probabilities_are_in_the_rows_that_ask(tmp_path):
     rows = [InputRow(0, {"tokens": [3, 4], "logprobs": 2, "max_new_tokens": 3}), InputRow(1, {"tokens": [3, 4]})]
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        first, second = answers(engine, rows, tmp_path / "out")
+        first, second = answered(engine, rows)
     assert [entry["token"] for entry in first["logprobs"]] == first["tokens"] and "logprobs" not in second
     assert all(len(entry["top"]) == 2 and entry["top"][0][0] == entry["token"] for entry in first["logprobs"])
 
 
-def test_an_error_of_the_run_ends_it_and_makes_no_rows(tmp_path, monkeypatch):
-    rows = [InputRow(index, {"tokens": [index + 1], "max_new_tokens": 2 + index}) for index in range(9)]
+def test_an_unknown_field_is_the_error_of_its_row(tmp_path):
+    rows = [InputRow(0, {"tokens": [9], "colour": "red"}), InputRow(1, {"tokens": [9]})]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        first, second = answered(engine, rows)
+    assert first["error"] == "unknown field colour; docs/batches.md lists the fields of a row"
+    assert second["tokens"] == known_tokens([9], 9, ALL)
+
+
+class File:
+    """A prompt file of token ids, and the run over it."""
+
+    def __init__(self, folder: Path, count: int = 9) -> None:
+        self.source, self.out = folder / "in.jsonl", folder / "out.jsonl"
+        rows = [{"tokens": [index + 1], "max_new_tokens": 2 + index} for index in range(count)]
+        self.text = "".join(json.dumps(row) + "\n" for row in rows)
+        self.source.write_text(self.text)
+        self.expected = [known_tokens([n + 1], 2 + n, ALL) for n in range(count)]
+
+    def run(self, engine: LocalEngine, heard: Any = lambda _: None) -> FileAnswers:
+        scheduler = Scheduler(engine, None)
+        try:
+            return answer_file(
+                look_at(self.source),
+                self.out,
+                lambda rows, defaults: answers(rows, defaults, scheduler, None, engine.manifest.graph.vocab_size),
+                DEFAULTS,
+                package="package",
+                options={},
+                heard=heard,
+            )
+        finally:
+            scheduler.close()
+
+    def check(self) -> None:
+        found = [json.loads(line) for line in self.out.read_text().splitlines()]
+        assert [row["tokens"] for row in found] == self.expected
+
+
+def test_an_error_of_the_run_ends_it_and_the_next_run_goes_on(tmp_path, monkeypatch):
+    file = File(tmp_path)
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         real, steps = Binding.run, [0]
 
@@ -130,31 +174,28 @@ def test_an_error_of_the_run_ends_it_and_makes_no_rows(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Binding, "run", fails_late)
         with pytest.raises(ProviderError, match="the device is gone"):
-            answers(engine, rows, tmp_path / "out")
-        with Journal(tmp_path / "out", {}, 11) as journal:
-            assert 0 < journal.resumed < 9 and journal.errors == 0
-        found = answers(engine, rows, tmp_path / "out")
-    assert [row["tokens"] for row in found] == [known_tokens([n + 1], 2 + n, ALL) for n in range(9)]
+            file.run(engine)
+        done = file.run(engine)
+    assert 0 < done.resumed < 9 and done.errors == 0
+    file.check()
 
 
-def test_ctrl_c_keeps_what_is_done_and_answers_nothing_by_half(tmp_path):
-    rows = [InputRow(index, {"tokens": [index + 1], "max_new_tokens": 3 + index}) for index in range(6)]
+def test_ctrl_c_keeps_the_answers_that_are_whole(tmp_path):
+    file = File(tmp_path)
+
+    def press(progress: Any) -> None:
+        if progress.done == 2:
+            raise KeyboardInterrupt
+
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        with Journal(tmp_path / "out", {}, 11) as journal:
-
-            def press(run: BatchRun) -> None:
-                if len(run.journal) == 2:
-                    raise KeyboardInterrupt
-
-            with pytest.raises(KeyboardInterrupt):
-                BatchRun(Scheduler(engine, None), None, DEFAULTS, journal, press).go(rows)
-            assert len(journal) == 2
-        found = answers(engine, rows, tmp_path / "out")
-    assert [row["tokens"] for row in found] == [known_tokens([n + 1], 3 + n, ALL) for n in range(6)]
+        with pytest.raises(KeyboardInterrupt):
+            file.run(engine, press)
+        assert file.run(engine).resumed == 2
+    file.check()
 
 
-def test_a_row_that_could_not_begin_for_want_of_memory_has_no_answer_and_the_next_run_has(tmp_path, monkeypatch):
-    rows = [InputRow(index, {"tokens": [index + 1]}) for index in range(3)]
+def test_a_row_that_cannot_begin_for_want_of_memory_is_answered_by_the_next_run(tmp_path, monkeypatch):
+    file = File(tmp_path, 3)
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
         join, joined = engine.join, list[object]()
 
@@ -165,17 +206,47 @@ def test_a_row_that_could_not_begin_for_want_of_memory_has_no_answer_and_the_nex
             return join(number, request)
 
         monkeypatch.setattr(engine, "join", joins)
-        with Journal(tmp_path / "out", {}, 11) as journal, pytest.raises(MemoryError):
-            BatchRun(Scheduler(engine, None), None, DEFAULTS, journal).go(rows)
-        with Journal(tmp_path / "out", {}, 11) as journal:
-            assert 2 not in journal
-            BatchRun(Scheduler(engine, None), None, DEFAULTS, journal).go(rows)
-            found = [json.loads(line) for line in journal.answers()]
-    assert [row["error"] for row in found] == [None] * 3
+        with pytest.raises(MemoryError):
+            file.run(engine)
+        assert file.run(engine).errors == 0
+    file.check()
+
+
+@pytest.mark.parametrize("change", ["grows", "other rows", "removed"])
+def test_a_file_that_changes_while_its_rows_are_answered_makes_no_output(tmp_path, change):
+    file = File(tmp_path)
+
+    def changes(progress: Any) -> None:
+        if progress.done == 2:
+            if change == "removed":
+                file.source.unlink(missing_ok=True)
+            else:
+                file.source.write_text(file.text + file.text if change == "grows" else file.text.replace("1", "3"))
+                os.utime(file.source, ns=(0, 0))
+
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        with pytest.raises(GenerationError, match=r"in\.jsonl: has changed while .*out\.jsonl\.partial"):
+            file.run(engine, changes)
+        assert not file.out.exists()
+        file.source.write_text(file.text)
+        assert file.run(engine).resumed >= 2
+    file.check()
+
+
+def test_rows_that_get_no_answer_are_named_and_the_next_run_answers_them(tmp_path):
+    file = File(tmp_path)
+
+    def some(rows: Iterator[InputRow], _: RowDefaults) -> Iterator[RowAnswer]:
+        return (RowAnswer(row.index, None, None, (1,), 1, "stop", None, None) for row in rows if row.index != 4)
+
+    with pytest.raises(GenerationError, match=r"no answer to 1 row \(4\)"):
+        answer_file(look_at(file.source), file.out, some, DEFAULTS, package="package", options={})
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        assert file.run(engine).resumed == 8
 
 
 class Odd:
-    """A tokenizer that does not load, once it is to encode; and that has no piece for token 47."""
+    """A tokenizer that does not load when it encodes, and that has no text for token 47."""
 
     def encode(self, prompt: str) -> list[int]:
         raise InstallationError("transformers is not installed")
@@ -186,21 +257,11 @@ class Odd:
         return None
 
 
-def test_a_prompt_that_makes_no_text_is_the_error_of_its_row(tmp_path):
+def test_a_prompt_without_text_is_an_error_of_its_row_and_a_missing_library_of_the_run(tmp_path):
     rows = [InputRow(index, {"tokens": [index + 1, 47 - index]}) for index in range(3)]
-    with opened(handmade(tmp_path / "p", batch=2)) as engine, Journal(tmp_path / "out", {}, 11) as journal:
-        text: Any = Odd()
-        BatchRun(Scheduler(engine, text), text, DEFAULTS, journal).go(rows)
-        found = [json.loads(line) for line in journal.answers()]
+    with opened(handmade(tmp_path / "p", batch=2)) as engine:
+        found = answered(engine, rows, text=Odd())
+        with pytest.raises(InstallationError, match="transformers is not installed"):
+            answered(engine, [InputRow(0, {"prompt": "text"})], text=Odd())
     assert [row["finish_reason"] for row in found] == ["error", "length", "length"]
     assert "make no text" in found[0]["error"]
-
-
-def test_what_no_row_would_get_past_ends_the_run_once_those_at_work_have_their_answer(tmp_path):
-    given: list[dict[str, Any]] = [{"tokens": [1]}, {"tokens": [2]}, {"prompt": "text"}, {"tokens": [3]}]
-    rows = [InputRow(index, data) for index, data in enumerate(given)]
-    with opened(handmade(tmp_path / "p", batch=2)) as engine, Journal(tmp_path / "out", {}, 11) as journal:
-        text: Any = Odd()
-        with pytest.raises(InstallationError, match="transformers is not installed"):
-            BatchRun(Scheduler(engine, text), text, DEFAULTS, journal).go(rows)
-        assert [index in journal for index in range(4)] == [True, True, False, False]

@@ -1,0 +1,206 @@
+"""Prompt files on a Ray cluster: the answers are those of one process, whatever is killed. `make test-ray` runs all."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from partita.cli import run
+from partita.commands.batch import RowBar
+from partita.errors import GenerationError, PackageError
+from partita.foreign.folder import AS_IT_IS, open_folder
+from partita.library.batches import cluster as cluster_module
+from partita.library.batches.cluster import Cluster, Setup, Worker
+from partita.library.batches.journal import journal_path
+from partita.library.batches.reading import look_at
+from partita.library.batches.rows import RowDefaults
+from partita.library.batches.running import answer_file
+from partita.library.chain import ChainOptions
+from partita.library.contents import contents_hash
+from partita.library.sampling import Sampling
+from tests.conftest import REPOSITORY, require
+from tests.runtime.handmade import handmade, known_tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of what Ray Data itself does
+SECONDS = 120.0
+EMPTY, POISON = 5, 37
+
+
+@pytest.fixture(autouse=True)
+def working_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers import Partita from where the tests do."""
+    before = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(REPOSITORY), before])))
+
+
+class Files:
+    """A package whose answers a few lines of numpy know, and a prompt file with a row that has no prompt."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.package = handmade(folder / "package", batch=3)
+        self.source, self.out = folder / "in.jsonl", folder / "out.jsonl"
+        rows: list[dict[str, Any]] = [
+            {"id": f"row-{n}", "tokens": [n % 60 + 1, n % 7 + 1], "max_new_tokens": 20 + n % 9} for n in range(count)
+        ]
+        self.rows: list[dict[str, Any]] = [{"id": "empty"} if n == EMPTY else row for n, row in enumerate(rows)]
+        self.source.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+
+    def words(self, *more: str, out: Path | None = None) -> list[str]:
+        given = ["-i", str(self.source), "-o", str(out or self.out), "--token-ids", "-e", "cpu", "--threads", "1"]
+        return ["generate", str(self.package), *given, *more]
+
+    def check(self) -> None:
+        """Every row is there once, in order, with the answer that one process gives."""
+        alone = self.out.with_name("alone.jsonl")
+        assert run(self.words(out=alone)) == 0
+        assert self.out.read_bytes() == alone.read_bytes()
+        for index, line in enumerate(self.out.read_text(encoding="utf-8").splitlines()):
+            found, asked = json.loads(line), self.rows[index]
+            assert (found["index"], found["id"]) == (index, asked["id"])
+            if index != EMPTY:
+                assert found["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"]), index
+        assert index == len(self.rows) - 1 and not journal_path(self.out).exists()
+
+    def setup(self, **others: Any) -> Setup:
+        contents = contents_hash(self.package, open_folder(self.package))
+        given = {"contents": contents, "where": ChainOptions(provider="cpu", threads=1), "token_ids": True, **others}
+        return Setup(package=str(self.package), choice=AS_IT_IS, **given)
+
+    def answer(self, setup: Setup) -> None:
+        rows = look_at(self.source)
+        defaults = RowDefaults(Sampling(temperature=0.0, max_new_tokens=20))
+        answer_file(rows, self.out, Cluster("local", setup, 3, rows.rows, 1), defaults, package="p", options={})
+
+
+def workers(process: psutil.Process) -> list[psutil.Process]:
+    """Processes below `process` that hold a package."""
+    return [each for each in process.children(recursive=True) if "MapWorker" in title_of(each)]
+
+
+def title_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[:1])
+    except psutil.Error:
+        return ""
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_the_middle_loses_and_doubles_nothing(tmp_path, monkeypatch, capsys):
+    require("ray")
+    files, killed = Files(tmp_path, 400), list[int]()
+    show = RowBar.show
+
+    def kills(bar: RowBar, progress: Any) -> None:
+        show(bar, progress)
+        if not killed and progress.done >= 40:
+            busiest = max(workers(psutil.Process()), key=lambda each: sum(each.cpu_times()[:2]))
+            busiest.kill()
+            killed.append(busiest.pid)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowBar, "show", kills)
+        assert run(files.words("--address", "local", "--workers", "2", "--json")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert killed and told["rows"] == 400 and told["errors"] == 1
+    assert sum(worker["rows"] for worker in told["workers"]) >= 400
+    assert {*map(tuple, (worker["chain"] for worker in told["workers"]))} == {("CPUExecutionProvider",)}
+    files.check()
+
+
+@pytest.mark.heavy
+def test_a_driver_that_is_killed_goes_on_and_loses_and_doubles_nothing(tmp_path):
+    require("ray")
+    files = Files(tmp_path, 3000)
+    command = [sys.executable, "-m", "partita", *files.words("--address", "local", "--workers", "2")]
+    lines = 0
+    for _ in range(2):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        held: list[psutil.Process] = []
+        deadline = time.monotonic() + SECONDS
+        while lines_of(files.out) < lines + 100:
+            assert process.poll() is None and time.monotonic() < deadline
+            held = workers(psutil.Process(process.pid))
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=SECONDS)
+        _, alive = psutil.wait_procs(held, timeout=SECONDS)
+        assert held and not alive, "workers end with the driver"
+        lines = lines_of(files.out)
+        assert not files.out.exists()
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert done.returncode == 0 and "rows were answered before" in " ".join(done.stderr.split()), done.stderr
+    files.check()
+
+
+def lines_of(out: Path) -> int:
+    journal = journal_path(out)
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+class DiesOnOne(Worker):
+    """A worker whose process ends with one of the rows."""
+
+    def __call__(self, table: Any) -> Any:
+        if any(pickle.loads(row).index == POISON for row in table[cluster_module.ROW].to_pylist()):
+            os._exit(1)
+        return super().__call__(table)
+
+
+@pytest.mark.heavy
+def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered(tmp_path, monkeypatch):
+    require("ray")
+    files = Files(tmp_path, 120)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster_module, "Worker", DiesOnOne)
+        with pytest.raises(GenerationError, match=r"no answer to \d+ rows \(.*processes that computed them ended"):
+            files.answer(files.setup())
+    assert 60 <= lines_of(files.out) - 1 < 120
+    files.answer(files.setup())
+    files.check()
+
+
+@pytest.mark.heavy
+def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
+    require("ray")
+    files = Files(tmp_path, 20)
+    with pytest.raises(PackageError, match="worker on .*differs from the package on the command's machine"):
+        files.answer(files.setup(contents="0"))
+
+
+def test_an_address_where_no_cluster_answers_is_one_line(tmp_path, capsys):
+    require("ray")
+    assert run(Files(tmp_path, 2).words("--address", "127.0.0.1:1")) == 2
+    said = capsys.readouterr().err
+    assert "--address 127.0.0.1:1: no cluster answers there" in said and "ray start --head" in said
+    assert said.count("\n") == 1
+
+
+def test_without_ray_it_is_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert run(Files(tmp_path, 2).words("--address", "auto")) == 1
+    assert capsys.readouterr().err.startswith("partita: ray is not installed; ")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--workers", "2"), "give its address with --address"),
+        (("--address", "nowhere"), "give auto, local or HOST:PORT"),
+        (("--address", "auto", "--workers", "0"), "must be between 1"),
+        (("--address", "auto", "--max-cpu-nodes", "0"), "--address cannot be combined with"),
+        (("--address", "auto", "--report", "r.json"), "--address cannot be combined with"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path, capsys, more, said):
+    assert run(Files(tmp_path, 2).words(*more)) == 2
+    assert said in capsys.readouterr().err
