@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from partita.library.cluster import setting_up
 
 import partita
 from partita import cli, extras, strangers
@@ -23,7 +24,6 @@ from partita.export import publish, weight_files
 from partita.foreign import evidence, lora, shapes
 from partita.foreign.folder import Choice, open_folder
 from partita.library import remote
-from partita.library.cluster import setting_up
 from partita.package import GET_AGAIN
 from partita.providers import base, cuda, directml, migraphx, qnn, start, tensorrt
 from partita.providers.resolve import parse_chain

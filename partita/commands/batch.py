@@ -137,6 +137,7 @@ def run_batch(
                 package=contents_hash(options.package, manifest),
                 options=identity_of(options, asked, defaults),
                 heard=bar.show,
+                noted=note,
             )
         except KeyboardInterrupt:
             interrupted = True

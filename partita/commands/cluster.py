@@ -73,6 +73,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
                 package=contents,
                 options=identity_of(options, asked, defaults),
                 heard=bar.show,
+                noted=note,
             )
         except BaseException as error:
             say_end(options, None, bar)

@@ -45,9 +45,16 @@ def journal_path(output: Path) -> Path:
 class Journal:
     """The journal of an output, locked for one process at a time. A context manager; see the module."""
 
-    def __init__(self, output: Path, run: dict[str, Any], seed: int, rows: int) -> None:
+    def __init__(
+        self,
+        output: Path,
+        run: dict[str, Any],
+        seed: int,
+        rows: int,
+        noted: Callable[[str], object] = LOGGER.warning,
+    ) -> None:
         """Begin a journal, or go on with the one that is there. `run`: what identifies the run, as JSON; `seed`: of a
-        run that begins; `rows`: of the input.
+        run that begins; `rows`: of the input. `noted` is called with what was wrong with the journal.
 
         Raises UsageError for the journal of another run, one that another process has open, or an output that exists
         and is not this run's; ResourceError when the journal cannot be written.
@@ -58,16 +65,14 @@ class Journal:
         """Of the run, which may have begun earlier."""
         self.errors = 0
         """Answers that are errors."""
-        self.damage = ""
-        """What was wrong with the journal, as a sentence."""
-        self._shown = journal_path(output)
         self._places = array("q", [-1]) * rows
         """Where the line of each row begins; -1: no answer yet."""
         self._done = 0
         self._published: list[int] = []
-        self._file = _locked(self.path, self._shown)
+        """Size and time of change of the output that this run has written."""
+        self._file = _locked(self.path)
         try:
-            self._end = self._read(json.loads(json.dumps(run)))
+            self._end = self._read(json.loads(json.dumps(run)), noted)
             self.finished = self._is_finished()
             """The output is there: a run was killed before it removed the journal."""
         except BaseException:
@@ -93,9 +98,8 @@ class Journal:
         """
         if answer.index in self:
             return
-        line = answer.to_line()
         place = self._end
-        self._write(line)
+        self._write(answer.to_line())
         self._note(answer.index, place, answer.finish_reason)
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
@@ -105,7 +109,7 @@ class Journal:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise _cannot_write(self._shown, error) from error
+            raise _cannot_write(self.path, error) from error
         self._synced = time.monotonic()
 
     def publish(self, write: Callable[[IO[bytes], Iterator[bytes]], object]) -> None:
@@ -171,13 +175,13 @@ class Journal:
             return True
         raise UsageError(f"{spelled('output', str(self.output))}: exists already; remove it or name another")
 
-    def _read(self, run: dict[str, Any]) -> int:
+    def _read(self, run: dict[str, Any], noted: Callable[[str], object]) -> int:
         """Read the lines that are there, or write the first one; returns where the next line goes."""
         with self.path.open("rb") as file:
             header = file.readline(LONGEST_HEADER)
             if not START.startswith(header[: len(START)]):
                 raise UsageError(
-                    f"{self._shown}: exists and is not a journal of Partita; move it or choose another "
+                    f"{self.path}: exists and is not a journal of Partita; move it or choose another "
                     f"{spelled('output')}"
                 )
             line = file.readline()
@@ -186,17 +190,13 @@ class Journal:
                 self._end = 0
                 self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
                 return self._end
-            self.seed = _check_header(self._shown, header, run)
+            self.seed = _check_header(self.path, header, run)
             place, number = len(header), 2
             while line.endswith(b"\n") and self._take(line, place):
                 place, number = place + len(line), number + 1
                 line = file.readline()
             if line.endswith(b"\n"):
-                self.damage = (
-                    f"{self._shown}: line {number} is damaged; it and the lines after it are dropped, and their rows "
-                    "are answered again"
-                )
-                LOGGER.warning(self.damage)
+                noted(f"{self.path}: line {number} is damaged; it and those after it are dropped, to be answered again")
         self._file.truncate(place)
         return place
 
@@ -210,9 +210,9 @@ class Journal:
             index, finish = record["index"], record["finish_reason"]
             if type(index) is not int or not isinstance(finish, str) or not isinstance(record["tokens"], list):
                 return False
+            if index not in range(len(self._places)):
+                return False
         except (ValueError, TypeError, KeyError, RecursionError):
-            return False
-        if not 0 <= index < len(self._places):
             return False
         if index not in self:
             self._note(index, place, finish)
@@ -230,7 +230,7 @@ class Journal:
                 file.seek(place)
                 line = file.readline()
                 if not line.endswith(b"\n"):
-                    raise OSError(errno.EIO, f"{self._shown} has lost the answer to row {index}")
+                    raise OSError(errno.EIO, f"{self.path} has lost the answer to row {index}")
                 yield line
 
     def _write(self, line: bytes) -> None:
@@ -242,7 +242,7 @@ class Journal:
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(self._end)
-            raise _cannot_write(self._shown, error) from error
+            raise _cannot_write(self.path, error) from error
         self._end += len(line)
 
     def _remove(self) -> None:
@@ -280,14 +280,14 @@ def _difference(name: str, before: Any, now: Any) -> str:
     return listing([f"{spelled(each)} was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
 
 
-def _locked(path: Path, shown: Path) -> IO[bytes]:
+def _locked(path: Path) -> IO[bytes]:
     """The file, opened or made, and locked. Raises UsageError where another process has it, ResourceError."""
     if path.exists() and not path.is_file():
-        raise UsageError(f"{shown}: exists and is not a regular file; move it or choose another {spelled('output')}")
+        raise UsageError(f"{path}: exists and is not a regular file; move it or choose another {spelled('output')}")
     try:
         file: IO[bytes] = path.open("a+b", buffering=0)
     except OSError as error:
-        raise _cannot_write(shown, error) from error
+        raise _cannot_write(path, error) from error
     try:
         import fcntl
 
@@ -299,7 +299,7 @@ def _locked(path: Path, shown: Path) -> IO[bytes]:
         said = "another process writes this output; wait for it, or choose another"
         if not isinstance(error, BlockingIOError):
             said = f"cannot be locked ({error.strerror}); choose an output on a file system with file locks"
-        raise UsageError(f"{shown}: {said}") from error
+        raise UsageError(f"{path}: {said}") from error
     return file
 
 

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.files import refuse_same
+from partita.library.audience import LOGGER
 from partita.library.batches.journal import GOES_ON, Journal, journal_path
 from partita.library.batches.reading import (
     ANSWER_FORMATS,
@@ -108,15 +109,17 @@ def answer_file(
     package: str,
     options: dict[str, Any],
     heard: Callable[[Progress], object] = lambda _: None,
+    noted: Callable[[str], object] = LOGGER.warning,
 ) -> FileAnswers:
     """Answer the rows of `source` that no earlier run has answered, and write all answers to `output`.
 
     `answer(rows, defaults)` gives the answers, in any order. `package`: hash of the package; it, the input and
-    `options`, as JSON, identify the run. `heard` is called with every answer. Raises UsageError, GenerationError,
-    ResourceError and what `answer` does: the answers so far are kept, and the same call goes on.
+    `options`, as JSON, identify the run. `heard` is called with every answer, `noted` with a note on a damaged
+    journal. Raises UsageError, GenerationError, ResourceError and what `answer` does: the answers so far are kept, and
+    the same call goes on.
     """
     run = {"input file": source.sha256, "format": source.format, "package": package, "options": options}
-    with Journal(output, run, defaults.base_seed, source.rows) as journal:
+    with Journal(output, run, defaults.base_seed, source.rows, noted) as journal:
         began = time.perf_counter()
         progress = Progress(source.rows, len(journal), journal.resumed)
         heard(progress)
