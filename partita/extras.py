@@ -1,16 +1,10 @@
-"""A library that is not installed: which extra of Partita brings it, and the command that installs it.
-
-What an extra brings is read from the metadata of the installed Partita, so pyproject.toml stays the only list. Knows no
-verb, and of the libraries only which one has several wheels.
-"""
+"""Python packages that Partita needs: the command that installs a missing one, and versions outside the bounds."""
 
 from __future__ import annotations
 
 import importlib.util
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from importlib import metadata
 from types import ModuleType
 
@@ -20,7 +14,37 @@ from partita.remedies import Remedy
 RUNTIME = "onnxruntime"
 """The module that comes in several wheels, of which exactly one may be installed."""
 ALWAYS = ""
-"""The extra of what `pip install partita` brings by itself."""
+"""The extra of what `pip install partita` installs."""
+BASE = (
+    "filelock huggingface_hub jinja2 ml_dtypes numpy onnx packaging platformdirs psutil pydantic regex rich "
+    "safetensors tokenizers transformers typer"
+)
+"""Modules of `pip install partita`."""
+EXTRAS: Mapping[str, str] = {
+    **dict.fromkeys(BASE.split(), ALWAYS),
+    **dict.fromkeys(("torch", "onnxscript", "onnx_ir"), "export"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), "serve"),
+    "elftools": "dry-run",
+    "gguf": "gguf",
+    "pyarrow": "parquet",
+    "prompt_toolkit": "chat",
+    "ray": "ray",
+    RUNTIME: "cpu",
+}
+"""Extra that installs a module."""
+PLUGINS: Mapping[str, str] = {
+    "onnxruntime_qnn": "qnn",
+    "onnxruntime_ep_webgpu": "plugins",
+    "onnxruntime_ep_openvino": "plugins",
+}
+"""The same for provider libraries beside an ONNX Runtime."""
+OTHER_RUNTIMES = ("gpu", "openvino", "plugins", "qnn", "webgpu")
+"""Other extras with an ONNX Runtime."""
+WHEELS: Mapping[str, tuple[str, ...]] = {
+    "elftools": ("pyelftools",),
+    RUNTIME: (RUNTIME, "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu"),
+}
+"""Distributions that install a module, where they are not called as the module is."""
 INSTALL = Remedy("", ("pip", "install", "partita"))
 INSTALL_EXTRAS = Remedy("", ("pip", "install", "partita[{extras}]"))
 INSTALL_RUNTIME = Remedy(
@@ -34,21 +58,18 @@ UNINSTALL = Remedy(
 )
 INSTALL_VERSIONS = Remedy("", ("pip", "install", "{versions}"))
 PUT_BACK = Remedy("put its files back", ("pip", "install", "--force-reinstall", "--no-deps", "{owner}"))
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
 
 def explain(error: BaseException, *, foreign: bool = False) -> InstallationError | None:
-    """An error that says how to install what `error` lacks; None when it is about something else.
+    """An error with the command that installs the module whose import failed; None for another error.
 
-    `error` may be an import that failed, an exception raised from one, or an attribute that a module without files
-    lacks: what is left of a package whose files were removed imports as an empty one. `foreign`: explain modules, too,
-    that Partita does not declare.
+    What is left of a package whose files were removed imports as an empty module: an attribute that it lacks counts.
+    `foreign`: explain modules, too, that Partita does not declare.
     """
     seen: BaseException | None = error
     while seen is not None:
         module = _module_of(seen)
-        if module and distributions(module):
+        if module in EXTRAS or module in PLUGINS:
             return _explain(module, seen)
         if module and foreign and isinstance(seen, ModuleNotFoundError):
             return InstallationError(f"the Python module {module} is required and not installed")
@@ -57,101 +78,53 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
 
 
 def _module_of(error: BaseException) -> str:
-    """The library whose import failed, by its first name; empty when `error` is nothing of the kind."""
+    """The package whose import failed, by its first name; empty for Partita itself and other errors."""
+    name = ""
     if isinstance(error, ImportError):
-        module = (error.name or "").partition(".")[0]
-        return "" if module == "partita" else module
-    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
-        return "" if getattr(error.obj, "__file__", None) else error.obj.__name__.partition(".")[0]
-    return ""
+        name = error.name or ""
+    elif isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        name = "" if getattr(error.obj, "__file__", None) else error.obj.__name__
+    module = name.partition(".")[0]
+    return "" if module == "partita" else module
 
 
 def _explain(module: str, error: BaseException) -> InstallationError:
     if _found(module):
         said = " ".join(str(error).split())
-        failed = InstallationError(f"{module} is installed but does not load ({said})", remedy=_repair(module))
+        failed = InstallationError(f"{module} is installed but does not load ({said})", remedy=remedy(module))
         if versions := unsupported_versions():
             failed.prefix(versions)
         return failed
-    return InstallationError(_not_installed(_missing_beside(module)), remedy=remedy(module))
-
-
-def _not_installed(modules: list[str]) -> str:
-    """`torch and onnx_ir are not installed`."""
-    *most, last = modules
-    return f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
+    beside = [each for each, extra in EXTRAS.items() if extra == EXTRAS.get(module) and extra not in (ALWAYS, "cpu")]
+    *most, last = [module, *(each for each in beside if each != module and not _found(each))]
+    missing = f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
+    return InstallationError(missing, remedy=remedy(module))
 
 
 def remedy(module: str) -> Remedy:
-    """The command that brings `module`, which is declared and not there."""
-    if _installed(distributions(module)):
-        return _repair(module)  # pip believes that it is there, and would do nothing
-    if ALWAYS in _extras_of(module):
+    """The command that installs `module`, or puts its files back where pip takes it for installed."""
+    owners = [wheel for wheel in distributions(module) if any(True for _ in metadata.distributions(name=wheel))]
+    if len(owners) > 1:
+        return UNINSTALL.filled(owners=tuple(owners))
+    if owners or _found(module):
+        return PUT_BACK.filled(owner=owners[0] if owners else module)
+    extra = EXTRAS.get(module) or PLUGINS.get(module, ALWAYS)
+    if extra == ALWAYS:
         return INSTALL
     if module == RUNTIME:
         return runtime_remedy()
-    extras = [_best_extra(module), *([] if _found(RUNTIME) else [_plain_runtime()])]
-    return INSTALL_EXTRAS.filled(extras=",".join(extras))
+    own = ",".join((extra,) if _found(RUNTIME) or module in PLUGINS else (extra, EXTRAS[RUNTIME]))
+    return INSTALL_EXTRAS.filled(extras=own)
 
 
 def runtime_remedy() -> Remedy:
-    """The command that brings an ONNX Runtime, and which others there are."""
-    plain = _plain_runtime()
-    others = sorted(_extras_of(RUNTIME) - {plain})
-    return INSTALL_RUNTIME.filled(plain=plain, others=", ".join(others))
-
-
-def _repair(module: str) -> Remedy:
-    """The command that puts the files of an installed library back."""
-    owners = _installed(distributions(module))
-    if len(owners) > 1:
-        return UNINSTALL.filled(owners=tuple(owners))
-    return PUT_BACK.filled(owner=owners[0] if owners else module)
-
-
-def _missing_beside(module: str) -> list[str]:
-    """What is not installed of all that the extra of `module` brings, `module` first."""
-    if ALWAYS in _extras_of(module) or module == RUNTIME:
-        return [module]
-    own = distributions(module)
-    return [module, *(name for name in declared()[_best_extra(module)] if name not in own and not _installed([name]))]
-
-
-def _best_extra(module: str) -> str:
-    """The extra that brings `module` and the least beside it."""
-    return min(_extras_of(module), key=lambda name: (len(declared()[name]), name))
-
-
-def _plain_runtime() -> str:
-    """The extra whose wheel is called as the module is, and that brings nothing else."""
-    alone = [extra for extra, wheels in declared().items() if wheels == (RUNTIME,)]
-    return alone[0] if alone else "cpu"
-
-
-def _extras_of(module: str) -> set[str]:
-    """Extras that bring `module`."""
-    wanted = set(distributions(module))
-    return {extra for extra, wheels in declared().items() if wanted.intersection(wheels)}
+    """The command that installs an ONNX Runtime, and which others there are."""
+    return INSTALL_RUNTIME.filled(plain=EXTRAS[RUNTIME], others=", ".join(OTHER_RUNTIMES))
 
 
 def distributions(module: str) -> tuple[str, ...]:
-    """Declared distributions that install `module`, by their names: as the module, after py, or one of its wheels."""
-    every = dict.fromkeys(name for wheels in declared().values() for name in wheels)
-    name = _normal(module)
-    own = [wheel for wheel in every if wheel in (name, f"py{name}")]
-    if name == RUNTIME:
-        own += [wheel for wheel in every if wheel.startswith(f"{RUNTIME}-") and _has_module(wheel)]
-    return tuple(own)
-
-
-def _has_module(wheel: str) -> bool:
-    """Whether a wheel named after ONNX Runtime is one: it comes alone in its extra, a plugin beside one."""
-    return any(wheels == (wheel,) for wheels in declared().values())
-
-
-def _installed(names: Iterable[str]) -> list[str]:
-    """Those of the distributions that pip takes for installed."""
-    return [name for name in names if any(True for _ in metadata.distributions(name=name))]
+    """Declared distributions that install `module`."""
+    return WHEELS.get(module, (module.replace("_", "-"),))
 
 
 def _found(module: str) -> bool:
@@ -161,20 +134,6 @@ def _found(module: str) -> bool:
     except (ImportError, ValueError):
         return False
     return spec is not None and spec.origin is not None
-
-
-@cache
-def declared() -> dict[str, tuple[str, ...]]:
-    """Distributions that Partita declares, by extra; those it always needs are under `ALWAYS`."""
-    read: dict[str, list[str]] = {}
-    for line in _requirements():
-        name = NAME.match(line)
-        if name is None:
-            continue
-        extras = EXTRA.findall(line) or [ALWAYS]
-        for extra in extras:
-            read.setdefault(extra, []).append(_normal(name.group()))
-    return {extra: tuple(dict.fromkeys(wheels)) for extra, wheels in read.items()}
 
 
 @contextmanager
@@ -204,10 +163,9 @@ def unsupported_versions() -> str:
 
     found = {}
     for requirement in map(Requirement, _requirements()):
-        if requirement.specifier and _installed([requirement.name]):
-            version = metadata.version(requirement.name)
-            if not requirement.specifier.contains(version, prereleases=True):
-                found[requirement.name] = (version, str(requirement.specifier))
+        for installed in metadata.distributions(name=requirement.name) if requirement.specifier else ():
+            if not requirement.specifier.contains(installed.version, prereleases=True):
+                found[requirement.name] = (installed.version, str(requirement.specifier))
     if not found:
         return ""
     installed = " and ".join(f"{name} {version}" for name, (version, _) in found.items())
@@ -221,8 +179,3 @@ def _requirements() -> list[str]:
         return metadata.requires("partita") or []
     except metadata.PackageNotFoundError:  # a source tree that is not installed
         return []
-
-
-def _normal(name: str) -> str:
-    """A name as package indexes compare them (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,8 +1,4 @@
-"""Files that a verb writes for its user: compared with everything it reads before the work, and written whole.
-
-`claim` is the one guard. It compares files by what they are, not by how they are called, so a symbolic link, a hard
-link or another spelling of a path is the same file. Knows nothing of what is written.
-"""
+"""Files that a verb writes for its user: compared with its inputs before the work, and written as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from partita.remedies import is_temporary
 from partita.signals import held
 
 STDIN = Path("/dev/stdin")
-"""A thing that is read, for `claim`: whatever file this process has its input from."""
+"""An input for `claim`: the file that this process has as its standard input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +35,13 @@ class Output:
 
 
 def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
-    """Check, before the work is done, that `path` can be written and is nothing that the command reads.
+    """Check, before the work is done, that `path` can be written and is no input.
 
-    `reads`: files, those that the command itself is to make included, and folders with all that is in them. `option`:
-    what the user named `path` with, for messages.
-    Raises UsageError for a file that is read or lies in a folder that is read, ReportError for one that cannot be
-    written.
+    `reads`: files and folders. `option`: the option of `path`, for messages. Raises UsageError for an input or a file
+    in an input folder, ReportError where nothing can be written.
     """
     if "\0" in str(path):
-        raise UsageError(f"{option}: the name of the {what} has a character 0, which no file's has")
+        raise UsageError(f"{option}: the name of the {what} contains a NUL byte")
     for read in reads:
         refuse_same(path, read, option)
     check_writable(path, what)
@@ -55,19 +49,14 @@ def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Outpu
 
 
 def refuse_same(path: Path, read: Path, option: str) -> None:
-    """Raise UsageError when writing `path` would change `read`, which may be a folder, or yet to be made."""
-    if read.is_dir():
-        if resolved(path).is_relative_to(resolved(read)):
-            raise UsageError(
-                f"{option} {path}: inside {read}, which this command reads and must not change; choose another place"
-            )
-        for file in files_in(read):
-            if _same_file(path, file):
-                raise UsageError(f"{option} {path}: the same file as {file}, which this command reads; name another")
-    elif _same_file(path, read):
-        name = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
-        raise UsageError(f"{option} {path}: the same file as {name}; name another")
-    elif not read.exists() and resolved(path) == resolved(read):
+    """Raise UsageError when `path` is `read`, directly, through links or by another name, or lies in that folder."""
+    if read.is_dir() and resolved(path).is_relative_to(resolved(read)):
+        raise UsageError(f"{option} {path}: inside {read}, which this command reads; choose another place")
+    if read.exists():
+        if path.is_file() and path.samefile(read):  # a terminal or a pipe may be read and written
+            named = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
+            raise UsageError(f"{option} {path}: the same file as {named}; name another")
+    elif resolved(path) == resolved(read):
         raise UsageError(f"{option} {path}: the same file as {read}, which this command writes as well; name another")
 
 
@@ -82,15 +71,6 @@ def files_in(folder: Path) -> Iterator[Path]:
     """Every file below `folder`; what cannot be listed is left out, for it cannot be read, either."""
     for parent, _, names in os.walk(folder):
         yield from (Path(parent) / name for name in names)
-
-
-def _same_file(path: Path, other: Path) -> bool:
-    """Whether both are one regular file, through links as well. A terminal, pipe or device may be read and written."""
-    try:
-        mine, theirs = path.stat(), other.stat()
-    except OSError:
-        return False
-    return stat.S_ISREG(theirs.st_mode) and os.path.samestat(mine, theirs)
 
 
 def check_writable(path: Path, what: str) -> None:

@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import partita
 from partita import extras
@@ -102,32 +105,35 @@ def test_export_names_everything_it_lacks_and_one_command(tiny_checkpoint, tmp_p
     assert not (tmp_path / "p").exists()
 
 
-@pytest.mark.parametrize("extra", sorted(set(extras.declared()) - {extras.ALWAYS, *FOR_DEVELOPERS}))
-def test_every_extra_is_named_for_what_it_brings(tmp_path, extra):
-    """For each distribution of the extra, the error about its module names an extra that brings it."""
-    modules = {"pyelftools": "elftools", **{wheel: "onnxruntime" for wheel in WHEELS if wheel != "onnxruntime-qnn"}}
-    for distribution in extras.declared()[extra]:
-        module = modules.get(distribution, distribution.replace("-", "_"))
-        assert distribution in extras.distributions(module), "no rule leads from the module to its distribution"
-        script = (
-            "from partita.extras import explain\n"
-            f"try:\n    import {module}\nexcept ImportError as error:\n    print(explain(error))"
-        )
-        (tmp_path / "sitecustomize.py").write_text(HIDE, encoding="utf-8")
-        every = ",".join(name for wheels in extras.declared().values() for name in wheels)
-        environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "HIDDEN": module, "FORGOTTEN": every}
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        told = re.findall(r"partita\[([a-z,-]+)\]", done.stdout)
-        assert told, done.stdout
-        brought = {wheel for name in told[0].split(",") for wheel in extras.declared()[name]}
-        assert brought & set(extras.distributions(module)), done.stdout
-        assert not {"dev", "test"} & set(told[0].split(","))
+def declared() -> dict[str, set[str]]:
+    """Distributions of pyproject.toml by extra, without those for developers."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    lines = {extras.ALWAYS: project["dependencies"], **project["optional-dependencies"]}
+    names = {extra: {canonicalize_name(Requirement(line).name) for line in each} for extra, each in lines.items()}
+    return {extra: each for extra, each in names.items() if extra not in FOR_DEVELOPERS}
+
+
+def test_the_table_of_modules_is_that_of_pyproject() -> None:
+    every = declared()
+    table: dict[str, set[str]] = {extra: set() for extra in every}
+    for module, extra in {**extras.EXTRAS, **extras.PLUGINS}.items():
+        if module != extras.RUNTIME:
+            table[extra] |= set(extras.distributions(module))
+    runtimes = set(extras.WHEELS[extras.RUNTIME])
+    assert table == {extra: wheels - runtimes for extra, wheels in every.items()}
+    assert {extra for extra, wheels in every.items() if wheels & runtimes} == {
+        extras.EXTRAS[extras.RUNTIME],
+        *extras.OTHER_RUNTIMES,
+    }
+    assert {wheel for wheels in every.values() for wheel in wheels if wheel in runtimes} == runtimes
+
+
+@pytest.mark.parametrize("module", ["gguf", "pyarrow", "prompt_toolkit", "uvicorn", "ray"])
+def test_the_extra_of_a_module_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "_found", lambda name: name == extras.RUNTIME)
+    monkeypatch.setattr(metadata, "distributions", lambda **_: iter(()))
+    told = extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.part"))
+    assert told is not None and str(told).endswith(f'pip install "partita[{extras.EXTRAS[module]}]"')
 
 
 def test_files_that_are_gone_though_pip_knows_the_wheel(package, tmp_path):

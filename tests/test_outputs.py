@@ -262,13 +262,6 @@ def linked_twice(path: Path, folder: Path) -> Path:
     return folder / "second"
 
 
-def hard_linked(path: Path, folder: Path) -> Path:
-    if path.exists():
-        os.link(path, folder / "hard")
-        return folder / "hard"
-    return path
-
-
 def below_a_link(path: Path, folder: Path) -> Path:
     (folder / "around").symlink_to(path.parent, target_is_directory=True)
     return folder / "around" / path.name
@@ -279,7 +272,6 @@ WAYS: list[Callable[[Path, Path], Path]] = [
     spelled,
     linked,
     linked_twice,
-    hard_linked,
     below_a_link,
 ]
 
