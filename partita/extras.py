@@ -163,9 +163,9 @@ def unsupported_versions() -> str:
 
     found = {}
     for requirement in map(Requirement, _requirements()):
-        for installed in metadata.distributions(name=requirement.name) if requirement.specifier else ():
-            if not requirement.specifier.contains(installed.version, prereleases=True):
-                found[requirement.name] = (installed.version, str(requirement.specifier))
+        for wheel in metadata.distributions(name=requirement.name) if requirement.specifier else ():
+            if not requirement.specifier.contains(wheel.version, prereleases=True):
+                found[requirement.name] = (wheel.version, str(requirement.specifier))
     if not found:
         return ""
     installed = " and ".join(f"{name} {version}" for name, (version, _) in found.items())
