@@ -21,7 +21,7 @@ from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ChainLink, SamplingOptions
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError
-from partita.library.batches.journal import journal_path, kept_words
+from partita.library.batches.journal import kept_words
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowDefaults, check_defaults
 from partita.library.batches.running import FileAnswers, Progress, answer_file, answers
@@ -202,7 +202,7 @@ def say_end(
     """One line on stderr: the speed, or how far a run came that ended early."""
     if filed is None:
         if bar.last is not None and bar.last.done and options.output is not None:
-            note(kept_words(journal_path(options.output), bar.last.done, bar.last.rows))
+            note(kept_words(options.output, bar.last.done, bar.last.rows))
         return
     parts = [] if load_seconds is None else [f"load {load_seconds:.2f} s"]
     parts.append(_speed(filed))

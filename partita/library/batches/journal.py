@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from partita.errors import ResourceError, UsageError
@@ -29,17 +28,23 @@ from partita.spelling import spelled
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
 """How the first line begins."""
-SUFFIX = ".partial"
 LONGEST_HEADER = 1 << 20
 SYNC_SECONDS = 5.0
 """A power failure costs the answers of this time; the end of the process costs none."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
+DAMAGED = (ValueError, TypeError, KeyError, RecursionError)
+"""Raised by reading a damaged line."""
 
 
 def journal_path(output: Path) -> Path:
     """The journal of an output."""
-    return output.with_name(output.name + SUFFIX)
+    return output.with_name(output.name + ".partial")
+
+
+def kept_words(output: Path, done: int, total: int) -> str:
+    """`3 of 10 rows answered in out.jsonl.partial; …`, for a run that ended early."""
+    return f"{done:,} of {plural(total, 'row')} answered in {journal_path(output)}; {GOES_ON}"
 
 
 class Journal:
@@ -67,12 +72,13 @@ class Journal:
         """Answers that are errors."""
         self._places = array("q", [-1]) * rows
         """Where the line of each row begins; -1: no answer yet."""
-        self._done = 0
+        self._done = self._end = 0
         self._published: list[int] = []
         """Size and time of change of the output that this run has written."""
+        self._synced = time.monotonic()
         self._file = _locked(self.path)
         try:
-            self._end = self._read(json.loads(json.dumps(run)), noted)
+            self._read(json.loads(json.dumps(run)), noted)
             self.finished = self._is_finished()
             """The output is there: a run was killed before it removed the journal."""
         except BaseException:
@@ -80,7 +86,6 @@ class Journal:
             raise
         self.resumed = self._done
         """Answers of earlier runs."""
-        self._synced = time.monotonic()
 
     def __contains__(self, index: int) -> bool:
         return self._places[index] >= 0
@@ -149,22 +154,18 @@ class Journal:
                 temporary.unlink()
         self._remove()
 
-    def close(self) -> None:
-        """Release the file, which stays. May be called twice."""
-        if not self._file.closed:
-            with suppress(ResourceError):
-                self.sync()
-            self._file.close()
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None and not self._done and not self._file.closed:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._file.closed:
+            return
+        if error is not None and not self._done:
             self._remove()
-        self.close()
+            return
+        with suppress(ResourceError):
+            self.sync()
+        self._file.close()
 
     def _is_finished(self) -> bool:
         """Whether the output is there and this run has written it. Raises UsageError for another file."""
@@ -175,8 +176,8 @@ class Journal:
             return True
         raise UsageError(f"{spelled('output', str(self.output))}: exists already; remove it or name another")
 
-    def _read(self, run: dict[str, Any], noted: Callable[[str], object]) -> int:
-        """Read the lines that are there, or write the first one; returns where the next line goes."""
+    def _read(self, run: dict[str, Any], noted: Callable[[str], object]) -> None:
+        """Read the lines that are there, or write the first one."""
         with self.path.open("rb") as file:
             header = file.readline(LONGEST_HEADER)
             if not START.startswith(header[: len(START)]):
@@ -187,35 +188,50 @@ class Journal:
             line = file.readline()
             if not header.endswith(b"\n") or not line.endswith(b"\n"):  # no answer, so nothing is lost
                 self._file.truncate(0)
-                self._end = 0
                 self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
-                return self._end
-            self.seed = _check_header(self.path, header, run)
-            place, number = len(header), 2
-            while line.endswith(b"\n") and self._take(line, place):
-                place, number = place + len(line), number + 1
+                return
+            self.seed = self._seed_of(header, run)
+            self._end, number = len(header), 2
+            while line.endswith(b"\n") and self._take(line):
+                number += 1
                 line = file.readline()
             if line.endswith(b"\n"):
                 noted(f"{self.path}: line {number} is damaged; it and those after it are dropped, to be answered again")
-        self._file.truncate(place)
-        return place
+        self._file.truncate(self._end)
 
-    def _take(self, line: bytes, place: int) -> bool:
+    def _seed_of(self, header: bytes, run: dict[str, Any]) -> int:
+        """The seed of the run that the journal is of. Raises UsageError where that is another run."""
+        try:
+            record = json.loads(header)
+            earlier, seed = dict(record["run"]), record["seed"]
+            if type(seed) is not int:
+                raise TypeError("its seed is not an integer")
+        except DAMAGED as error:
+            raise UsageError(f"{self.path}: damaged in its first line ({error}); remove it to begin anew") from error
+        if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
+            what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
+            raise UsageError(
+                f"{self.path}: has the answers so far of another run: {what}; finish that run with its own options, "
+                f"remove the file to begin anew, or choose another {spelled('output')}"
+            )
+        return seed
+
+    def _take(self, line: bytes) -> bool:
         """Note a line of an earlier run; False for one that is damaged."""
         try:
             record = json.loads(line)
             if "output" in record:
                 self._published = record["output"]
-                return True
-            index, finish = record["index"], record["finish_reason"]
-            if type(index) is not int or not isinstance(finish, str) or not isinstance(record["tokens"], list):
-                return False
-            if index not in range(len(self._places)):
-                return False
-        except (ValueError, TypeError, KeyError, RecursionError):
+            else:
+                index, finish = record["index"], record["finish_reason"]
+                whole = type(index) is int and isinstance(finish, str) and isinstance(record["tokens"], list)
+                if not whole or not 0 <= index < len(self._places):
+                    return False
+                if index not in self:
+                    self._note(index, self._end, finish)
+        except DAMAGED:
             return False
-        if index not in self:
-            self._note(index, place, finish)
+        self._end += len(line)
         return True
 
     def _note(self, index: int, place: int, finish: str) -> None:
@@ -253,28 +269,9 @@ class Journal:
         self._file.close()
 
 
-def _check_header(path: Path, header: bytes, run: dict[str, Any]) -> int:
-    """The seed of the journal's run. Raises UsageError where that is another run."""
-    try:
-        record = json.loads(header)
-        earlier, seed = dict(record["run"]), record["seed"]
-        if type(seed) is not int:
-            raise TypeError("its seed is not an integer")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise UsageError(f"{path}: damaged in its first line ({error}); remove it to begin anew") from error
-    different = [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]
-    if different:
-        what = [_difference(name, earlier.get(name), run.get(name)) for name in different]
-        raise UsageError(
-            f"{path}: has the answers so far of another run: {listing(what)}; finish that run with its own options, "
-            f"remove the file to begin anew, or choose another {spelled('output')}"
-        )
-    return seed
-
-
 def _difference(name: str, before: Any, now: Any) -> str:
     """What differs between two runs, in words."""
-    if name != "options" or not isinstance(before, dict) or not isinstance(now, dict):
+    if name != "options" or not isinstance(before, dict):
         return f"the {name} is another"
     options = [option for option in {**before, **now} if before.get(option) != now.get(option)]
     return listing([f"{spelled(each)} was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
@@ -306,8 +303,3 @@ def _locked(path: Path) -> IO[bytes]:
 def _cannot_write(path: Path, error: OSError) -> ResourceError:
     what = "make room for it" if error.errno in FULL else "correct that"
     return ResourceError(f"{path}: cannot be written ({error.strerror or error}); {what}: {GOES_ON}")
-
-
-def kept_words(path: Path, done: int, total: int) -> str:
-    """`3 of 10 rows answered in out.jsonl.partial; …`, for a run that ended early."""
-    return f"{done:,} of {plural(total, 'row')} answered in {path}; {GOES_ON}"
