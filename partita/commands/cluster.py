@@ -14,7 +14,7 @@ from partita.commands.rows_input import read_from, rows_file
 from partita.commands.terminal import fold, note, print_record
 from partita.errors import INTERRUPTED, UsageError
 from partita.foreign.folder import open_folder
-from partita.library.batches.cluster import Cluster, Setup, check_cluster
+from partita.library.batches.cluster import Cluster, Setup, check_cluster, contents_of
 from partita.library.batches.reading import look_at
 from partita.library.batches.running import answer_file, check_files
 from partita.library.chain import ChainOptions, read_by
@@ -51,10 +51,9 @@ def run_on_cluster(options: GenerateOptions) -> int:
     contract = options.choice.contract
     with rows_file(source) as rows, RowBar() as bar:
         looked = look_at(rows)
-        contents = contents_hash(options.package, manifest)
         setup = Setup(
             package=str(options.package.absolute()),
-            contents=contents,
+            contents=contents_of(options.package, manifest),
             where=_absolute(options.where),
             choice=replace(options.choice, contract=None if contract is None else contract.absolute()),
             token_ids=options.token_ids,
@@ -70,7 +69,7 @@ def run_on_cluster(options: GenerateOptions) -> int:
                 output,
                 cluster,
                 defaults,
-                package=contents,
+                package=contents_hash(options.package, manifest),
                 options=identity_of(options, asked, defaults),
                 heard=bar.show,
                 noted=note,

@@ -33,6 +33,7 @@ from partita.library.batches.running import answers
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.contents import contents_hash
 from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.package import Manifest
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import captured_output
@@ -57,12 +58,11 @@ ROW, RESULT = "row", "result"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every worker gets."""
+    """What every worker gets. Paths are the same on every machine."""
 
     package: str
-    """The same path on every machine."""
     contents: str
-    """Hash of the package."""
+    """Version of Partita, and hash of the package."""
     where: ChainOptions
     choice: Choice
     token_ids: bool
@@ -71,50 +71,48 @@ class Setup:
     prefill_chunk: int | None = None
     adapter: str | None = None
     speculation: Speculation = NO_SPECULATION
-    defaults: RowDefaults | None = None
-    version: str = __version__
 
 
 @dataclass(slots=True)
 class WorkerFact:
-    """A worker of a run."""
+    """A worker of a run, and the rows and new tokens of its answers."""
 
     host: str
     pid: int
-    chain: tuple[str, ...]
+    chain: tuple[str, ...] = ()
     """Providers that nodes may run on, in order."""
     rows: int = 0
     tokens: int = 0
-    """New tokens."""
+
+
+def contents_of(folder: Path, manifest: Manifest) -> str:
+    """What has to be the same on every machine."""
+    return f"{__version__} {contents_hash(folder, manifest)}"
 
 
 class Worker:
     """Answers blocks of rows. Ray Data makes one in each worker process and calls it with one block at a time."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, defaults: RowDefaults) -> None:
         """Load the package. An error is kept for the first call: Ray would start an actor that fails here again."""
         self._failed: PartitaError | None = None
-        self._fact = WorkerFact(socket.gethostname(), os.getpid(), ())
+        self._fact = WorkerFact(socket.gethostname(), os.getpid())
         try:
-            self._open(setup)
+            self._open(setup, defaults)
         except PartitaError as error:
-            error.prefix(f"worker on {socket.gethostname()}")
+            error.prefix(f"worker on {self._fact.host}")
             self._failed = error
 
-    def _open(self, setup: Setup) -> None:
+    def _open(self, setup: Setup, defaults: RowDefaults) -> None:
         from partita.library.loading import open_engine
         from partita.library.model import Model
 
-        if setup.version != __version__:
-            raise UsageError(f"Partita {__version__}, but {setup.version} runs the command; install the same version")
-        folder = Path(setup.package)
-        manifest = open_folder(folder, setup.choice)
-        if contents_hash(folder, manifest) != setup.contents:
-            raise PackageError("differs from the package on the command's machine", where=folder)
-        target = read_chain_options(setup.where)
-        engine = open_engine(folder, manifest, setup.where, target, setup.choice, observe=False, process="this")
-        model = Model(folder, manifest, engine)
-        speculation = setup.speculation
+        folder, choice, where = Path(setup.package), setup.choice, setup.where
+        manifest = open_folder(folder, choice)
+        if contents_of(folder, manifest) != setup.contents:
+            raise PackageError("the package, or the version of Partita, is not that of the command", where=folder)
+        engine = open_engine(folder, manifest, where, read_chain_options(where), choice, observe=False, process="this")
+        model, speculation = Model(folder, manifest, engine), setup.speculation
         scheduler = model.scheduler(
             prefill_chunk=setup.prefill_chunk,
             adapter=setup.adapter,
@@ -122,8 +120,6 @@ class Worker:
             draft=speculation.draft,
         )
         text = None if setup.token_ids else model.tokenizer
-        defaults = setup.defaults
-        assert defaults is not None
         check_defaults(defaults, text, setup.format)
         self._fact.chain = model.providers
         self._answers = partial(answers, defaults=defaults, scheduler=scheduler, text=text, vocab_size=model.vocab_size)
@@ -187,7 +183,7 @@ class Cluster:
             warnings.simplefilter("ignore")  # Ray 2.64 renames max_task_retries; the extra asks for an earlier one
             results = ray.data.from_arrow_refs(blocks).map_batches(
                 Worker,
-                fn_constructor_args=(replace(self.setup, where=where, defaults=defaults),),
+                fn_constructor_args=(replace(self.setup, where=where), defaults),
                 batch_size=None,
                 batch_format="pyarrow",
                 compute=ray.data.ActorPoolStrategy(size=min(count, len(blocks))),

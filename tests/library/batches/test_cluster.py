@@ -20,13 +20,12 @@ from partita.commands.batch import RowBar
 from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.library.batches import cluster as cluster_module
-from partita.library.batches.cluster import Cluster, Setup, Worker
+from partita.library.batches.cluster import Cluster, Setup, Worker, contents_of
 from partita.library.batches.journal import journal_path
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowDefaults
 from partita.library.batches.running import answer_file
 from partita.library.chain import ChainOptions
-from partita.library.contents import contents_hash
 from partita.library.sampling import Sampling
 from tests.conftest import REPOSITORY, require
 from tests.runtime.handmade import handmade, known_tokens
@@ -72,7 +71,7 @@ class Files:
         assert index == len(self.rows) - 1 and not journal_path(self.out).exists()
 
     def setup(self, **others: Any) -> Setup:
-        contents = contents_hash(self.package, open_folder(self.package))
+        contents = contents_of(self.package, open_folder(self.package))
         given = {"contents": contents, "where": ChainOptions(provider="cpu", threads=1), "token_ids": True, **others}
         return Setup(package=str(self.package), choice=AS_IT_IS, **given)
 
@@ -173,7 +172,7 @@ def test_a_block_that_ends_every_worker_is_named_and_the_other_rows_are_answered
 def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
     require("ray")
     files = Files(tmp_path, 20)
-    with pytest.raises(PackageError, match="worker on .*differs from the package on the command's machine"):
+    with pytest.raises(PackageError, match="worker on .* is not that of the command"):
         files.answer(files.setup(contents="0"))
 
 
