@@ -97,16 +97,17 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
 
 
 def _choice_notes(runner: Runner) -> tuple[str, ...]:
-    """That what crosses of the logits is another from some step on."""
-    found = [each.chooser for each in runner.executor.choosing.values() if each.chooser is not None]
-    lost = [(choice, each.failed) for choice, each in runner.executor.choosing.items() if each.failed is not None]
-    return tuple(
-        f"{choice.name}: chosen on the host again, since the device failed to: {failed}" for choice, failed in lost
-    ) + tuple(
-        f"{each.choice.name}: chosen on the device ({each.form}), which was found to take "
-        f"{each.seconds * 1e3:.3f} ms a step, where a copy of all logits and a choice on the host take "
-        f"{each.copy_seconds * 1e3:.3f} ms; steps before that, and those that need other logits, copy all"
-        for each in found
+    """That tokens are chosen on the device, so that less than all logits crosses from some step on."""
+    choice = runner.executor.choice
+    if choice is None:
+        return ()
+    if choice.failure is not None:
+        return (f"tokens are chosen on the host again, because the device failed to: {choice.failure}",)
+    if not choice.is_used:
+        return ()
+    return (
+        f"tokens are chosen on the device (TopK, ReduceSum) in {choice.seconds * 1e3:.3f} ms per step, where a copy of "
+        f"all logits and a choice on the host take {choice.copy_seconds * 1e3:.3f} ms; draws from all logits copy them",
     )
 
 

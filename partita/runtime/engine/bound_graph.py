@@ -19,8 +19,7 @@ from partita.observations.text_format import listing
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache
-from partita.runtime.engine.choices import LARGEST, LIKELIEST, Choice
-from partita.runtime.engine.choosing import Choosing, Found
+from partita.runtime.engine.device_choice import DeviceChoice, Found
 from partita.runtime.engine.feeds import (
     Feed,
     Mask,
@@ -85,7 +84,7 @@ class BoundGraph:
         rows: int,
         given: Mapping[str, Buffer],
         span: Span = None,
-        choosing: Mapping[Choice, Choosing] | None = None,
+        choice: DeviceChoice | None = None,
     ) -> None:
         graph, session = loaded.graph, loaded.session
         self.phase, self.file, self.new_tokens, self.span = phase, graph.file, new_tokens, span
@@ -121,7 +120,7 @@ class BoundGraph:
         self.tokens = self.fed if is_fed_as_held else np.empty((held, new_tokens), self.fed.dtype)
         logits = _required(outputs, "logits", graph.file)
         self._logits_name = logits_port(graph).name
-        self._logits = Logits(logits, made.get(self._logits_name), choosing or {})
+        self._logits = Logits(logits, made.get(self._logits_name), choice)
         self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
         if "logits_kept" in inputs:
             inputs["logits_kept"].array.fill(rows)
@@ -250,16 +249,9 @@ class BoundGraph:
         """
         return self._logits.written(row - self._first)
 
-    def likeliest(self, row: int, position: int) -> int | None:
-        """The token of the largest of these, all of them finite; None where that is to be seen from themselves."""
-        found = self._logits.chosen(LIKELIEST, row - self._first, self._column(position))
-        return None if found is None else int(found[0][0])
-
     def largest(self, row: int, position: int, count: int) -> Found | None:
-        """The `count` largest of these, finite ones, and all that equal the last, with their places, ascending; None
-        where they are to be seen from all.
-        """
-        return self._logits.chosen(LARGEST, row - self._first, self._column(position), count)
+        """The `count` largest of these, all being finite, and those that equal the last; None where all are needed."""
+        return self._logits.largest(row - self._first, self._column(position), count)
 
     def release(self) -> None:
         """Free what it has of a device, before the session that it is of; what is known of it stays."""

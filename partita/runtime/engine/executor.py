@@ -18,8 +18,7 @@ from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.bound_graph import FEW_TOKENS, BoundGraph, LoadedGraph, Outcome
 from partita.runtime.engine.cache.base import Span
 from partita.runtime.engine.cache.cache import Cache
-from partita.runtime.engine.choices import Choice
-from partita.runtime.engine.choosing import Choosing, every_choice
+from partita.runtime.engine.device_choice import DeviceChoice
 from partita.runtime.engine.feeds import (
     as_declared,
     logits_given,
@@ -59,7 +58,7 @@ class Executor:
         )
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
-        self.choosing = self._choosing()
+        self.choice = self._device_choice()
         self._bound: dict[tuple[GraphName, int], BoundGraph] = {}
         self._observed: dict[GraphName, BoundGraph] = {}
         """Of the last run that was profiled: what the report says of a step is of that one."""
@@ -160,7 +159,7 @@ class Executor:
                 rows=rows,
                 given={**self._zeros(entry), **self._given_to(span)},
                 span=span,
-                choosing=self.choosing if entry is self.graph("decode") else {},
+                choice=self.choice if entry is self.graph("decode") else None,
             )
         return kept
 
@@ -186,16 +185,16 @@ class Executor:
     def will_decode(self) -> float:
         """Have the sessions that decode made ready for many runs; seconds that this took, 0 when they are."""
         seconds = sum(will_repeat(entry.session) for entry in self.loaded if "decode" in entry.phases)
-        return seconds + sum(each.find() for each in self.choosing.values())
+        return seconds + (0.0 if self.choice is None else self.choice.check())
 
-    def _choosing(self) -> dict[Choice, Choosing]:
-        """Who makes choices on the device of the graph that decodes; nobody where its logits are made on the host."""
+    def _device_choice(self) -> DeviceChoice | None:
+        """Selects tokens on the device of the graph that decodes; None where its logits are made on the host."""
         entry, batch = self.graph("decode"), self.contract.batch_size
         port = logits_port(entry.graph)
         if not entry.session.on_device(port.name):
-            return {}
+            return None
         shape = as_declared(port.shape, (batch, 1, self.contract.vocab_size))
-        return every_choice(entry.session, port, shape, batch)
+        return DeviceChoice(entry.session, port, shape, batch)
 
     def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> Outcome:
         """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors.

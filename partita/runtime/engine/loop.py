@@ -430,12 +430,11 @@ class Engine:
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
-        token = seen.token
-        if isinstance(sampler, Draws) and seen.few is not None:
-            token = sampler.among(*seen.few)
-        elif seen.whole is not None:
+        if seen.few is not None:
+            token = sampler.among(*seen.few) if isinstance(sampler, Draws) else int(seen.few[0][0])
+        else:
+            assert seen.whole is not None
             token = sampler(seen.whole, row.history[: row.known])
-        assert token is not None
         row.add(token)
         return (token,)
 
