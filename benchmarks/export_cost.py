@@ -82,12 +82,12 @@ def main() -> None:
 
     table = Table()
     with own_compile_cache():
-        from partita.export.options import ExportOptions
-        from partita.library.exporting import TargetOptions, run_export
+        from partita.library.exporting import run_export
+        from partita.options import ExportOptions
 
         words = {name: getattr(given, name) for name in ("precision", "block_size", "max_length")}
-        options = ExportOptions(checkpoint=given.checkpoint, out=given.out, force=True, **words)
-        run_export(options, TargetOptions(given.target), table)
+        options = ExportOptions(checkpoint=given.checkpoint, out=given.out, force=True, target=given.target, **words)
+        run_export(options, table)
     rows = [*table.rows, table.between.end()]
     print(f"{'stage':28} {'seconds':>8} {'CPU s':>8} {'peak MiB':>9} {'left MiB':>9}")
     for row in rows:

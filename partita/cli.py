@@ -1,6 +1,6 @@
 """The command line: which verbs there are, how a command starts, and how it ends.
 
-Only typer is imported here. The options of a verb are in `partita.commands.verbs`; the verb itself lives in
+Only typer is imported here. The options of a verb are in `partita.options`; the verb itself lives in
 `partita.commands` and is imported when it is called, so that `--help`, a usage error and `report show` stay fast and
 load neither torch nor onnxruntime nor transformers.
 """
@@ -25,28 +25,83 @@ from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita import extras, streams
-from partita.commands.arguments import HELP, Started, help_alone
-from partita.commands.verbs import (
-    bench,
-    chat,
-    evaluate,
-    export,
-    generate,
-    inspect,
-    place,
-    providers,
-    report,
-    serve,
-    support,
-    verify,
-)
+from partita.commands.build import OWN_PROCESS, Verb, add
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, ResourceError, UsageError, public_type
+from partita.options import (
+    BenchCommand,
+    ChatCommand,
+    CheckCommand,
+    DiffCommand,
+    EvaluateCommand,
+    ExplainCommand,
+    ExportCommand,
+    GenerateCommand,
+    HtmlCommand,
+    InspectCommand,
+    MarkdownCommand,
+    PlaceCommand,
+    ProvidersCommand,
+    ServeCommand,
+    ShowCommand,
+    SupportCommand,
+    TraceCommand,
+    VerifyCommand,
+)
 from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
 
-VERBS = (export, generate, chat, serve, verify, evaluate, inspect, place, support, bench, providers, report)
-"""In the order in which the help names them."""
+VERBS = (
+    Verb(
+        "export",
+        ExportCommand,
+        "export:run",
+        "partita export ./my-checkpoint ./package --precision fp16 --max-length 512",
+    ),
+    Verb(
+        "generate",
+        GenerateCommand,
+        "generate:run",
+        'partita generate ./package "Return the" --max-new-tokens 64 --report run.json',
+    ),
+    Verb("chat", ChatCommand, "chat:run", "partita chat ./package --system 'You answer in one sentence.'"),
+    Verb("serve", ServeCommand, "serve:run", "partita serve ./package --provider cpu --port 8000"),
+    Verb("verify", VerifyCommand, "verify:run", "partita verify ./package --provider cpu"),
+    Verb("evaluate", EvaluateCommand, "evaluate:run", "partita evaluate ./package-int4 --provider cpu"),
+    Verb("inspect", InspectCommand, "inspect:run", "partita inspect ./package --against ./other-package"),
+    Verb(
+        "place",
+        PlaceCommand,
+        "place:run",
+        "partita place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0",
+    ),
+    Verb(
+        "support",
+        SupportCommand,
+        "support:run",
+        "partita support Resize com.microsoft:MatMulNBits --provider webgpu",
+    ),
+    Verb("bench", BenchCommand, "bench:run", "partita bench ./package --providers webgpu cpu"),
+    Verb("providers", ProvidersCommand, "providers:run", "partita providers --json"),
+)
+"""In the order of the help."""
+REPORT_VERBS = (
+    Verb("show", ShowCommand, "report:show", "partita report show run.json"),
+    Verb("html", HtmlCommand, "report:html", "partita report html run.json --out run.html"),
+    Verb("markdown", MarkdownCommand, "report:markdown", "partita report markdown run.json >> $GITHUB_STEP_SUMMARY"),
+    Verb("explain", ExplainCommand, "report:explain", "partita report explain run.json layers.0.mlp.up_proj/MatMul"),
+    Verb("diff", DiffCommand, "report:diff", "partita report diff last-week.json today.json"),
+    Verb(
+        "check",
+        CheckCommand,
+        "report:check",
+        "partita report check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
+    ),
+    Verb("trace", TraceCommand, "report:trace", "partita report trace run.json --out trace.json"),
+)
+HELP = {"help_option_names": ["-h", "--help"]}
+USAGE = 2
+"""Exit code of a command line that makes no sense."""
 app = typer.Typer(
     name="partita",
     help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
@@ -55,13 +110,35 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=HELP,
 )
+report = typer.Typer(
+    name="report",
+    help="Inspect, compare and check partition reports.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
 for verb in VERBS:
-    app.add_typer(verb.app)
+    add(app, verb)
+for verb in REPORT_VERBS:
+    add(report, verb)
+app.add_typer(report)
 
 PROGRAM = "partita"
 """However it was started: `python -m partita` is told to go on with the same commands."""
 BY_SIGNAL = 128
 """Exit codes above it stand for a signal that ended the command."""
+
+
+def _help_alone(context: typer.Context) -> None:
+    """Without a verb, print the help, with the exit code of a usage error."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise Exit(USAGE)
+
+
+@report.callback()
+def common_report(context: typer.Context) -> None:
+    """Inspect, compare and check partition reports."""
+    _help_alone(context)
 
 
 def _show_version(wanted: bool) -> None:
@@ -80,7 +157,7 @@ def common(
 ) -> None:
     """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
     "and see what ran where."""
-    help_alone(context)
+    _help_alone(context)
 
 
 def main() -> None:
@@ -142,9 +219,10 @@ def run(arguments: list[str], *, debug: bool = False, own_process: bool = False)
     """
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     ending = _Ending(debug, as_json="--json" in options)
+    OWN_PROCESS.set(own_process)
     try:
         with read_by("shell"):
-            return _run(arguments, ending, Started(own_process))
+            return _run(arguments, ending)
     except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
         return ending.unforeseen(error)
 
@@ -154,13 +232,13 @@ def _is_odd(argument: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in argument)
 
 
-def _run(arguments: list[str], ending: _Ending, started: Started) -> int:
+def _run(arguments: list[str], ending: _Ending) -> int:
     """Run one command line. Raises what is no error of ours."""
     odd = next((each for each in arguments if _is_odd(each) and os.path.lexists(each)), None)
     if odd is not None:  # ONNX Runtime and JSON have no such names
         return ending.explained(UsageError(f"{odd}: the name is not UTF-8 text; give the file or folder another one"))
     try:
-        result = app(arguments, standalone_mode=False, prog_name=PROGRAM, obj=started)
+        result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
             return ending.interrupted()
         return result if isinstance(result, int) else 0

@@ -8,12 +8,12 @@ options that verbs share are base classes. Imports nothing heavy.
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, replace
-from functools import cache
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Self, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from partita.errors import UsageError
 from partita.spelling import spelled
@@ -23,6 +23,10 @@ T = TypeVar("T")
 PathText: TypeAlias = str | os.PathLike[str]
 Value: TypeAlias = str | int | float | bool
 MAX_TOKENS = 1 << 24
+MAX_THREADS = 1024
+DAY_SECONDS = 86_400
+WEEK_SECONDS = 7 * DAY_SECONDS
+MAX_COUNT = 1 << 20
 MAX_SEED = (1 << 64) - 1
 MOST_BITS = 1023
 """Bits of an integer that a message can show, and that a float can hold."""
@@ -59,6 +63,8 @@ class Range:
 
 TOKENS = Range(1, MAX_TOKENS)
 COUNT = Range(0)
+NUMBER = Range(0, sys.float_info.max, "a number that is 0 or more")
+REPORT_VIEWS = "partita.partition_reports.views"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +128,22 @@ class Described:
         return bool(self.type == PathText)
 
 
-@cache
+_DESCRIBED: dict[type[Any], tuple[Described, ...]] = {}
+"""By dataclass."""
+
+
 def described(cls: type[Any]) -> tuple[Described, ...]:
     """The options of a dataclass, in their order, without the fields that have no `Option`."""
+    if cls not in _DESCRIBED:
+        _DESCRIBED[cls] = tuple(_descriptions(cls))
+    return _DESCRIBED[cls]
+
+
+def _descriptions(cls: type[Any]) -> Iterator[Described]:
     hints = get_type_hints(cls, include_extras=True)
-    found = [field for field in fields(cls) if _is_option(hints[field.name])]
-    return tuple(_describe(field, *get_args(hints[field.name])) for field in found)
+    for each in fields(cls):
+        if _is_option(hints[each.name]):
+            yield _describe(each, *get_args(hints[each.name]))
 
 
 def _is_option(hint: Any) -> bool:
@@ -155,6 +171,13 @@ def checked(options: T) -> T:
         if found is not value:
             changed[each.name] = found
     return replace(options, **changed) if changed else options  # type: ignore[type-var]
+
+
+def check_value(cls: type[Any], name: str, value: Any) -> None:
+    """Raise UsageError for a value that an option of a dataclass does not take."""
+    each = next(each for each in described(cls) if each.name == name)
+    if value is not None or not each.optional:
+        _checked(each, value)
 
 
 def _checked(each: Described, value: Any) -> Any:
@@ -203,6 +226,11 @@ def _chosen(each: Described, value: str) -> str:
         allowed = f"the only value is {choices[0]}" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
         raise UsageError(f"{spelled(each.argument, value)}: {allowed}")
     return value
+
+
+def path_of(given: PathText | None) -> Path | None:
+    """The path of an option that may be missing."""
+    return None if given is None else Path(given)
 
 
 def group(options: Any, cls: type[T]) -> T:
@@ -319,3 +347,942 @@ def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
 
 GREEDY = Sampling(**{name: option.off for name, option in sampling_options()})  # type: ignore[arg-type]
 """Every option off."""
+
+
+# --- groups of options that verbs share -------------------------------------------------------------------------------
+
+ProviderValues: TypeAlias = Mapping[str, Value]
+Providers: TypeAlias = str | Sequence[str | tuple[str, ProviderValues]]
+"""`"webgpu,cpu"`, `["webgpu", "cpu"]`, or as ONNX Runtime has them, `[("CUDAExecutionProvider", {"device_id": 1})]`."""
+Chains: TypeAlias = str | Sequence[str | Sequence[str]]
+"""A chain for each contender, `["webgpu,cpu", "cpu"]` or `[["webgpu", "cpu"], ["cpu"]]`; a text is a single one."""
+Process: TypeAlias = Literal["auto", "this", "child"]
+
+PackageArgument = Annotated[
+    PathText,
+    Option(
+        "Package folder written by `partita export`, or the folder of an ONNX decoder of another exporter.",
+        metavar="PACKAGE",
+        positional=True,
+    ),
+]
+ProviderOptions = Annotated[
+    Mapping[str, ProviderValues] | None,
+    Option(
+        "Provider option, e.g. cuda.device_id=1.",
+        ("--provider-option",),
+        metavar="PROVIDER.NAME=VALUE",
+        complete="provider_options",
+        text="provider_options",
+    ),
+]
+ProviderLibraries = Annotated[
+    Mapping[str, PathText] | None,
+    Option("Shared library of a plugin provider.", ("--provider-library",), metavar="NAME=PATH", text="libraries"),
+]
+VIEWS = "View: {names}. Default: text."
+GraphCapture = Annotated[bool, Option("Record a decode step once and replay it; cuda and webgpu can.")]
+PrefillChunk = Annotated[int | None, Option("Prompt tokens per run. Default: 512.", range=TOKENS)]
+ProbeSeconds = Annotated[
+    float,
+    Option(
+        "Time budget for probing nodes that fell back; 0 disables probing.",
+        metavar="SECONDS",
+        range=Range(0, 3600, "between 0, for no experiments, and 3,600"),
+    ),
+]
+Adapter = Annotated[
+    str | None, Option("Adapter of the package to switch on, of `export --with-adapters`.", metavar="NAME")
+]
+Prefix = Annotated[
+    PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.", metavar="FILE")
+]
+DryRun = Annotated[bool, Option("Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")]
+Device = Annotated[str | None, Option("GPU to simulate in the dry run, e.g. h100.", complete="devices")]
+Json = Annotated[bool, Option("Print one JSON object to stdout instead of text.", ("--json",))]
+Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", ("--out", "-o"), metavar="F")]
+ReportFile = Annotated[
+    PathText | None, Option("Write the partition report to a file.", ("--report", "-r"), metavar="FILE")
+]
+ReportArgument = Annotated[PathText, Option("Report written by `--report FILE`.", metavar="FILE", positional=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderChain:
+    """The execution providers of a run."""
+
+    providers: Annotated[
+        Providers | None,
+        Option(
+            "Execution providers in order of preference, comma-separated; no others may run a node. Default: the best "
+            "usable one, then cpu.",
+            ("--provider", "-e"),
+            metavar="CHAIN",
+            complete="chains",
+        ),
+    ] = field(default=None, kw_only=False)
+    provider_options: ProviderOptions = None
+    provider_libraries: ProviderLibraries = None
+    pins: Annotated[
+        Sequence[str],
+        Option(
+            "Pin a module to a provider: cpu:lm_head or webgpu:layers.0-11.",
+            ("--pin",),
+            metavar="PROVIDER:MODULE",
+            complete="pins",
+        ),
+    ] = ()
+    threads: Annotated[
+        int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignFolder:
+    """What the user says of a folder that Partita did not write."""
+
+    variant: Annotated[
+        str | None,
+        Option("Model of a folder that Partita did not write: q4, fp16 or a file name.", metavar="NAME"),
+    ] = None
+    contract: Annotated[
+        PathText | None,
+        Option("Meaning of the inputs and outputs of such a folder, where it cannot be inferred.", metavar="FILE.toml"),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        Option(
+            "Maximum prompt plus output tokens for such a folder. Default: its config's, at most 4096.",
+            range=Range(1, MAX_TOKENS),
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementLimits:
+    """Limits on where nodes run and what is copied."""
+
+    max_cpu_nodes: Annotated[
+        int | None, Option("Maximum number of nodes on the CPU provider; exit code 3 if exceeded.", range=COUNT)
+    ] = None
+    max_copies: Annotated[
+        int | None, Option("Maximum number of Memcpy nodes per step; exit code 3 if exceeded.", range=COUNT)
+    ] = None
+    max_copy_bytes_per_token: Annotated[
+        int | None,
+        Option("Maximum bytes copied between devices per decode step; exit code 3 if exceeded.", range=COUNT),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageOptions:
+    """The package of a run."""
+
+    package: PackageArgument = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(ForeignFolder, ProviderChain, PackageOptions):
+    """Open a package, or a folder of another exporter, on these providers and no others."""
+
+    graph_capture: GraphCapture = False
+    observe: bool = True
+    """Profile the first runs, which a report needs."""
+    process: Process = "auto"
+
+
+# --- verbs that inspect, check and measure ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvidersOptions:
+    """Which execution providers run on this machine."""
+
+    provider_libraries: ProviderLibraries = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvidersCommand(ProvidersOptions):
+    """Show which execution providers run on this machine, and why the others do not."""
+
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.machine.views")] = None
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(ForeignFolder):
+    """What a package, folder or ONNX file holds."""
+
+    package: Annotated[
+        PathText,
+        Option("Package folder, folder of ONNX files, or an ONNX file.", metavar="PACKAGE", positional=True),
+    ] = field(kw_only=False)
+    against: Annotated[PathText | None, Option("Show the differences of this one.", metavar="PACKAGE")] = None
+    against_variant: Annotated[str | None, Option("As --variant, of the folder after --against.", metavar="NAME")] = (
+        field(default=None, kw_only=True)
+    )
+    against_contract: Annotated[
+        PathText | None, Option("As --contract, of the folder after --against.", metavar="FILE.toml")
+    ] = None
+    hashes: Annotated[
+        bool, Option("Compute the SHA-256 of files for which no manifest and no hub snapshot has one.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCommand(InspectOptions):
+    """Show what a package holds, without running it: graphs, contract, cache, weights, precision, provenance."""
+
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.inspection.views")] = None
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
+    """Whether a package computes what its model computes."""
+
+    reference: Annotated[
+        str | None,
+        Option(
+            "Original model, a folder or a hub id, to compare a folder with that has no known answer.",
+            metavar="CHECKPOINT",
+            text="not_empty",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand(VerifyOptions):
+    """Replay the known answer of a package on a provider, without torch. Exit code 4 when it disagrees."""
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand(ProviderChain, PackageOptions):
+    """Measure what rounding costs a package (all but plain fp32) on a provider, without torch: perplexity beside its
+    original's.
+    """
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a placement."""
+
+    model: Annotated[
+        PathText,
+        Option(
+            "An ONNX file, a package folder written by `partita export`, or the folder of an ONNX decoder that "
+            "another exporter wrote.",
+            metavar="MODEL",
+            positional=True,
+        ),
+    ] = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
+    """Where the nodes of a model run."""
+
+    shapes: Annotated[
+        Mapping[str, int | Sequence[int]] | None,
+        Option(
+            "Shape of an input (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
+            ("--shape",),
+            metavar="NAME=SIZES",
+            text="shapes",
+        ),
+    ] = None
+    inputs: Annotated[
+        Mapping[str, PathText] | None,
+        Option("Values of an input; the others are generated.", ("--input",), metavar="NAME=FILE.npy", text="inputs"),
+    ] = None
+    runs: Annotated[int, Option("Session runs per phase.", range=Range(1, 1000))] = 3
+    dry_run: DryRun = False
+    device: Device = None
+    graph_capture: Annotated[bool, Option("In a dry run: report whether CUDA graphs could be captured.")] = False
+    run_seconds: Annotated[
+        float | None,
+        Option(
+            "Time limit for the runs of an ONNX file. Default: 120.",
+            metavar="SECONDS",
+            range=Range(most=DAY_SECONDS, above=0),
+        ),
+    ] = None
+    probe_seconds: ProbeSeconds = 120.0
+    process: Process = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceCommand(PlaceOptions):
+    """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
+
+    report: ReportFile = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportOptions:
+    """Which operators a provider supports."""
+
+    operators: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file; `diff A B` compares two tables that --out "
+            "wrote.",
+            metavar="OP|MODEL",
+            positional=True,
+        ),
+    ] = field(default=None, kw_only=False)
+    provider: Annotated[
+        str | None,
+        Option(
+            "Provider to test. Default: the best usable one.",
+            ("--provider", "-e"),
+            metavar="NAME",
+            complete="providers",
+        ),
+    ] = field(default=None, kw_only=False)
+    model: Annotated[PathText | None, Option("Only what this ONNX file needs.", metavar="FILE")] = None
+    provider_options: ProviderOptions = None
+    provider_libraries: ProviderLibraries = None
+    dry_run: Annotated[bool, Option("Test CUDA without a GPU; needs --provider cuda.")] = False
+    device: Device = None
+    seconds: Annotated[
+        float,
+        Option("Time budget; variants not reached are listed as untried.", range=Range(most=DAY_SECONDS, above=0)),
+    ] = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportCommand(SupportOptions):
+    """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
+
+    everything: Annotated[bool, Option("Every operator of ONNX and of ONNX Runtime.", ("--all",), argument="all")] = (
+        False
+    )
+    out: Annotated[
+        PathText | None,
+        Option("Write the table to a file as JSON, for `support diff`; - is stdout.", metavar="FILE"),
+    ] = None
+    markdown: Annotated[
+        PathText | None, Option("Write the table to a file as Markdown; - is stdout.", metavar="FILE")
+    ] = None
+    html: Annotated[
+        PathText | None, Option("Write the table to a file as one HTML page; - is stdout.", metavar="FILE")
+    ] = None
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.support.views")] = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(ForeignFolder, PackageOptions):
+    """What a benchmark measures."""
+
+    prompt: Annotated[
+        str | Sequence[int] | None,
+        Option("The prompt; - reads it from stdin. Default: generated tokens.", ("--prompt", "-p")),
+    ] = field(default=None, kw_only=False)
+    chains: Annotated[
+        Chains | None,
+        Option(
+            "A chain to measure, e.g. cpu or webgpu,cpu; can be repeated, and additional chains may follow it: "
+            "--providers webgpu cpu. Default: the best usable provider, then cpu.",
+            ("--provider", "--providers", "-e"),
+            metavar="CHAIN",
+            complete="chains",
+            text="list",
+        ),
+    ] = field(default=None, kw_only=False)
+    against: Annotated[
+        Sequence[PathText],
+        Option("Another package of the same model to compare with; can be repeated.", metavar="PACKAGE"),
+    ] = ()
+    baseline: Annotated[
+        str | None,
+        Option(
+            "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
+            metavar="CHAIN",
+            complete="chains",
+        ),
+    ] = None
+    prompt_tokens: Annotated[int | None, Option("Length of a generated prompt. Default: 64.", range=TOKENS)] = None
+    max_new_tokens: Annotated[
+        int,
+        Option("Tokens to generate, greedily; at least 2.", ("--max-new-tokens", "-n"), range=Range(2, MAX_TOKENS)),
+    ] = 32
+    prefill_chunk: PrefillChunk = None
+    rounds: Annotated[int, Option("Measured rounds, after one warm-up round.", range=Range(1, 1000))] = 5
+    provider_options: ProviderOptions = None
+    provider_libraries: ProviderLibraries = None
+    threads: Annotated[
+        int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))
+    ] = None
+    timeout_seconds: Annotated[
+        float,
+        Option(
+            "Time limit for loading and for each round; a provider that exceeds it counts as failed.",
+            ("--timeout",),
+            metavar="SECONDS",
+            range=Range(most=MAX_TOKENS, above=0, words="above 0"),
+        ),
+    ] = 600.0
+    reports: Annotated[
+        PathText | None,
+        Option("Write the partition report of each contender to this folder.", ("--report", "-r"), metavar="DIR"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchCommand(BenchOptions):
+    """Benchmark one prompt on several providers, interleaved: medians, ratios, whether the tokens are the same, and
+    where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
+    """
+
+    more: Annotated[
+        Sequence[str],
+        Option(
+            "Additional chains, as positional arguments after --provider.",
+            metavar="CHAIN",
+            complete="chains",
+            positional=True,
+        ),
+    ] = ()
+    token_ids: Annotated[bool, Option("--prompt is token ids, e.g. 1,45,7.")] = False
+    out: Annotated[
+        PathText | None,
+        Option(
+            "Write the result as JSON, for report show and report html; - is stdout.", ("--out", "-o"), metavar="FILE"
+        ),
+    ] = None
+    as_json: Json = False
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowCommand:
+    """Show a report: what happened and what to do about it, then the tables behind it."""
+
+    file: Annotated[PathText, Option("Report written by `generate --report`.", metavar="FILE", positional=True)]
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views=REPORT_VIEWS)] = None
+    out: Out = None
+    brief: Annotated[bool, Option("At most ten lines; short for --view brief.")] = False
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HtmlCommand:
+    """Write a report as one HTML page that works offline."""
+
+    file: ReportArgument
+    out: Annotated[
+        PathText | None,
+        Option("File for the page; - is stdout. Default: FILE with the suffix .html.", ("--out", "-o"), metavar="PAGE"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkdownCommand:
+    """Write a report as Markdown, for CI job summaries and pull request comments: the answer first, the rest folded."""
+
+    file: ReportArgument
+    out: Out = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceCommand:
+    """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
+
+    file: ReportArgument
+    out: Out = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainCommand:
+    """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
+    removed by fusion is explained through the one that replaced it. An ambiguous part lists the matches; exit code 2.
+    """
+
+    file: ReportArgument
+    node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.explain.views")] = None
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffCommand:
+    """Show what changed in B: nodes moved, added or removed, reasons, copies, versions, and the cost."""
+
+    before: Annotated[PathText, Option("The earlier report.", metavar="A", positional=True)]
+    after: Annotated[PathText, Option("The later report.", metavar="B", positional=True)]
+    force: Annotated[bool, Option("Compare reports of different models (otherwise an error, exit code 1).")] = False
+    exit_code: Annotated[
+        bool,
+        Option(
+            "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored."
+        ),
+    ] = False
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.diff.views")] = None
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(PlacementLimits):
+    """What is required of a report."""
+
+    max_cpu_nodes: Annotated[
+        int | None, Option("Maximum number of nodes on the CPU provider, in any phase.", range=COUNT)
+    ] = None
+    max_copies: Annotated[
+        int | None, Option("Maximum number of Memcpy nodes in a decode step or run.", range=COUNT)
+    ] = None
+    max_copy_bytes_per_token: Annotated[
+        int | None, Option("Maximum bytes copied between devices in a decode step or run.", range=COUNT)
+    ] = None
+    max_unexplained: Annotated[
+        int | None, Option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)
+    ] = None
+    cache_in_place: Annotated[
+        bool, Option("Require every cache state to stay in one buffer.", ("--require-cache-in-place",))
+    ] = False
+    min_tokens_per_second: Annotated[float | None, Option("Minimum decode speed.", range=NUMBER)] = None
+    require: Annotated[
+        Sequence[str],
+        Option(
+            "FIELD OP VALUE, comma-separated; all have to hold in every phase; can be repeated. Nodes: phase, op, "
+            "module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; partitions, copies, "
+            "copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, memcpy_nodes, copy_bytes, "
+            "unavailable, unexplained, cache_in_place, decode_tokens_per_second of the report; with --baseline "
+            "nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, slowdown "
+            "(= != < <= > >=).",
+            metavar="CONDITIONS",
+        ),
+    ] = ()
+    max_slowdown: Annotated[
+        float | None,
+        Option("With --baseline: 0.1 allows 10 % more time per token. Default: no limit.", range=NUMBER),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckCommand(CheckOptions):
+    """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
+
+    file: ReportArgument
+    baseline: Annotated[
+        PathText | None,
+        Option(
+            "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
+            metavar="A",
+        ),
+    ] = None
+    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.check.views")] = None
+    out: Out = None
+    as_json: Json = False
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The provider that a package is built for."""
+
+    target: Annotated[
+        str | None,
+        Option(
+            "Provider to build the package for: it is queried for the attention lowering it supports best. Default: "
+            "the best usable one.",
+            metavar="PROVIDER",
+            complete="providers",
+        ),
+    ] = None
+    target_default: Annotated[
+        bool, Option("If the target cannot be queried here, use the default lowering for that provider.")
+    ] = False
+    target_options: Annotated[
+        Mapping[str, Value | ProviderValues] | None,
+        Option(
+            "Provider option, e.g. cuda.device_id=1.",
+            ("--provider-option",),
+            metavar="PROVIDER.NAME=VALUE",
+            complete="provider_options",
+            text="provider_options",
+        ),
+    ] = None
+    """Options of the target, by name; or by provider, then by name."""
+    target_libraries: ProviderLibraries = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(TargetOptions):
+    """What to export, and how. Sizes in tokens."""
+
+    checkpoint: Annotated[
+        PathText,
+        Option(
+            "Checkpoint folder, or a hub id such as owner/name.",
+            metavar="CHECKPOINT",
+            positional=True,
+            text="not_empty",
+        ),
+    ] = field(kw_only=False)
+    out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
+        kw_only=False
+    )
+    precision: Annotated[
+        str,
+        Option(
+            "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
+            "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
+            complete="precisions",
+        ),
+    ] = "auto"
+    block_size: Annotated[
+        int | None,
+        Option("int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."),
+    ] = None
+    activations: Annotated[
+        str | None,
+        Option(
+            "Data type that weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, also for the cache; "
+            "int8, quantised per token, with --precision int8. Default: what the target has a kernel for.",
+            complete="activations",
+        ),
+    ] = None
+    prefill_precision: Annotated[
+        str | None,
+        Option(
+            "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "
+            "processors with fast integer products.",
+            complete="prefill_precisions",
+        ),
+    ] = None
+    requantise: Annotated[
+        bool,
+        Option(
+            "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
+            "stored."
+        ),
+    ] = False
+    keep: Annotated[
+        Mapping[str, str] | None,
+        Option(
+            "int8, int4: modules with another weight precision, e.g. lm_head=int8,layers.0=fp16.",
+            metavar="MODULE=PRECISION,...",
+            text="pairs",
+        ),
+    ] = None
+    quantiser: Annotated[
+        str | None,
+        Option(
+            "int8, int4: method that quantises the weights: {names}. Default: refit, or gptq with --calibrate.",
+            complete="quantisers",
+        ),
+    ] = None
+    calibrate: Annotated[
+        PathText | None,
+        Option(
+            "int8, int4: UTF-8 text that the weights are quantised on; another than that of --quality-text.",
+            metavar="FILE",
+        ),
+    ] = None
+    max_perplexity_ratio: Annotated[
+        float | None,
+        Option(
+            "int8, int4: keep the perplexity within this ratio of the original (e.g. 1.01) by raising the precision of "
+            "as few weights as possible.",
+            range=Range(most=10, above=1, words="above 1, which is no loss, and at most 10"),
+        ),
+    ] = None
+    max_weight_size: Annotated[
+        int | None,
+        Option(
+            "int8, int4: size budget (e.g. 600MiB or 2GiB), spent on the most sensitive weights.",
+            metavar="SIZE",
+            text="size",
+            range=Range(1, words="a number of bytes"),
+        ),
+    ] = None
+    quality_text: Annotated[
+        PathText | None,
+        Option(
+            "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
+            "ships with Partita.",
+            metavar="FILE",
+        ),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        Option(
+            "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
+            range=Range(2, MAX_TOKENS),
+        ),
+    ] = None
+    cache: Annotated[
+        str,
+        Option(
+            "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
+            "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
+            complete="caches",
+            choices=("fixed", "window", "growing"),
+        ),
+    ] = "fixed"
+    cache_precision: Annotated[
+        str | None,
+        Option(
+            "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
+            "--quality-text. Default: the type of the activations.",
+            complete="cache_precisions",
+        ),
+    ] = None
+    batch_size: Annotated[int, Option("Batch size, fixed in the graph.", range=TOKENS)] = 1
+    attention: Annotated[
+        str,
+        Option(
+            "Lowering of attention and cache: {names}; auto queries the target.",
+            complete="attentions",
+        ),
+    ] = "auto"
+    static_shapes: Annotated[bool, Option("Write prefill.onnx and decode.onnx with static shapes only.")] = False
+    prefill_chunk: Annotated[
+        int | None,
+        Option("Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS),
+    ] = None
+    verify: Annotated[
+        bool, Option("Skip the comparison with the original model; the package is marked unverified.")
+    ] = True
+    verify_length: Annotated[
+        int | None,
+        Option(
+            "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
+            "Default: 1,024.",
+            range=TOKENS,
+        ),
+    ] = None
+    force: Annotated[bool, Option("Replace an existing package.", ("--force", "-f"))] = False
+    adapter: Annotated[
+        PathText | None, Option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
+    ] = None
+    with_adapters: Annotated[
+        Mapping[str, PathText] | None,
+        Option(
+            "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
+            metavar="NAME=FOLDER",
+            text="folders",
+        ),
+    ] = None
+    opset: Annotated[int | None, Option("ONNX opset. Default: the one that the attention lowering needs.")] = None
+    exporter: Annotated[str, Option("Exporter to use: {names}.", complete="exporters")] = "native"
+    without_pass: Annotated[
+        Sequence[str],
+        Option("Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.", metavar="NAME"),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(ExportOptions):
+    """Export a checkpoint to a package and check it against the original model."""
+
+    explain: Annotated[bool, Option("Also print what each pass over the graph does and how often it did it.")] = False
+    as_json: Json = False
+
+
+# --- verbs that generate ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Speculative decoding."""
+
+    speculate: Annotated[
+        str | None,
+        Option(
+            "Speculative decoding by n-gram lookup; the output does not change.",
+            metavar="ngram",
+            complete="speculations",
+        ),
+    ] = None
+    draft: Annotated[
+        PathText | None,
+        Option("Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateCommand(ForeignFolder, SpeculationOptions, PlacementLimits, Sampling, ProviderChain, PackageOptions):
+    """Generate text from a package, or from another exporter's folder. Text goes to stdout as it comes, timings to
+    stderr.
+    """
+
+    prompts: Annotated[
+        Sequence[str],
+        Option(
+            "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
+            metavar="PROMPT",
+            positional=True,
+        ),
+    ] = ()
+    more_prompts: Annotated[
+        Sequence[str], Option("An additional prompt, after the positional ones.", ("--prompt", "-p"), metavar="TEXT")
+    ] = ()
+    input: Annotated[
+        PathText | None,
+        Option(
+            "File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of the "
+            "row), .txt (a prompt per line) or .parquet; - reads .jsonl from stdin. The rows take turns in the batch.",
+            ("--input", "-i"),
+            metavar="FILE",
+        ),
+    ] = None
+    output: Annotated[
+        PathText | None,
+        Option(
+            "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
+            "continues when it is started again.",
+            ("--output", "-o"),
+            metavar="FILE",
+        ),
+    ] = None
+    address: Annotated[
+        str | None,
+        Option(
+            "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
+            "is started for this run).",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    workers: Annotated[
+        int | None,
+        Option(
+            "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
+            "with cuda, else one per machine.",
+            metavar="N",
+        ),
+    ] = None
+    stop: Annotated[Sequence[str], Option("Stop when this text appears; can be repeated.")] = ()
+    chat: Annotated[bool, Option("Apply the tokenizer's chat template to the prompt.", ("--chat", "-c"))] = False
+    system: Annotated[str | None, Option("System message; implies --chat.")] = None
+    token_ids: Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")] = False
+    prefill_chunk: PrefillChunk = None
+    adapter: Adapter = None
+    prefix: Prefix = None
+    save_prefix: Annotated[
+        PathText | None,
+        Option(
+            "Process the prompt, or the --system message, save the cache to FILE, and generate nothing.",
+            metavar="FILE",
+        ),
+    ] = None
+    graph_capture: GraphCapture = False
+    probe_seconds: ProbeSeconds = 120.0
+    report: ReportFile = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCommand(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, PackageOptions):
+    """Talk to a package whose tokenizer has a chat template. The cache is kept between turns; Ctrl-C ends an answer,
+    Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
+    """
+
+    system: Annotated[str | None, Option("System message.")] = None
+    resume: Annotated[PathText | None, Option("Go on with a conversation that /save has written.", metavar="FILE")] = (
+        None
+    )
+    stop: Annotated[Sequence[str], Option("Stop an answer when this text appears; can be repeated.")] = ()
+    prefix: Prefix = None
+    prefill_chunk: PrefillChunk = None
+    adapter: Adapter = None
+    probe_seconds: ProbeSeconds = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain):
+    """Serve packages over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
+    honoured.
+    """
+
+    packages: Annotated[
+        Sequence[PathText],
+        Option(
+            "Package folders, or folders of ONNX decoders of another exporter; each is a model of the API.",
+            metavar="PACKAGE...",
+            positional=True,
+        ),
+    ]
+    name: Annotated[
+        Sequence[str], Option("Name of a package in the API, once for each. Default: its folder's.", metavar="MODEL")
+    ] = ()
+    host: Annotated[str, Option("Address to listen on; the default accepts clients of this machine only.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int,
+        Option(
+            "Port to listen on; 0 for any that is free.",
+            range=Range(0, 65535, "between 1 and 65535, or 0 for any that is free"),
+        ),
+    ] = 8000
+    api_key: Annotated[
+        Sequence[str],
+        Option(
+            "Key that clients have to send; can be repeated. Default: that in PARTITA_API_KEY.",
+            metavar="KEY",
+        ),
+    ] = ()
+    allowed_origin: Annotated[
+        Sequence[str],
+        Option("Origin of web pages that may send requests, or *; can be repeated.", metavar="ORIGIN"),
+    ] = ()
+    source: Annotated[
+        str | None,
+        Option(
+            "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
+            "temperature 1.",
+            ("--sampling",),
+            metavar="checkpoint",
+            choices=("checkpoint",),
+            complete="samplings",
+            argument="sampling",
+        ),
+    ] = None
+    adapter: Adapter = None
+    prefix: Annotated[
+        Sequence[PathText],
+        Option(
+            "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each package.",
+            metavar="FILE",
+        ),
+    ] = ()
+    prefill_chunk: PrefillChunk = None
+    max_queue: Annotated[
+        int,
+        Option("Maximum number of prompts of a package that wait for a slot.", range=Range(0, MAX_COUNT)),
+    ] = 256
+    max_body: Annotated[
+        int, Option("Largest request body. Default: 4MiB.", metavar="SIZE", text="size", range=Range(1, 1 << 40))
+    ] = 4 << 20
+    timeout: Annotated[
+        float,
+        Option("Time limit of a request, waiting included.", metavar="SECONDS", range=Range(0.001, WEEK_SECONDS)),
+    ] = 600.0
+    max_requests: Annotated[int, Option("Maximum number of requests in progress.", range=Range(1, MAX_COUNT))] = 1024
+    drain_timeout: Annotated[
+        float | None,
+        Option(
+            "Grace period for running requests after SIGTERM. Default: the request timeout.",
+            metavar="SECONDS",
+            range=Range(0, WEEK_SECONDS),
+        ),
+    ] = None
+    probe_seconds: ProbeSeconds = 0.0
+    as_json: Json = False

@@ -94,7 +94,7 @@ def test_an_unverified_package_says_so_everywhere(
 
 def test_export_errors(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 1, "no such folder", "export", tmp_path / "absent", tmp_path / "p")
-    fails(capsys, 2, "--max-length -1", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", -1)
+    fails(capsys, 2, "--max-length is -1", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", -1)
     fails(capsys, 2, "integer", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", "many")
     fails(capsys, 2, "No such option", "export", tiny_checkpoint("llama"), tmp_path / "p", "--fast")
     fails(capsys, 2, "OUT", "export", tiny_checkpoint("llama"))
@@ -200,7 +200,7 @@ def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[
         ("--stop", "x" * 4097, "--stop has 4,097 characters; give at most 4,096"),
         ("--probe-seconds", -1, "--probe-seconds is -1"),
         ("--probe-seconds", "nan", "--probe-seconds is nan"),
-        ("--probe-seconds", 1e9, "--probe-seconds is 1e+09"),
+        ("--probe-seconds", 1e9, "--probe-seconds is 1000000000.0"),
         ("--probe-seconds", "long", "number"),
         ("--provider", "", "provider"),
         ("--provider", "cqu", "cpu"),

@@ -4,21 +4,19 @@ that an option of tomorrow is tested, too.
 
 from __future__ import annotations
 
-import inspect
 import re
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from partita.cli import app, run
-from partita.commands.arguments import read_size
+from partita.cli import REPORT_VERBS, VERBS, app, run
+from partita.commands.build import read_size
+from partita.options import PathText, described
 
-VERBS = ("export", "generate", "chat", "verify", "evaluate", "inspect", "place", "bench", "providers", "report")
-NAMED_FILE = re.compile(r"=(PATH|FILE)")
+NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
 """In a metavar: an option that takes a name and a file."""
 
 
@@ -35,21 +33,18 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
 EVERY = list(commands(typer.main.get_command(app)))
 
 
-def holds_path(hint: Any) -> bool:
-    """Whether a type is a path, or a list of them, or one that may be missing."""
-    return hint is Path or any(holds_path(part) for part in typing.get_args(hint))
-
-
 def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
     """Verb, command, parameter and the empty value of everything that names a file or folder."""
     for path, command in EVERY:
-        hints = typing.get_type_hints(inspect.unwrap(command.callback))
+        verb = next(verb for verb in (*VERBS, *REPORT_VERBS) if verb.name == path[-1])
+        paths = {
+            each.name for each in described(verb.options) if each.is_path or PathText in typing.get_args(each.type)
+        }
         for parameter in command.params:
-            metavar = parameter.metavar or ""
-            if holds_path(hints.get(parameter.name)) or metavar == "CHECKPOINT":
-                yield path, command, parameter, ""
-            elif NAMED_FILE.search(metavar):
+            if NAMED_FILE.search(parameter.metavar or ""):
                 yield path, command, parameter, "x="
+            elif parameter.name in paths:
+                yield path, command, parameter, ""
 
 
 PATHS = list(path_parameters())
@@ -66,7 +61,7 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_the_walk_finds_the_paths():
     found = {(" ".join(path), parameter.name) for path, _, parameter, _ in PATHS}
     assert {("export", "checkpoint"), ("export", "out"), ("bench", "against"), ("report diff", "before")} <= found
-    assert {("generate", "provider_library"), ("place", "values"), ("report check", "baseline")} <= found
+    assert {("generate", "provider_libraries"), ("place", "inputs"), ("report check", "baseline")} <= found
 
 
 @pytest.mark.parametrize(
@@ -80,7 +75,7 @@ def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter,
             words.append(empty if argument is parameter else "x")
     if parameter.param_type_name == "option":
         words += [parameter.opts[0], empty]
-        if "provider" in {other.name for other in command.params} - {parameter.name}:
+        if "providers" in {other.name for other in command.params} - {parameter.name}:
             words += ["--provider", "cpu"]
     error = fails(capsys, *path, *words)
     assert "empty" in error, error
@@ -111,7 +106,7 @@ def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, c
 SHORT = {
     "-e": "provider",
     "-p": "prompt",
-    "-n": "max_new_tokens",
+    "-n": "max-new-tokens",
     "-t": "temperature",
     "-s": "seed",
     "-r": "report",
@@ -127,7 +122,7 @@ def test_a_short_option_means_the_same_in_every_verb():
         for parameter in command.params:
             for name in parameter.opts:
                 if len(name) == 2:
-                    assert SHORT[name] in parameter.name, (path, name)
+                    assert any(long.startswith(f"--{SHORT[name]}") for long in parameter.opts), (path, name)
                     assert len(parameter.opts) > 1, "a short option has a long one"
 
 

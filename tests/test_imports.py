@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "diff": {"partition_reports", "diagnosis", "observations"},
     "explain": {"partition_reports", "diagnosis", "observations", "spelling"},
-    "check": {"diff", "partition_reports", "observations", "spelling", "errors"},
+    "check": {"options", "diff", "partition_reports", "observations", "spelling", "errors"},
     "bench": {"partition_reports", "observations", "remedies", "errors"},
     "machine": {"partition_reports", "observations", "remedies", "errors"},
     "inspection": {"contract", "package_records", "partition_reports", "observations", "remedies"},

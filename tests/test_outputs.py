@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.cli import VERBS, run
-from partita.commands.verbs.report import app as report_app
+from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
 from partita.files import STDIN, check_writable, claim, temporary_directory, write_text
+from partita.options import PathText, described
 from partita.remedies import what_to_do
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
@@ -50,13 +50,15 @@ WRITTEN = {
     "support html",
 }
 READ = {
+    "serve packages",
+    "export checkpoint",
     "generate package",
     "chat package",
     "chat prefix",
     "chat resume",
     "chat draft",
     "chat contract",
-    "generate input_",
+    "generate input",
     "verify package",
     "evaluate package",
     "generate draft",
@@ -92,19 +94,16 @@ READ = {
 
 
 OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
-PATHS = (Path, Path | None, list[Path] | None)
 
 
 def path_parameters() -> set[str]:
     """`verb parameter` of everything on the command line that is a path."""
     found = set()
-    assert report_app in [verb.app for verb in VERBS]
-    for prefix, app in [("report " if verb.app is report_app else "", verb.app) for verb in VERBS]:
-        for command in app.registered_commands:
-            assert command.callback is not None
-            name = prefix + (command.name or command.callback.__name__)
-            hints = typing.get_type_hints(command.callback)
-            found |= {f"{name} {parameter}" for parameter, kind in hints.items() if kind in PATHS}
+    for prefix, verb in [*(("", verb) for verb in VERBS), *(("report ", verb) for verb in REPORT_VERBS)]:
+        for each in described(verb.options):
+            if each.is_path or typing.get_args(each.type)[:1] == (PathText,):
+                flag = next(iter(each.option.flags), each.name)
+                found.add(f"{prefix}{verb.name} {flag.removeprefix('--').replace('-', '_')}")
     return found
 
 

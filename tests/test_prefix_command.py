@@ -96,7 +96,7 @@ def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, 
     if kind == "adapter":
         checkpoint = tiny_checkpoint("llama")
         adapter = save_adapter(tmp_path / "mine", checkpoint)
-        folder = exported(checkpoint, attention="gqa", with_adapters=(("mine", adapter),))
+        folder = exported(checkpoint, attention="gqa", with_adapters={"mine": adapter})
         given[kind] = [BEGIN, "--adapter", "mine"]
     else:
         folder = OPTIMUM if kind == "folder" else exported(tiny_checkpoint("llama"), attention="gqa")

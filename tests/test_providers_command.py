@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from partita.commands import providers as verb
-from partita.commands.showing import Asked
 from partita.errors import UsageError
 from partita.machine.records import MachineReport, ProviderEntry
 from partita.machine.views.text import render
+from partita.options import ProvidersCommand
 from partita.providers.resolve import known_providers
 from partita.runtime import wheels
 from partita.runtime.machine import describe_machine
@@ -78,8 +78,8 @@ def test_the_table_reads_at_80_columns_without_colour(machine):
 
 
 def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine):
-    monkeypatch.setattr(verb, "describe_machine", lambda extra: machine)
-    verb.run([], Asked("json"))
+    monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
+    verb.run(ProvidersCommand(as_json=True))
     printed = json.loads(capsys.readouterr().out)
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert printed["schema"] == "partita.providers/1"
@@ -87,17 +87,17 @@ def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine
 
 
 def test_text_goes_to_stdout(capsys, monkeypatch, machine):
-    monkeypatch.setattr(verb, "describe_machine", lambda extra: machine)
-    verb.run([], Asked())
+    monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
+    verb.run(ProvidersCommand())
     captured = capsys.readouterr()
     assert captured.out.startswith("usable: ")
     assert captured.err == ""
 
 
 def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
-    monkeypatch.setattr(verb, "describe_machine", lambda extra: pytest.fail("it was tried"))
+    monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: pytest.fail("it was tried"))
     with pytest.raises(UsageError, match="does not exist"):
-        verb.run(["x=/no/such/library.so"], Asked())
+        verb.run(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
 
 
 def test_options_are_listed_for_programs(machine):

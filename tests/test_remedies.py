@@ -27,7 +27,7 @@ import typer.main
 from partita import cli
 from partita.diagnosis.reasons.base import load_reasons
 from partita.package import KNOWN_ANSWER, WEIGHTS, read_manifest
-from partita.providers.options import parse_options
+from partita.providers.options import parse_options, split_options
 from partita.providers.resolve import known_providers, parse_chain
 from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU
@@ -264,7 +264,7 @@ def check_values(words: list[str]) -> None:
         if option in ("--provider", "--target"):
             parse_chain(value)
         if option == "--provider-option":
-            parse_options([value], parse_chain(value.partition(".")[0]))
+            parse_options(split_options([value]), parse_chain(value.partition(".")[0]))
 
 
 def installable(word: str) -> bool:

@@ -16,7 +16,7 @@ from tests.conftest import REPOSITORY
 
 OPTION = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")
 WORD = re.compile(r"--[a-z-]+")
-ROOMS_OF_THE_SHELL = ("cli.py", "commands", "bench", "demo", "spelling.py")
+ROOMS_OF_THE_SHELL = ("options.py", "cli.py", "commands", "bench", "demo", "spelling.py")
 """Who only ever speaks to a shell's user, as nothing but a verb uses them; and who spells."""
 VIEWS = "views"
 """Drawn for a terminal, or as a page for people."""

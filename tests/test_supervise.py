@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextvars import ContextVar
 from pathlib import Path
 
 import onnx
@@ -174,6 +175,7 @@ def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Pat
 GOES_ON = """
 import os, signal, sys, time
 from partita.commands import supervise
+from partita.commands.build import OWN_PROCESS
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.crashes import CrashError
 
@@ -185,7 +187,8 @@ def talk():
 
 supervise.END_SECONDS = 4.0
 try:
-    target = read_chain_options(ChainOptions(provider="cuda,cpu", own_process=True))
+    OWN_PROCESS.set(True)
+    target = read_chain_options(ChainOptions(provider="cuda,cpu"))
     sys.exit(supervise.supervised(talk, target, goes_on=sys.argv[2] == "True"))
 except CrashError as error:
     sys.exit(str(error))
@@ -218,8 +221,9 @@ def test_signals_that_are_no_crash() -> None:
         ended_by(signal.SIGBUS, ())
 
 
-def test_a_process_that_is_not_ours_is_never_forked() -> None:
+def test_a_process_that_is_not_ours_is_never_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     from partita.library.chain import ChainOptions, read_chain_options
 
     for own, chain, forked in ((False, "cuda,cpu", False), (True, "cuda,cpu", True), (True, "cpu", False)):
-        assert worth_it(read_chain_options(ChainOptions(provider=chain, own_process=own))) is forked
+        monkeypatch.setattr("partita.commands.supervise.OWN_PROCESS", ContextVar("own", default=own))
+        assert worth_it(read_chain_options(ChainOptions(provider=chain))) is forked

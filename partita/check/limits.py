@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from partita.check.finding import find
 from partita.check.requirements import Requirement, short_form
 from partita.errors import UsageError
 from partita.observations.names import CPU
+from partita.options import PlacementLimits
 from partita.partition_reports.records import Report
 from partita.spelling import flag_of, spelled
 
@@ -26,6 +28,11 @@ class Limits:
     max_copy_bytes_per_token: int | None = None
     """Bytes of all copies in one decode step or run, those of session inputs and outputs included."""
 
+    @classmethod
+    def of(cls, options: PlacementLimits) -> Self:
+        """The limits of a verb's options."""
+        return cls(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
+
     def given(self) -> dict[str, int]:
         """The limits that there are, by name."""
         return {name: value for name in FIELD_OF if (value := getattr(self, name)) is not None}
@@ -41,9 +48,6 @@ class Limits:
 
 def check_limits(limits: Limits, chain: Sequence[str]) -> None:
     """Raise UsageError for a limit that makes no sense on the providers of `chain`, given by ONNX Runtime's names."""
-    for name, value in limits.given().items():
-        if value < 0:
-            raise UsageError(f"{spelled(name)} is {value}; it must be 0 or more")
     if chain and chain[0] == CPU:
         most = limits.max_cpu_nodes
         if most is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from partita.bench.records import Bench
@@ -17,25 +18,29 @@ from partita.commands.outputs import Sink, Stdout, claim_output, say_written
 from partita.commands.terminal import note, stderr, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, UsageError
 from partita.files import Output
-from partita.library.bench_options import BenchOptions
 from partita.library.bench_rounds import Say
 from partita.library.benching import Plan
+from partita.options import BenchCommand
 
 
-def run(options: BenchOptions, *, out: Path | None, as_json: bool) -> int:
+def run(options: BenchCommand) -> int:
     """Measure, print, and return the exit code.
 
     Raises UsageError, PackageError, ReportError and GenerationError before anything runs; afterwards the error of a
     contender that failed, and KeyboardInterrupt when no turn was counted yet.
     """
-    plan = Plan(options)
-    sink = None if out is None else claim_output(out, "result", (*plan.reads, *plan.files.values()), option="--out")
+    chains = (*(options.chains or ()), *options.more)
+    plan = Plan(replace(options, chains=chains or None, prompt=read_prompt(options)))
+    out = options.out
+    sink = (
+        None if out is None else claim_output(Path(out), "result", (*plan.reads, *plan.files.values()), option="--out")
+    )
     for line in plan.notes:
         note(f"note: {line}")
     with _saying() as say:
         measured = plan.measure(say)
     if measured.anything:
-        _show(measured.bench, sink, as_json=as_json)
+        _show(measured.bench, sink, as_json=options.as_json)
     if measured.bench.interrupted:
         return INTERRUPTED
     if measured.error is not None:
@@ -43,14 +48,14 @@ def run(options: BenchOptions, *, out: Path | None, as_json: bool) -> int:
     return 0
 
 
-def read_prompt(given: str | None, *, token_ids: bool) -> str | tuple[int, ...] | None:
+def read_prompt(options: BenchCommand) -> str | tuple[int, ...] | None:
     """The prompt of --prompt, as a text or as token ids. Raises UsageError."""
-    if given is None:
-        if token_ids:
+    if options.prompt is None:
+        if options.token_ids:
             raise UsageError("--token-ids says how --prompt is written; give --prompt, e.g. --prompt 1,45,7")
         return None
-    (text,) = read_prompts([given])
-    return tuple(parse_ids(text)) if token_ids else text
+    (text,) = read_prompts([str(options.prompt)])
+    return tuple(parse_ids(text)) if options.token_ids else text
 
 
 @contextlib.contextmanager

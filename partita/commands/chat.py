@@ -14,26 +14,26 @@ from typing import Any
 from partita.capped import parsed_record, read_capped
 from partita.commands.audience import TERMINAL, say, say_chain
 from partita.commands.chat_lines import Lines, open_lines
-from partita.commands.generate_options import argument_text, check_counts
+from partita.commands.generate_options import argument_text
 from partita.commands.outputs import say_written
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import claim
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
-from partita.library.chain import ChainOptions, Target, read_by, read_chain_options
+from partita.library.chain import ChainOptions, Target, chain_of, read_by, read_chain_options
 from partita.library.conversation import Conversation
 from partita.library.engine import ReportRequest
 from partita.library.generation import told_options
 from partita.library.local import LocalEngine
 from partita.library.notes import idle, inferred, unverified
-from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
 from partita.library.sampling import Sampling, completed_for
 from partita.library.scheduler import Scheduler
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
+from partita.options import ChatCommand, group, path_of
 from partita.package import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
@@ -75,14 +75,26 @@ class ChatOptions:
     prefill_chunk: int | None = None
     adapter: str | None = None
     speculation: Speculation = NO_SPECULATION
-    probe_seconds: float = PROBE_SECONDS
+    probe_seconds: float = 120.0
     choice: Choice = AS_IT_IS
 
 
-def run(options: ChatOptions) -> int:
+def run(given: ChatCommand) -> int:
     """Check everything that can be checked, then talk; returns the exit code."""
-    check_probe_seconds(options.probe_seconds)
-    check_counts(options.sampling.max_new_tokens, options.prefill_chunk)
+    options = ChatOptions(
+        package=Path(given.package),
+        where=chain_of(given),
+        sampling=group(given, Sampling),
+        system=given.system,
+        resume=path_of(given.resume),
+        prefix=path_of(given.prefix),
+        stop=tuple(given.stop),
+        prefill_chunk=given.prefill_chunk,
+        adapter=given.adapter,
+        speculation=Speculation.of(given),
+        probe_seconds=given.probe_seconds,
+        choice=Choice.of(given),
+    )
     target = read_chain_options(options.where)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)

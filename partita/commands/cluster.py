@@ -99,6 +99,5 @@ def run_on_cluster(options: GenerateOptions) -> int:
 
 def _absolute(where: ChainOptions) -> ChainOptions:
     """The chain with absolute paths of libraries: workers run in other folders."""
-    pairs = (text.partition("=") for text in where.provider_libraries)
-    whole = (f"{name}={Path(path).expanduser().absolute()}" if path else name for name, _, path in pairs)
-    return replace(where, provider_libraries=tuple(whole))
+    whole = {name: str(Path(path).expanduser().absolute()) for name, path in where.provider_libraries.items()}
+    return replace(where, provider_libraries=whole)

@@ -12,10 +12,11 @@ from partita.commands.results import EvaluateResult
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
 from partita.export.progress import stage
 from partita.foreign.folder import open_folder
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.chain import chain_of, read_chain_options
 from partita.library.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import nats, plural
+from partita.options import EvaluateCommand
 from partita.package import Manifest, check_files
 from partita.package_records import Quality
 from partita.partition_reports.render.terminal import Page
@@ -23,21 +24,21 @@ from partita.partition_reports.sections.model import Column, words
 from partita.runtime.evaluation import Evaluation
 
 
-def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
+def run(options: EvaluateCommand) -> int:
     """Check the package's hashes, read its text, print the result."""
-    target = read_chain_options(where)
+    package, target = Path(options.package), read_chain_options(chain_of(options))
     manifest = open_folder(package)
     check_files(package, manifest, hashes=True)
     with Bars() as bars, stage(bars, "evaluate", {}):
         result = run_job(
             "partita.library.evaluating:evaluate",
-            *(package, manifest, target, where.threads),
+            *(package, manifest, target, options.threads),
             chain=target.chain,
             in_worker=in_child(target, "auto"),
             told=partial(say_chain, target),
             audience=TERMINAL,
         )
-    if as_json:
+    if options.as_json:
         print_record(_as_record(package, manifest, result))
     else:
         show(package, manifest, result, stdout_console())

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, write_stdout
 from partita.dtypes import EXACT
-from partita.export.pipeline import ExportOptions, Summary
-from partita.library.exporting import TargetOptions, run_export
+from partita.library.exporting import run_export
+from partita.library.scratch import own_compile_cache
 from partita.observations.text_format import human_bytes, nats, plural
+from partita.options import ExportCommand
 from partita.package import Manifest
 from partita.package_records import PackedKind, PackedWeights, Verification
+
+if TYPE_CHECKING:
+    from partita.export.writing import Summary
 
 PACKED_WEIGHTS, NARROW_WEIGHTS, CODED_WEIGHTS = "packed_weights", "narrow_weights", "coded_weights"
 """What the last change of a graph is called where its passes are counted."""
@@ -22,17 +27,17 @@ LABEL = 14
 """Columns before what a line of the summary says."""
 
 
-def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: bool, explain: bool = False) -> None:
-    """Export and say what was written, with `explain` also what was done to the graph. `bars` show how far it is."""
-    with bars:
-        summary = run_export(options, wanted, bars, TERMINAL)
+def run(options: ExportCommand) -> None:
+    """Export and say what was written, with `explain` also what was done to the graph."""
+    with own_compile_cache(), Bars() as bars:
+        summary = run_export(options, bars, TERMINAL)
     for line in summary.notes:
         note(f"note: {line}")
-    if as_json:
+    if options.as_json:
         print_record(_as_record(summary))
     else:
         lines = describe(summary)
-        if explain:
+        if options.explain:
             lines += [*explained(summary.passes, summary.manifest), *explained_mix(summary.manifest.packed)]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 

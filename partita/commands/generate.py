@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.check.limits import check_limits
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options, nested, read_prompts
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.files import claim
@@ -15,12 +15,14 @@ from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
 from partita.library.sampling import Sampling, completed_for
 from partita.library.speculation import check_speculation
+from partita.options import GenerateCommand
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 
 
-def run(options: GenerateOptions) -> int:
+def run(given: GenerateCommand) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
+    options = nested(given)
     if options.address is not None:
         from partita.commands.cluster import run_on_cluster
 

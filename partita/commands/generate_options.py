@@ -6,19 +6,18 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partita.check.limits import Limits
 from partita.commands.terminal import note
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
-from partita.library.chain import ChainOptions
-from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.library.chain import ChainOptions, chain_of
 from partita.library.sampling import Sampling
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.text_format import listing
-from partita.options import MAX_TOKENS, checked
+from partita.options import GenerateCommand, group, path_of
 from partita.runtime.text import MOST_BYTES
 from partita.spelling import spelled
 
@@ -49,7 +48,7 @@ class GenerateOptions:
     speculation: Speculation = NO_SPECULATION
     """Who guesses what follows."""
     limits: Limits = Limits()
-    probe_seconds: float = PROBE_SECONDS
+    probe_seconds: float = 120.0
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
     choice: Choice = AS_IT_IS
     """What was said of a folder that Partita did not write."""
@@ -63,10 +62,36 @@ class GenerateOptions:
     """Worker processes of the cluster."""
 
 
+def nested(options: GenerateCommand) -> GenerateOptions:
+    """The options of the command line by what uses them."""
+    return GenerateOptions(
+        package=Path(options.package),
+        prompts=(*options.prompts, *options.more_prompts),
+        where=replace(chain_of(options), graph_capture=options.graph_capture),
+        sampling=group(options, Sampling),
+        stop=tuple(options.stop),
+        chat=options.chat or options.system is not None,
+        system=options.system,
+        token_ids=options.token_ids,
+        prefill_chunk=options.prefill_chunk,
+        report=path_of(options.report),
+        as_json=options.as_json,
+        adapter=options.adapter,
+        prefix=path_of(options.prefix),
+        save_prefix=path_of(options.save_prefix),
+        speculation=Speculation.of(options),
+        limits=Limits.of(options),
+        probe_seconds=options.probe_seconds,
+        choice=Choice.of(options),
+        input=path_of(options.input),
+        output=path_of(options.output),
+        address=options.address,
+        workers=options.workers,
+    )
+
+
 def check_options(options: GenerateOptions) -> None:
     """Check the options of the loop before anything is read. Raises UsageError."""
-    check_counts(options.sampling.max_new_tokens, options.prefill_chunk)
-    check_probe_seconds(options.probe_seconds)
     if options.token_ids and (options.chat or options.stop):
         raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
     if options.save_prefix is not None:
@@ -75,7 +100,6 @@ def check_options(options: GenerateOptions) -> None:
         raise UsageError("--prefix has the system message, if there is one; leave out --system")
     if "" in options.stop:
         raise UsageError("--stop is empty; give the text to stop at")
-    checked(options.sampling)
     if options.input is None and options.output is not None:
         raise UsageError("--output is for the answers of a file of prompts; give that with --input")
     if options.input is not None and options.output is None:
@@ -102,13 +126,6 @@ def _check_saving(options: GenerateOptions) -> None:
         raise UsageError("--save-prefix of a conversation keeps its system message; give --system in place of --chat")
     if len(options.prompts) != (options.system is None):
         raise UsageError("--save-prefix keeps one text: give one prompt, or --system and no prompt")
-
-
-def check_counts(max_new_tokens: int | None, prefill_chunk: int | None) -> None:
-    """Raise UsageError for numbers of tokens that make no sense."""
-    for name, value in (("--max-new-tokens", max_new_tokens), ("--prefill-chunk", prefill_chunk)):
-        if value is not None and not 1 <= value <= MAX_TOKENS:
-            raise UsageError(f"{name} is {value}; it must be between 1 and {MAX_TOKENS:,}")
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import errno
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os.path import commonprefix
 
 from partita.commands.audience import TERMINAL, say, say_chain
@@ -35,6 +35,7 @@ from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import ids_after, prompt_after
 from partita.library.run_report import limits_error
 from partita.observations.text_format import percent, plural
+from partita.options import PlaceOptions
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
@@ -145,16 +146,15 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     """
     if not options.limits.given():
         return
-    from partita.library.place_options import PlaceOptions
     from partita.library.place_run import place
 
     placing = PlaceOptions(
         options.package,
-        options.where,
+        threads=options.where.threads,
         runs=LIMIT_RUNS,
-        limits=options.limits,
         probe_seconds=0.0,
-        choice=options.choice,
+        **asdict(options.limits),
+        **asdict(options.choice),
     )
     report, error = place(placing, target, whole=False, audience=TERMINAL)
     over = limits_error(report)

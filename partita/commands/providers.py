@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from partita.commands.showing import Asked, prepare
-from partita.providers.generic import parse_libraries
-from partita.providers.resolve import all_names
-from partita.runtime.machine import describe_machine
+from partita.commands.showing import asked, prepare
+from partita.library.machine import providers
+from partita.options import ProvidersCommand
 
 VIEWS = "partita.machine.views"
 
 
-def run(libraries: Sequence[str], asked: Asked) -> None:
-    """Try every provider and show what came of it. `libraries` are NAME=PATH texts of plugin libraries.
-
-    That a provider is not usable is what was asked about, and no error. Raises UsageError for a library that is none.
-    """
-    showing = prepare(asked, VIEWS, [Path(text.partition("=")[2]) for text in libraries])
-    showing.show(describe_machine(parse_libraries(libraries, all_names())))
+def run(options: ProvidersCommand) -> None:
+    """Try every provider and show the results. Raises UsageError for a library that cannot be used."""
+    libraries = options.provider_libraries or {}
+    showing = prepare(asked(options), VIEWS, [Path(path) for path in libraries.values()])
+    showing.show(providers(provider_libraries=libraries))

@@ -5,13 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.commands.showing import Asked, open_sink, prepare
+from partita.commands.showing import Asked, asked, open_sink, prepare
 from partita.errors import ReportCheckError, ReportError, UsageError
+from partita.options import (
+    REPORT_VIEWS,
+    CheckCommand,
+    DiffCommand,
+    ExplainCommand,
+    HtmlCommand,
+    MarkdownCommand,
+    ShowCommand,
+    TraceCommand,
+    path_of,
+)
 from partita.partition_reports import storage
-from partita.partition_reports.render.view import REPORT_VIEWS
 
 if TYPE_CHECKING:
-    from partita.library.checking import Wanted
     from partita.observations.records import Record
     from partita.partition_reports.render.view import View
 
@@ -23,7 +32,27 @@ DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
 
 
-def show(file: Path, asked: Asked, *, beside: bool = False) -> None:
+def show(options: ShowCommand) -> None:
+    """Show a report or the result of a benchmark."""
+    _show(Path(options.file), asked(options, brief=options.brief))
+
+
+def html(options: HtmlCommand) -> None:
+    """Write a report as a page."""
+    _show(Path(options.file), Asked("html", path_of(options.out)), beside=True)
+
+
+def markdown(options: MarkdownCommand) -> None:
+    """Write a report as Markdown."""
+    _show(Path(options.file), Asked("markdown", path_of(options.out)))
+
+
+def trace(options: TraceCommand) -> None:
+    """Write the runs of a report as a trace."""
+    _show(Path(options.file), Asked("trace", path_of(options.out)))
+
+
+def _show(file: Path, view: Asked, *, beside: bool = False) -> None:
     """Show a report or the result of a bench in the view of that name: on stdout, or in a file.
 
     `beside`: without a file, in one beside it, with the view's suffix; what comes from stdin goes to stdout then.
@@ -31,8 +60,8 @@ def show(file: Path, asked: Asked, *, beside: bool = False) -> None:
     kind of record.
     """
     record = storage.read_one_of(file, _kinds())
-    found = _find_view(file, record, asked.view)
-    out = asked.out or (file.with_suffix(found.suffix) if beside and file != storage.STDIN else None)
+    found = _find_view(file, record, view.view)
+    out = view.out or (file.with_suffix(found.suffix) if beside and file != storage.STDIN else None)
     open_sink(found, out, (file,)).show(record, file)
 
 
@@ -59,47 +88,50 @@ def _find_view(file: Path, record: Record, name: str) -> View:
     return load_view(name, folder)
 
 
-def explain(file: Path, node: str, asked: Asked) -> None:
+def explain(options: ExplainCommand) -> None:
     """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
     from partita.explain import node_explanation
     from partita.explain.words import say_no_single
 
-    showing = prepare(asked, EXPLAIN_VIEWS, (file,))
-    found = node_explanation.find(storage.read(file), node)
+    file, view = Path(options.file), asked(options)
+    showing = prepare(view, EXPLAIN_VIEWS, (file,))
+    found = node_explanation.find(storage.read(file), options.node)
     if isinstance(found, node_explanation.Matches):
-        if found.matches or asked.view == "json":
+        if found.matches or view.view == "json":
             showing.show(found)
         raise UsageError(f"{file}: {say_no_single(found)}")
     showing.show(found)
 
 
-def diff(before: Path, after: Path, asked: Asked, *, force: bool, exit_code: bool) -> int:
+def diff(options: DiffCommand) -> int:
     """Show what is different in `after`, and return the exit code."""
+    before, after = Path(options.before), Path(options.after)
     if before == after == storage.STDIN:
         raise UsageError("both reports cannot come from stdin; name a file for one of them")
     from partita.diff.compare import compare
 
-    showing = prepare(asked, DIFF_VIEWS, (before, after))
+    showing = prepare(asked(options), DIFF_VIEWS, (before, after))
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
-    if found.unrelated and not force:
+    if found.unrelated and not options.force:
         raise ReportError(
             f"cannot compare {before} with {after}: {found.unrelated}; --force compares them all the same"
         )
     showing.show(found)
-    return DIFFERENT if exit_code and not found.same else 0
+    return DIFFERENT if options.exit_code and not found.same else 0
 
 
-def check(file: Path, wanted: Wanted, baseline: Path | None, asked: Asked) -> None:
+def check(options: CheckCommand) -> None:
     """Check a report against its requirements. Raises ReportCheckError after showing what fails."""
     from partita.check import gate
     from partita.check.document import headline
     from partita.library.checking import gate_of, vocabulary
 
+    file, baseline = Path(options.file), path_of(options.baseline)
     if file == baseline == storage.STDIN:
         raise UsageError("both reports cannot come from stdin; give one of them as a file")
-    showing = prepare(asked, CHECK_VIEWS, (file, *([baseline] if baseline else [])))
+    showing = prepare(asked(options), CHECK_VIEWS, (file, *([baseline] if baseline else [])))
     report = storage.read(file)
-    held = gate_of(wanted, vocabulary(report), baseline=baseline is not None)
+    held = gate_of(options, vocabulary(report), baseline=baseline is not None)
     if held == gate.Gate() and baseline is None:
         raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
     beside = None if baseline is None else (str(baseline), storage.read(baseline))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +13,12 @@ from partita.commands.audience import TERMINAL, say, say_target
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
-from partita.foreign.folder import AS_IT_IS, Choice
-from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.place_options import check_probe_seconds
+from partita.foreign.folder import Choice
+from partita.library.chain import chain_of, read_chain_options
 from partita.library.sampling import CHECKPOINT
-from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.library.speculation import Speculation
 from partita.observations.text_format import plural
-from partita.options import MAX_TOKENS
+from partita.options import ServeCommand
 from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 if TYPE_CHECKING:
@@ -30,50 +28,21 @@ KEY_VARIABLE = "PARTITA_API_KEY"
 ONE_ROW = ", so requests wait for each other (export with --batch-size 8 to run 8 at a time)"
 
 
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Everything `partita serve` was asked."""
-
-    packages: tuple[Path, ...]
-    where: ChainOptions
-    names: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0: any that is free."""
-    keys: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    """Of web pages; `*`: any."""
-    placement: Limits = Limits()
-    choice: Choice = AS_IT_IS
-    adapter: str | None = None
-    speculation: Speculation = NO_SPECULATION
-    prefixes: tuple[Path, ...] = ()
-    """None, or one of each package, in their order."""
-    prefill_chunk: int | None = None
-    sampling: str | None = None
-    body_bytes: int = 4 << 20
-    queue: int = 256
-    seconds: float = 600.0
-    requests: int = 1024
-    drain_seconds: float | None = None
-    probe_seconds: float = 0.0
-    as_json: bool = False
-
-
-def run(options: ServeOptions) -> int:
+def run(options: ServeCommand) -> int:
     """Serve; returns the exit code. Raises InstallationError without the extra `serve`."""
     from partita.serve.gate import ServerLimits
 
     limits = ServerLimits(
-        body_bytes=options.body_bytes,
-        queue=options.queue,
-        seconds=options.seconds,
-        requests=options.requests,
-        drain_seconds=options.drain_seconds,
+        body_bytes=options.max_body,
+        queue=options.max_queue,
+        seconds=options.timeout,
+        requests=options.max_requests,
+        drain_seconds=options.drain_timeout,
     )
     keys = _checked(options)
-    target = read_chain_options(options.where)
-    check_limits(options.placement, target.asked_names)
+    where, placement, choice = chain_of(options), Limits.of(options), Choice.of(options)
+    target = read_chain_options(where)
+    check_limits(placement, target.asked_names)
 
     from partita.serve.app import Endpoints, guarded, make_app, model_names
     from partita.serve.gate import Gate
@@ -81,21 +50,22 @@ def run(options: ServeOptions) -> int:
     from partita.serve.opening import Serving, adapters_of, names_of, open_served, prefixes_of, read_manifests
     from partita.serve.run import Server, bind, is_loopback, url_of
 
-    names = names_of(options.packages, options.names)
-    prefixes = prefixes_of(options.packages, options.prefixes)
-    manifests = read_manifests(options.packages, options.choice)
+    packages = tuple(map(Path, options.packages))
+    names = names_of(packages, tuple(options.name))
+    prefixes = prefixes_of(packages, tuple(map(Path, options.prefix)))
+    manifests = read_manifests(packages, choice)
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
     serving = Serving(
-        options.where,
+        where,
         target,
-        options.choice,
+        choice,
         options.adapter,
         options.prefill_chunk,
-        options.sampling == CHECKPOINT,
-        options.placement,
+        options.source == CHECKPOINT,
+        placement,
         options.probe_seconds,
-        speculation=options.speculation,
+        speculation=Speculation.of(options),
     )
     with ExitStack() as stack:
         listening = stack.enter_context(bind(options.host, options.port))
@@ -103,13 +73,13 @@ def run(options: ServeOptions) -> int:
         if not keys and not is_loopback(listening):
             say(f"{options.host} can be reached from other machines, and nobody is asked for a key; give --api-key")
         models: dict[str, Served] = {}
-        for name, package, manifest, prefix in zip(names, options.packages, manifests, prefixes, strict=True):
+        for name, package, manifest, prefix in zip(names, packages, manifests, prefixes, strict=True):
             served = open_served(name, package, manifest, serving, metrics, TERMINAL, _say_line, prefix)
             stack.callback(served.stop)
             models[name] = served
         endpoints = Endpoints(models, limits, metrics)
-        gate = Gate(make_app(endpoints), limits, metrics, keys, options.allowed_origins, _say_line)
-        app = guarded(gate, options.allowed_origins, options.host if is_loopback(listening) else None)
+        gate = Gate(make_app(endpoints), limits, metrics, keys, options.allowed_origin, _say_line)
+        app = guarded(gate, options.allowed_origin, options.host if is_loopback(listening) else None)
         url = url_of(listening)
         server = Server(
             gate,
@@ -123,20 +93,13 @@ def run(options: ServeOptions) -> int:
         return server.run()
 
 
-def _checked(options: ServeOptions) -> tuple[str, ...]:
+def _checked(options: ServeCommand) -> tuple[str, ...]:
     """The API keys, once every option makes sense by itself. Raises UsageError."""
-    if not 0 <= options.port <= 65535:
-        raise UsageError(f"--port is {options.port}; it must be between 1 and 65535, or 0 for any that is free")
-    if options.prefill_chunk is not None and not 1 <= options.prefill_chunk <= MAX_TOKENS:
-        raise UsageError(f"--prefill-chunk is {options.prefill_chunk}; it must be between 1 and {MAX_TOKENS:,}")
-    if options.sampling not in (None, CHECKPOINT):
-        raise UsageError(f"--sampling {options.sampling}: the only value is {CHECKPOINT}; leave it out otherwise")
-    check_probe_seconds(options.probe_seconds)
-    keys = options.keys or tuple(value for name, value in os.environ.items() if name == KEY_VARIABLE)
+    keys = options.api_key or tuple(value for name, value in os.environ.items() if name == KEY_VARIABLE)
     if any(not key.strip() or not key.isprintable() for key in keys):
-        given = "--api-key" if options.keys else KEY_VARIABLE
+        given = "--api-key" if options.api_key else KEY_VARIABLE
         raise UsageError(f"{given} is empty or has characters that no header can hold; give another one")
-    for origin in options.allowed_origins:
+    for origin in options.allowed_origin:
         scheme, _, host = origin.partition("://")
         if origin != "*" and (not scheme or not host or "/" in host or not origin.isprintable()):
             raise UsageError(
@@ -164,7 +127,7 @@ def _say_line(text: str) -> None:
     _write(f"partita: {' '.join(text.split())}")
 
 
-def _say_ready(url: str, options: ServeOptions, models: dict[str, Served]) -> None:
+def _say_ready(url: str, options: ServeCommand, models: dict[str, Served]) -> None:
     """Where clients find the server, on stderr; with --json on stdout, too."""
     for served in models.values():
         report = served.report()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from partita.commands.outputs import STDOUT, Sink, Stdout, claim_output
 from partita.commands.terminal import note, stdout_console
 from partita.errors import ReportError, UsageError
 from partita.files import STDIN, Output
 from partita.observations.text_format import listing
+from partita.options import PathText
 from partita.partition_reports.render.view import load_view
 
 if TYPE_CHECKING:
@@ -52,13 +53,33 @@ class Showing:
             note(f"{self.what or _called(self.view)}: {self.sink.path}{hint}")
 
 
-def asked(view: str | None, out: Path | None = None, *, as_json: bool = False, brief: bool = False) -> Asked:
+class ViewOptions(Protocol):
+    """Options of a verb that has views."""
+
+    @property
+    def view(self) -> str | None:
+        """Name of the view."""
+
+    @property
+    def out(self) -> PathText | None:
+        """File for it; None: stdout."""
+
+    @property
+    def as_json(self) -> bool:
+        """Short form of the view `json`."""
+
+
+def asked(options: ViewOptions, *, brief: bool = False) -> Asked:
     """The view that is asked for by name or by a short form of it. Raises UsageError when two are."""
-    named = {"--view": view, "--brief": "brief" if brief else None, "--json": "json" if as_json else None}
+    named = {
+        "--view": options.view,
+        "--brief": "brief" if brief else None,
+        "--json": "json" if options.as_json else None,
+    }
     given = [(option, name) for option, name in named.items() if name is not None]
     if len({name for _, name in given}) > 1:
         raise UsageError(f"{listing(option for option, _ in given)} ask for different views; keep one")
-    return Asked(given[0][1] if given else "text", out)
+    return Asked(given[0][1] if given else "text", None if options.out is None else Path(options.out))
 
 
 def prepare(asked: Asked, folder: str, reads: Iterable[Path] = ()) -> Showing:

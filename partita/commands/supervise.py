@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from partita.commands.build import OWN_PROCESS
 from partita.errors import INTERRUPTED, ResourceError
 from partita.library.chain import Target
 from partita.library.crashes import CRASHES, CrashError
@@ -39,7 +40,7 @@ in_child = False
 def worth_it(target: Target) -> bool:
     """Whether a chain has native code beside ONNX Runtime's own, and this process may be forked."""
     foreign = any(provider.name != "cpu" for provider in target.chain)
-    return foreign and target.own_process and hasattr(os, "fork")
+    return foreign and OWN_PROCESS.get() and hasattr(os, "fork")
 
 
 def supervised(verb: Callable[[], int], target: Target, *, goes_on: bool = False) -> int:

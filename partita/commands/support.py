@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from partita.commands.audience import TERMINAL
 from partita.commands.outputs import STDOUT, claim_output, data_files
-from partita.commands.showing import Asked, Showing, prepare
+from partita.commands.showing import Asked, Showing, asked, prepare
 from partita.errors import INTERRUPTED, UsageError
-from partita.library.chain import read_by
-from partita.library.supporting import SupportOptions, measure_support
+from partita.library.chain import chain_of, read_by
+from partita.library.supporting import chain_options, measure_support
+from partita.observations.text_format import listing
+from partita.options import SupportCommand, described
 from partita.partition_reports.render.view import load_view
+from partita.spelling import flag_of
 
 VIEWS = "partita.support.views"
 DIFF_VIEWS = "partita.support.diff.views"
@@ -24,38 +27,30 @@ OPTIONS = {"json": "--out"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """How a table or a difference is shown: on stdout, and in files by view."""
-
-    view: str
-    """On stdout, where none of the files is that."""
-    files: tuple[tuple[str, Path], ...]
-    """(view, file)."""
-
-
-@dataclass(frozen=True, slots=True)
 class Places:
     """Every view that was asked for, and where it goes."""
 
     showings: tuple[Showing, ...]
 
     @classmethod
-    def of(cls, shown: Shown, folder: str, what: str, reads: Iterable[Path]) -> Places:
+    def of(cls, options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> Places:
         """Claim all of them. Raises UsageError when two would go to stdout."""
-        reads = tuple(reads)
-        on_stdout = [view for view, path in shown.files if path == STDOUT]
-        if len(on_stdout) + (shown.view != "text") > 1:
+        reads, view = tuple(reads), asked(replace(options, out=None)).view
+        given = {"json": options.out, "markdown": options.markdown, "html": options.html}
+        files = {name: Path(path) for name, path in given.items() if path is not None}
+        on_stdout = [name for name, path in files.items() if path == STDOUT]
+        if len(on_stdout) + (view != "text") > 1:
             raise UsageError("two views would go to stdout; give one of them a file")
-        places = [path for _, path in shown.files]
+        places = list(files.values())
         found = [
             Showing(
-                load_view(view, folder),
-                claim_output(path, what, (*reads, *places[:index]), option=OPTIONS.get(view, f"--{view}")),
+                load_view(name, folder),
+                claim_output(path, what, (*reads, *places[:index]), option=OPTIONS.get(name, f"--{name}")),
                 what,
             )
-            for index, (view, path) in enumerate(shown.files)
+            for index, (name, path) in enumerate(files.items())
         ]
-        return cls((*found, *(() if on_stdout else (prepare(Asked(shown.view), folder),))))
+        return cls((*found, *(() if on_stdout else (prepare(Asked(view), folder),))))
 
     def show(self, record: Any) -> None:
         """The record in each view."""
@@ -63,17 +58,31 @@ class Places:
             showing.show(record)
 
 
-def run(options: SupportOptions, shown: Shown) -> int:
-    """Measure, show, and return the exit code. Raises UsageError, PackageError, ProviderError."""
-    given = () if options.model is None else (options.model, *data_files(options.model))
-    places = Places.of(shown, VIEWS, "support table", read_by(options.where, *given))
-    found, interrupted = measure_support(options, TERMINAL)
+def run(options: SupportCommand) -> int:
+    """Measure, show, and return the exit code. Raises UsageError, PackageError, ProviderError, ReportError."""
+    words: tuple[str, ...] = tuple(options.operators or ())
+    if words and words[0] == DIFF:
+        return _diff(words[1:], options)
+    model = None if options.model is None else Path(options.model)
+    only = next(iter(words), "")
+    if model is None and len(words) == 1 and (only.endswith(".onnx") or Path(only).is_dir()):
+        words, model = (), Path(only)
+    if [bool(words), model is not None, options.everything].count(True) != 1:
+        raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), or a model, or --all; one of them")
+    given = () if model is None else (model, *data_files(model))
+    places = Places.of(options, VIEWS, "support table", read_by(chain_of(chain_options(options)), *given))
+    found, interrupted = measure_support(replace(options, operators=words, model=model), TERMINAL)
     places.show(found)
     return INTERRUPTED if interrupted else 0
 
 
-def diff(files: Sequence[str], shown: Shown) -> int:
-    """Show what is different in the second of two tables, and return the exit code. Raises UsageError, ReportError."""
+def _diff(files: Sequence[str], options: SupportCommand) -> int:
+    """Show the differences between two tables, and return the exit code. Raises UsageError, ReportError."""
+    shown = ("operators", "out", "markdown", "html", "view", "as_json")
+    given = [each for each in described(SupportCommand) if each.name not in shown]
+    refused = [flag_of(each.argument) for each in given if getattr(options, each.name) != each.field.default]
+    if refused:
+        raise UsageError(f"support diff compares two tables that were written, and takes no {listing(refused)}")
     if len(files) != 2:
         raise UsageError("support diff compares two tables: partita support diff A.json B.json")
     from partita.partition_reports import storage
@@ -81,14 +90,7 @@ def diff(files: Sequence[str], shown: Shown) -> int:
     from partita.support.records import SCHEMA, SupportTable
 
     paths = [Path(file) for file in files]
-    places = Places.of(shown, DIFF_VIEWS, "difference of support tables", paths)
+    places = Places.of(options, DIFF_VIEWS, "difference of support tables", paths)
     first, second = (storage.read_one_of(path, {SCHEMA: SupportTable}) for path in paths)
     places.show(compare(first, second, names=(files[0], files[1])))
     return 0
-
-
-def model_in(words: Sequence[str]) -> Path | None:
-    """The only word, where it is an ONNX file or the folder of a package, and not the name of an operator."""
-    if len(words) != 1:
-        return None
-    return Path(words[0]) if words[0].endswith(".onnx") or Path(words[0]).is_dir() else None

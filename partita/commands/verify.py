@@ -13,11 +13,12 @@ from partita.commands.results import VerifyResult
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.foreign.evidence import read_evidence
-from partita.foreign.folder import AS_IT_IS, Choice, open_folder
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.foreign.folder import Choice, open_folder
+from partita.library.chain import chain_of, read_chain_options
 from partita.library.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, plural
+from partita.options import VerifyCommand
 from partita.package import Manifest, check_files
 from partita.package_records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
@@ -27,19 +28,13 @@ TOKENS_PAST_WINDOW = 64
 """How much longer than a window a text may be that is compared."""
 
 
-def run(
-    package: Path,
-    where: ChainOptions,
-    *,
-    as_json: bool,
-    choice: Choice = AS_IT_IS,
-    reference: str | None = None,
-) -> int:
+def run(options: VerifyCommand) -> int:
     """Check the package's hashes, replay, print the result; ParityError when it disagrees.
 
     A folder that Partita did not write is compared with its original model, `reference`. Raises PackageError without.
     """
-    target = read_chain_options(where)
+    package, choice, reference = Path(options.package), Choice.of(options), options.reference
+    target = read_chain_options(chain_of(options))
     manifest = open_folder(package, choice)
     if reference is not None and manifest.foreign is not None and choice.max_length is None:
         window, longest = read_evidence(package).window, manifest.graph.longest or 0
@@ -48,13 +43,13 @@ def run(
     check_files(package, manifest, hashes=True)
     result = run_job(
         "partita.library.verifying:verify_with",
-        *(package, manifest, reference, target, where.threads),
+        *(package, manifest, reference, target, options.threads),
         chain=target.chain,
         in_worker=in_child(target, "auto"),
         told=partial(say_chain, target),
         audience=TERMINAL,
     )
-    return judge(package, manifest, result, as_json=as_json)
+    return judge(package, manifest, result, as_json=options.as_json)
 
 
 def judge(package: Path, manifest: Manifest, result: Verification, *, as_json: bool) -> int:

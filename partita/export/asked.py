@@ -3,38 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from partita.export.options import ExportOptions
-from partita.spelling import PAIRS
+from partita.options import ExportOptions as Options
+from partita.options import described
+from partita.spelling import PAIRS, flag_of
 
 Asked = Mapping[str, tuple[str, ...]]
 """Name of an option of `partita export`, without dashes before it, to the values that it was given; none for a flag."""
 _OF_A_PLACE = frozenset({"checkpoint", "out", "force"})
-"""Who exports again has them elsewhere."""
+"""Options that another export has different values of."""
 
 
-def asked_options(options: ExportOptions) -> dict[str, tuple[str, ...]]:
-    """Every option that was not left alone. Of files and folders it is the name alone."""
+def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
+    """Every option that was given. Of files and folders it is the name alone."""
     found = {}
-    for each in fields(options):
+    for each in described(Options):
         value = getattr(options, each.name)
-        if each.name in _OF_A_PLACE or value == each.default:
+        if each.name in _OF_A_PLACE or value == each.field.default or not (value or value is False):
             continue
-        name = each.name.replace("_", "-")
+        flag = flag_of(each.argument).removeprefix("--")
         values = _values(value)
-        found[f"no-{name}" if value is False else name] = (",".join(values),) if each.name in PAIRS else values
+        found[f"no-{flag}" if value is False else flag] = (",".join(values),) if each.name in PAIRS else values
     return found
 
 
 def _values(value: Any) -> tuple[str, ...]:
     if isinstance(value, bool):
         return ()
-    if isinstance(value, tuple):
-        return tuple("=".join(map(_value, each)) if isinstance(each, tuple) else _value(each) for each in value)
-    return (_value(value),)
+    if isinstance(value, Mapping):
+        return tuple(text for name, entry in value.items() for text in _pair(name, entry))
+    return tuple(map(_value, value)) if isinstance(value, tuple) else (_value(value),)
+
+
+def _pair(name: str, value: Any) -> list[str]:
+    """NAME=VALUE; of options by provider PROVIDER.NAME=VALUE for each."""
+    if isinstance(value, Mapping):
+        return [f"{name}.{option}={entry}" for option, entry in value.items()]
+    return [f"{name}={_value(value)}"]
 
 
 def _value(value: Any) -> str:

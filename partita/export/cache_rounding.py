@@ -142,8 +142,9 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     Raises UsageError when it cannot be read, is too short, or was named and has no tokenizer that knows it.
     """
     option = "quality_text" if options.calibrate is None else "calibrate"
-    path = options.quality_text if options.calibrate is None else options.calibrate
-    assert path is not None
+    given = options.quality_text if options.calibrate is None else options.calibrate
+    assert given is not None
+    path = Path(given)
     raw, sha256 = texts.read(path, option)
     length = min(WINDOW_TOKENS, manifest.graph.max_length)
     found = texts.tokens(raw, checkpoint, manifest.graph.vocab_size)

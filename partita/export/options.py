@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-
-from transformers import PreTrainedConfig
+from typing import TYPE_CHECKING
 
 from partita.capped import is_number
 from partita.contract import CONTEXT_LENGTHS
@@ -14,10 +14,15 @@ from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Pre
 from partita.errors import CheckpointError, UsageError
 from partita.export import quantisers
 from partita.export.attention import GROWING, lowering
-from partita.export.checkpoint import Checkpoint
-from partita.export.passes import check_left_out
 from partita.export.quantisation.keep import read_keep
+from partita.options import ExportOptions as Options
+from partita.options import checked
 from partita.spelling import spelled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from partita.export.checkpoint import Checkpoint
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
@@ -29,15 +34,11 @@ CACHE_LOWERING = "gqa"
 """The lowering of attention that keeps a cache of integers, or of a window."""
 FIXED = "fixed"
 WINDOW = "window"
-CACHES = (FIXED, WINDOW, GROWING)
-"""Layouts of the cache."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
-MOST_RATIO = 10
 ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 """It is part of the names of files."""
 AUTO = "auto"
-"""Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
 PACKED = "int4"
 """What `auto` may turn out to be: all that may be said of packed weights may be said beside it."""
 OLDEST_OPSET = 17
@@ -45,62 +46,13 @@ MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOptions:
-    """What to export, and how. Sizes in tokens."""
+class ExportOptions(Options):
+    """The options of an export, and what follows from them."""
 
-    checkpoint: str
-    out: Path
-    precision: str = AUTO
-    """A name of PRECISIONS, or `auto`: fp32, and of a quantised checkpoint its own."""
-    max_length: int | None = None
-    batch_size: int = 1
-    attention: str = "auto"
-    static_shapes: bool = False
-    prefill_chunk: int | None = None
-    verify: bool = True
-    verify_length: int | None = None
-    """The longest window, attention chunk or original context that the known answer exceeds. None: the default."""
-    force: bool = False
-    opset: int | None = None
-    exporter: str = "native"
-    """Name of a file in `export/exporters/`."""
-    block_size: int | None = None
-    """Weights that share a scale, where they are packed; None for the target's default."""
-    quantiser: str | None = None
-    """Name of a file in `export/quantisers/`; None for the best that needs no more than is given."""
-    keep: tuple[tuple[str, str], ...] = ()
-    """Modules whose weights have another precision, and which."""
-    quality_text: Path | None = None
-    """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
-    calibrate: Path | None = None
-    """UTF-8 text on which packed weights are rounded; None: they are rounded without one."""
-    max_perplexity_ratio: float | None = None
-    """Weights are packed wider, as few as will do, until the perplexity is at most so many times the original's."""
-    max_weight_size: int | None = None
-    """Weights are packed wider, those that matter most, as long as the weight file has at most so many bytes."""
-    without_pass: tuple[str, ...] = ()
-    """Passes over the graph that are left out."""
-
-    activations: str | None = None
-    """What weights are multiplied with: where they are packed a name of ACTIVATIONS, where they have 16 bits fp32 or
-    the same 16 bits. None for what the target has.
-    """
-
-    cache_precision: str | None = None
-    """A name of CACHE_PRECISIONS: keys and values are cached as such integers. None: in the type of the activations."""
-    adapter: Path | None = None
-    """Folder of a PEFT adapter that is merged into the weights."""
-    with_adapters: tuple[tuple[str, Path], ...] = ()
-    """Names of adapters that a run can switch on, and their folders."""
-    prefill_precision: str | None = None
-    """int8: a second graph is written for prompts. None: one graph reads them and goes on."""
-    requantise: bool = False
-    """Weights of a quantised checkpoint are rounded a second time. False: they are taken as they are stored."""
-    cache: str = FIXED
-    """A name of CACHES: past and present in one buffer of fixed size, the same with that of the window in layers that
-    have one, or with as many rows as there are tokens.
-    """
+    @property
+    def folder(self) -> Path:
+        """Folder of the package."""
+        return Path(self.out)
 
     @property
     def named(self) -> str:
@@ -110,8 +62,8 @@ class ExportOptions:
     @property
     def reads(self) -> tuple[str, ...]:
         """Folders that are read, as they were given."""
-        adapters = [path for _, path in self.with_adapters]
-        return (self.checkpoint, *(str(path) for path in (self.adapter, *adapters) if path is not None))
+        adapters = (self.with_adapters or {}).values()
+        return tuple(os.fspath(path) for path in (self.checkpoint, self.adapter, *adapters) if path is not None)
 
     @property
     def computing(self) -> Precision:
@@ -144,18 +96,10 @@ class ExportOptions:
 
 def check_options(options: ExportOptions) -> None:
     """Check what needs no checkpoint. Raises UsageError."""
+    checked(options)
     if options.named not in PRECISIONS:
         names = ", ".join((AUTO, *PRECISIONS))
         raise UsageError(f"{spelled('precision', options.precision)}: choose one of {names}")
-    for name, value in (
-        ("max_length", options.max_length),
-        ("batch_size", options.batch_size),
-        ("prefill_chunk", options.prefill_chunk),
-        ("verify_length", options.verify_length),
-    ):
-        least = 2 if name == "max_length" else 1  # one token of prompt and one of answer
-        if value is not None and (type(value) is not int or not least <= value <= 1 << 24):
-            raise UsageError(f"{spelled(name, value)}: must be an integer between {least} and {1 << 24:,}")
     if options.prefill_chunk is not None and not options.static_shapes:
         raise UsageError(
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
@@ -168,7 +112,10 @@ def check_options(options: ExportOptions) -> None:
     _check_layout(options)
     _check_cache(options)
     _check_packing(options)
-    check_left_out(options.without_pass)
+    if options.without_pass:
+        from partita.export.passes import check_left_out
+
+        check_left_out(options.without_pass)
     if options.attention != "auto":
         chosen = lowering(options.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
@@ -190,7 +137,7 @@ def _check_adapters(options: ExportOptions) -> None:
             f"{said}: with {spelled('prefill_precision', options.prefill_precision)} prompts have weights of their "
             "own; leave one of the two out"
         )
-    names = [name for name, _ in options.with_adapters]
+    names = list(options.with_adapters or {})
     files = [name.casefold() for name in names]  # which some disks do not tell apart
     for name in names:
         if not re.fullmatch(ADAPTER_NAME, name):
@@ -208,8 +155,6 @@ def with_layout(options: ExportOptions) -> ExportOptions:
 def _check_layout(options: ExportOptions) -> None:
     """Check what is said of the layout of the cache. Raises UsageError."""
     said = spelled("cache", options.cache)
-    if options.cache not in CACHES:
-        raise UsageError(f"{said}: choose one of {', '.join(CACHES)}")
     if options.cache == FIXED:
         if options.attention == GROWING:
             raise UsageError(f"{spelled('attention', GROWING)}: ask for it with {spelled('cache', GROWING)}")
@@ -260,7 +205,11 @@ def _check_packing(options: ExportOptions) -> None:
             f"{' or '.join(allowed)}"
         )
     quantisers.check_name(options.rounding)
-    read_keep(options.keep, options.named if known else PACKED, options.computing.dtype if known else EXACT.dtype)
+    read_keep(
+        tuple((options.keep or {}).items()),
+        options.named if known else PACKED,
+        options.computing.dtype if known else EXACT.dtype,
+    )
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),
@@ -277,14 +226,7 @@ def _check_packing(options: ExportOptions) -> None:
             )
         _check_quality_text(options)
         return
-    if options.max_perplexity_ratio is not None and not 1 < options.max_perplexity_ratio <= MOST_RATIO:
-        raise UsageError(
-            f"{spelled('max_perplexity_ratio', options.max_perplexity_ratio)}: must be above 1, which is no loss, and "
-            f"at most {MOST_RATIO}"
-        )
-    if options.max_weight_size is not None and options.max_weight_size < 1:
-        raise UsageError(f"{spelled('max_weight_size', options.max_weight_size)}: must be a number of bytes")
-    calibrates = quantisers.quantiser(options.rounding).calibrate is not None
+    calibrates = options.rounding in quantisers.CALIBRATING
     if calibrates and options.calibrate is None:
         raise UsageError(f"{spelled('quantiser', options.rounding)} rounds on a text: add {spelled('calibrate')}")
     if options.calibrate is not None and not calibrates:

@@ -76,9 +76,9 @@ def export(
         options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:
         try:
-            place = cleanup.enter_context(reserve(options.out, options.reads, force=options.force))
+            place = cleanup.enter_context(reserve(options.folder, options.reads, force=options.force))
         except OSError as error:
-            raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
+            raise ResourceError(f"{options.folder.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, asked)
             work.notes, work.takes, work.cleanup = place.notes, takes, cleanup
@@ -103,7 +103,7 @@ def _run(
     chosen = exporter(work.options.exporter)
     refuse_unable(chosen, work.options)
     with stage(work.progress, "read checkpoint", work.seconds):
-        checkpoint = open_checkpoint(work.options.checkpoint)
+        checkpoint = open_checkpoint(str(work.options.checkpoint))
         max_length(work.options, checkpoint)
         stop_tokens(runtime.reader, checkpoint.folder)  # raises for a damaged file
     work.options = options = _settled(stored_precision.settled(work.options, checkpoint), target, quality_text)
@@ -159,7 +159,7 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(work.options.checkpoint, stopped, attempts.left_out(), _instead(attempts, work, runtime))
+    raise nothing_runs(str(work.options.checkpoint), stopped, attempts.left_out(), _instead(attempts, work, runtime))
 
 
 def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:

@@ -46,6 +46,7 @@ from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
 from partita.export.work import Work, tell
 from partita.observations.text_format import human_bytes
+from partita.options import path_of
 from partita.package import (
     KNOWN_ANSWER,
     QUALITY,
@@ -96,7 +97,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         _check_memory_of_answer(exported, options, held)
         if text is not None:
             _check_memory_of_quality(exported, held, text, needed=options.rounds)
-    _check_space(options.out.parent, contract.weight_bytes + rounded)
+    _check_space(options.folder.parent, contract.weight_bytes + rounded)
     with (
         _calibrated(exported, work) as exported,
         stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
@@ -132,7 +133,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
     write_manifest(work.folder, manifest)
     return Summary(
-        options.out,
+        options.folder,
         manifest,
         attempts.reason(exported),
         dict(exported.passes),
@@ -183,7 +184,7 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
 
 def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:
     """The text that quality is measured on, which is read before anything is written; None where none is measured."""
-    path, contract = work.options.quality_text, exported.contract
+    path, contract = path_of(work.options.quality_text), exported.contract
     if runtime.scorer is None or not work.options.measures or path is None:
         return None
     parameters = exported.original_parameters
@@ -301,7 +302,7 @@ def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Gra
         opsets=dict(exported.models[0].opset_imports),
         attention=exported.attention,
         precision=options.precision,
-        without_passes=options.without_pass,
+        without_passes=tuple(options.without_pass),
         cache_bytes=_cache_bytes(contract),
     )
 

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -29,6 +29,7 @@ from partita.foreign.reading import read_graph
 from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
+from partita.options import ForeignFolder
 from partita.package import (
     GET_AGAIN,
     MANIFEST,
@@ -68,6 +69,12 @@ class Choice:
     """A file that says what cannot be inferred."""
     max_length: int | None = None
     """N: the most tokens of a text, which is also how long buffers of a cache of fixed length are."""
+
+    @classmethod
+    def of(cls, options: ForeignFolder) -> Self:
+        """The choice of a verb's options."""
+        contract = None if options.contract is None else Path(options.contract)
+        return cls(options.variant, contract, options.max_length)
 
     @property
     def given(self) -> tuple[str, ...]:

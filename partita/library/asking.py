@@ -10,10 +10,8 @@ from partita.errors import UsageError
 from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed_for
 from partita.observations.text_format import plural
-from partita.options import TOKENS
 from partita.runtime.stop_strings import check_stops
 from partita.runtime.text import stop_token_ids
-from partita.spelling import called
 
 Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """A text, token ids, or one of them for each row of the batch. Arrays of token ids will do."""
@@ -162,9 +160,3 @@ def stops(
     if texts and not has_text:
         raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
     return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)
-
-
-def in_range(name: str, value: int | None) -> None:
-    """Raise UsageError for a number of tokens that makes no sense."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value not in TOKENS):
-        raise UsageError(f"{called(name)} is {value!r}; it must be an integer {TOKENS}")

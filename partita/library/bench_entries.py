@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from partita.errors import ReportError, UsageError
 from partita.files import claim, refuse_same
-from partita.library.bench_options import BenchOptions
-from partita.library.bench_subjects import Subject
-from partita.library.chain import ChainOptions, read_by, read_chain_options
+from partita.foreign.folder import Choice
+from partita.library.bench_subjects import Subject, packages_of
+from partita.library.chain import COMMAND_LINE, PROGRAM, ChainOptions, read_by, read_chain_options
+from partita.options import BenchOptions, PathText
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import all_names, parse_chain
-from partita.spelling import spelled
+from partita.spelling import reader, spelled
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +55,9 @@ class Lineup:
 
 def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
     """The chains that were named. Raises UsageError."""
-    libraries = parse_libraries(options.provider_libraries, all_names())
+    libraries = parse_libraries(options.provider_libraries or {}, all_names())
     chains: dict[str, Lineup] = {}
-    for text in options.chains:
+    for text in _texts(options):
         found = Lineup(text, parse_chain(text, libraries, argument="chains"))
         if found.name in chains:
             raise UsageError(f"{spelled('chains', text)}: {found.name} is listed twice; name each chain once")
@@ -61,11 +65,21 @@ def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
     return tuple(chains.values())
 
 
+def _texts(options: BenchOptions) -> tuple[str, ...]:
+    """A text for each chain. Raises UsageError where there is an empty list of them."""
+    given = options.chains
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not given:
+        raise UsageError("chains is empty; name at least one, or leave it out for the best usable provider")
+    return tuple(each if isinstance(each, str) else ",".join(each) for each in given)
+
+
 def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
     """Raise UsageError for options and libraries that are for none of the chains."""
-    libraries = parse_libraries(options.provider_libraries, all_names())
+    libraries = parse_libraries(options.provider_libraries or {}, all_names())
     every = tuple({provider.name: provider for lineup in chains for provider in lineup.chain}.values())
-    parse_options(options.provider_options, every)
+    parse_options(options.provider_options or {}, every)
     unused = [library.name for library in libraries if library not in every]
     if unused:
         raise UsageError(f"{spelled('provider_libraries')}: {unused[0]} is in no chain; add it to {spelled('chains')}")
@@ -87,7 +101,7 @@ def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Seq
     return tuple(_read_entry(options, subject, lineup, several=several) for subject in subjects for lineup in chains)
 
 
-def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequence[str]) -> str | None:
+def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mapping[str, PathText]) -> str | None:
     """Name of the contender that the baseline means, of the first package. Raises UsageError when it means none."""
     if asked is None:
         return None
@@ -103,13 +117,12 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequen
 def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
     """One contender, with what the options say about its providers. `several`: there are other packages."""
     names = {word.lower() for provider in lineup.chain for word in provider.names()}
-    of_chain = _concerning(names)
     where = ChainOptions(
         provider=lineup.text,
-        provider_options=tuple(filter(of_chain("."), options.provider_options)),
-        provider_libraries=tuple(filter(of_chain("="), options.provider_libraries)),
+        provider_options=_of_chain(options.provider_options, names),
+        provider_libraries=_of_chain(options.provider_libraries, names),
         threads=options.threads,
-        source=options.source,
+        source=COMMAND_LINE if reader() == "shell" else PROGRAM,
         skipped=lineup.skipped,
     )
     notes = (*([lineup.note] if lineup.note else []), *read_chain_options(where).notes)
@@ -120,21 +133,23 @@ def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, seve
     return Entry(name, subject, lineup.chain, where, notes, f"{subject.path.resolve().name}-{stem}")
 
 
-def _concerning(names: set[str]) -> Callable[[str], Callable[[str], bool]]:
-    """A test of whether what stands before a mark is one of these names."""
-    return lambda mark: lambda text: text.partition(mark)[0].strip().lower() in names
+def _of_chain(given: Mapping[str, T] | None, names: set[str]) -> dict[str, T]:
+    """The entries of a mapping whose keys are names of these providers."""
+    return {word: value for word, value in (given or {}).items() if word.lower() in names}
 
 
 def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
     """Everything that is read, which nothing may be written over."""
-    return {path for entry in entries for path in read_by(entry.where, *options.packages, *options.choice.reads)}
+    return {
+        path for entry in entries for path in read_by(entry.where, *packages_of(options), *Choice.of(options).reads)
+    }
 
 
 def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
     """Where the report of each contender goes, by its name; the folder is made. Raises ReportError."""
-    folder = options.reports
-    if folder is None:
+    if options.reports is None:
         return {}
+    folder = Path(options.reports)
     reads = read_paths(options, entries)
     for read in reads:
         refuse_same(folder, read, spelled("reports"))

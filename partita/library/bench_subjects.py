@@ -8,9 +8,13 @@ from pathlib import Path
 
 from partita.errors import GenerationError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
-from partita.library.bench_options import PROMPT_TOKENS, BenchOptions
+from partita.library.asking import prompt_rows
+from partita.options import BenchOptions
 from partita.package import Manifest, check_files
 from partita.spelling import either, spelled
+
+PROMPT_TOKENS = 64
+"""Default length of a generated prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,10 @@ class Subject:
 def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     """The packages, each with the prompt for its rows. Raises PackageError, UsageError and GenerationError."""
     manifests = []
-    foreign = [is_foreign(path) for path in options.packages]
-    choices = [options.choice if theirs or not any(foreign) else AS_IT_IS for theirs in foreign]
-    for path, choice in zip(options.packages, choices, strict=True):
+    packages, choice = packages_of(options), Choice.of(options)
+    foreign = [is_foreign(path) for path in packages]
+    choices = [choice if theirs or not any(foreign) else AS_IT_IS for theirs in foreign]
+    for path, choice in zip(packages, choices, strict=True):
         manifests.append(open_folder(path, choice))
         check_files(path, manifests[-1], hashes=False)
     sizes = {manifest.graph.vocab_size for manifest in manifests}
@@ -41,14 +46,14 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
         raise UsageError(
             f"{spelled('against')}: vocabularies of {counts} tokens; packages of one model can be compared"
         )
-    folders = [path.resolve().name for path in options.packages]
-    names = folders if len(set(folders)) == len(folders) else [str(path) for path in options.packages]
+    folders = [path.resolve().name for path in packages]
+    names = folders if len(set(folders)) == len(folders) else [str(path) for path in packages]
     if len(set(names)) < len(names):
         raise UsageError(f"{spelled('against')}: a package is listed twice; name each one once")
     prompts = _read_prompt(options, manifests)
     return tuple(
         Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size, choice)
-        for path, name, manifest, choice in zip(options.packages, names, manifests, choices, strict=True)
+        for path, name, manifest, choice in zip(packages, names, manifests, choices, strict=True)
     )
 
 
@@ -59,9 +64,9 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         wanted = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
         ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(wanted)]
     else:
-        ids, *others = (
-            _encode(path, manifest, options.prompt) for path, manifest in zip(options.packages, manifests, strict=True)
-        )
+        prompt = _one_prompt(options.prompt)
+        pairs = zip(packages_of(options), manifests, strict=True)
+        ids, *others = (_encode(path, manifest, prompt) for path, manifest in pairs)
         if any(other != ids for other in others):
             raise UsageError(
                 f"{spelled('against')}: the packages read {spelled('prompt')} as different tokens; give "
@@ -73,6 +78,19 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
             f"{longest} that the cache of this package holds; reduce one of them"
         )
     return tuple(ids)
+
+
+def packages_of(options: BenchOptions) -> tuple[Path, ...]:
+    """Every package, the one that the others are compared with first."""
+    return (Path(options.package), *map(Path, options.against))
+
+
+def _one_prompt(given: str | Sequence[int]) -> str | tuple[int, ...]:
+    """The one prompt, which every row gets. Raises UsageError."""
+    rows = prompt_rows(given)
+    if len(rows) != 1:
+        raise UsageError(f"prompt has {len(rows)} of them; give one, which every row of the batch gets")
+    return rows[0]
 
 
 def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) -> list[int]:

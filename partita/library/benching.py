@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
 import partita
 from partita.bench.contenders import build_contenders, choose_baseline, complete_rounds, shown_rounds
@@ -16,8 +16,6 @@ from partita.bench.verdict import judge
 from partita.bench.words import sentences
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
 from partita.files import check_writable, temporary_directory, write_text
-from partita.foreign.folder import Choice
-from partita.library.asking import Prompts, prompt_rows
 from partita.library.audience import LOGGER
 from partita.library.bench_child import Task
 from partita.library.bench_entries import (
@@ -30,18 +28,14 @@ from partita.library.bench_entries import (
     read_paths,
     report_files,
 )
-from partita.library.bench_options import NEW_TOKENS, ROUNDS, TIMEOUT_SECONDS, BenchOptions, check_options
 from partita.library.bench_rounds import Race, Racer, Say
 from partita.library.bench_subjects import Subject, read_subjects
-from partita.library.chain import PROGRAM
-from partita.library.edge import public
+from partita.library.edge import public, takes
 from partita.library.notes import unverified
-from partita.library.where import Libraries, ProviderOptions, where
+from partita.options import BenchOptions
 from partita.partition_reports import storage
 from partita.spelling import spelled
 
-Chains: TypeAlias = str | Sequence[str | Sequence[str]]
-"""A chain for each contender, `["webgpu,cpu", "cpu"]` or `[["webgpu", "cpu"], ["cpu"]]`; a text is a single one."""
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
 
@@ -95,27 +89,8 @@ class Measured:
         return any(entry.rounds for entry in self.bench.contenders)
 
 
-@public
-def bench(
-    package: str | os.PathLike[str],
-    prompt: Prompts | None = None,
-    chains: Chains | None = None,
-    *,
-    against: Sequence[str | os.PathLike[str]] = (),
-    baseline: str | None = None,
-    prompt_tokens: int | None = None,
-    max_new_tokens: int = NEW_TOKENS,
-    prefill_chunk: int | None = None,
-    rounds: int = ROUNDS,
-    provider_options: ProviderOptions | None = None,
-    provider_libraries: Libraries | None = None,
-    threads: int | None = None,
-    timeout_seconds: float = TIMEOUT_SECONDS,
-    reports: str | os.PathLike[str] | None = None,
-    variant: str | None = None,
-    contract: str | os.PathLike[str] | None = None,
-    max_length: int | None = None,
-) -> BenchResult:
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> BenchResult:
     """Generate the same on several chains, in turns, each in a process of its own: medians, ratios, equal tokens.
 
     `prompt`: a text or token ids, the same for every row; None for made-up tokens, `prompt_tokens` of them. `chains`:
@@ -128,25 +103,6 @@ def bench(
     for one. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
     KeyboardInterrupt for Ctrl-C.
     """
-    given = where(None, provider_options, provider_libraries, (), threads)
-    options = BenchOptions(
-        package=Path(package),
-        against=tuple(Path(path) for path in against),
-        chains=_chains(chains),
-        baseline=baseline,
-        prompt=_prompt(prompt),
-        prompt_tokens=prompt_tokens,
-        max_new_tokens=max_new_tokens,
-        prefill_chunk=prefill_chunk,
-        rounds=rounds,
-        provider_options=given.provider_options,
-        provider_libraries=given.provider_libraries,
-        threads=threads,
-        timeout_seconds=timeout_seconds,
-        reports=None if reports is None else Path(reports),
-        choice=Choice(variant, None if contract is None else Path(contract), max_length),
-        source=PROGRAM,
-    )
     plan = Plan(options)
     for line in plan.notes:
         LOGGER.info(line)
@@ -156,25 +112,6 @@ def bench(
     if measured.error is not None and not measured.anything:
         raise measured.error
     return BenchResult.of(measured.bench)
-
-
-def _chains(given: Chains | None) -> tuple[str, ...]:
-    """A text for each chain. Raises UsageError when there is none."""
-    if given is None or isinstance(given, str):
-        return () if given is None else (given,)
-    if not given:
-        raise UsageError("chains is empty; name at least one, or leave it out for the best usable provider")
-    return tuple(each if isinstance(each, str) else ",".join(each) for each in given)
-
-
-def _prompt(given: Prompts | None) -> str | tuple[int, ...] | None:
-    """The one prompt, which every row gets. Raises UsageError."""
-    if given is None:
-        return None
-    rows = prompt_rows(given)
-    if len(rows) != 1:
-        raise UsageError(f"prompt has {len(rows)} of them; give one, which every row of the batch gets")
-    return rows[0]
 
 
 def _put(text: str, path: str | os.PathLike[str] | None) -> str:
@@ -190,13 +127,17 @@ class Plan:
 
     def __init__(self, options: BenchOptions) -> None:
         """Check everything. Raises UsageError, PackageError, ReportError and GenerationError."""
-        check_options(options)
+        if options.prompt is not None and options.prompt_tokens is not None:
+            raise UsageError(
+                f"{spelled('prompt')} and {spelled('prompt_tokens')}: give one of them; the second is the length of a "
+                "generated prompt"
+            )
         named = named_chains(options)
         self.options, self.subjects = options, read_subjects(options)
         chains = named or (default_chain(options),)
         check_providers(options, chains)
         self.entries = read_entries(options, self.subjects, chains)
-        self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries)
+        self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
         self.reads = read_paths(options, self.entries)
         """What nothing may be written over."""
         self.files = report_files(options, self.entries)

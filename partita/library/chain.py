@@ -1,12 +1,10 @@
-"""What says where a model is to run, shared by everything that runs one: chain, provider options, plugin libraries and
-pins. As texts, in the form of the command line.
-"""
+"""The provider chain of a run: providers, their options, plugin libraries and pins, checked."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,13 @@ from partita.errors import UsageError
 from partita.files import STDIN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import listing
+from partita.options import PathText, ProviderChain, ProviderValues
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
 from partita.providers.resolve import all_names, known_providers, parse_chain
-from partita.spelling import spelled
+from partita.spelling import reader, spelled
 
-MAX_THREADS = 1024
 COMMAND_LINE = "command line"
 PROGRAM = "program"
 """Where a chain comes from, as a report says it."""
@@ -28,18 +26,16 @@ PROGRAM = "program"
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """The chain and its options as the user wrote them, not yet resolved."""
+    """The chain and its options as the user gave them, not yet resolved."""
 
     provider: str | None = None
     """The chain; None for the best usable provider, then cpu."""
-    provider_options: tuple[str, ...] = ()
-    provider_libraries: tuple[str, ...] = ()
+    provider_options: Mapping[str, ProviderValues] = field(default_factory=dict)
+    provider_libraries: Mapping[str, PathText] = field(default_factory=dict)
     pins: tuple[str, ...] = ()
     threads: int | None = None
     graph_capture: bool = False
     """Decode steps are to be recorded once and replayed."""
-    own_process: bool = False
-    """The process is the command's own and may be forked; False when somebody calls the command line as a function."""
     source: str = COMMAND_LINE
     """Where the chain comes from, as the report says it, when there is one."""
     skipped: tuple[str, ...] = ()
@@ -58,9 +54,42 @@ def chain_options(given: Mapping[str, Any]) -> ChainOptions:
     return ChainOptions(**values)
 
 
+def chain_of(options: ProviderChain) -> ChainOptions:
+    """The chain of a verb's options. Raises UsageError."""
+    given = options.providers
+    entries = [given] if isinstance(given, str) else list(given or ())
+    if given is not None and not entries:
+        raise UsageError("providers is empty; name at least one, or leave it out for the best usable one")
+    return ChainOptions(
+        provider=",".join(entry if isinstance(entry, str) else entry[0] for entry in entries) or None,
+        provider_options=_merged([dict([entry]) for entry in entries if not isinstance(entry, str)], options),
+        provider_libraries={name: os.fspath(path) for name, path in (options.provider_libraries or {}).items()},
+        pins=tuple(options.pins),
+        threads=options.threads,
+        source=COMMAND_LINE if reader() == "shell" else PROGRAM,
+    )
+
+
+def _merged(named: Sequence[Mapping[str, ProviderValues]], options: ProviderChain) -> dict[str, ProviderValues]:
+    """Options that stand beside the names of providers, and the others. Raises UsageError for one given twice."""
+    found: dict[str, dict[str, Any]] = {}
+    for word, values in (pair for given in (*named, options.provider_options or {}) for pair in given.items()):
+        for name, value in values.items():
+            if name in found.setdefault(word, {}):
+                written = spelled("provider_options", f"{word}.{name}={value}")
+                raise UsageError(f"{written}: {word}.{name} is given twice; give it once")
+            found[word][name] = value
+    return dict(found)
+
+
 def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
     """Files and folders that are read: those `given`, what the chain's options name, and what stdin comes from."""
-    values = [option.partition("=")[2] for option in (*where.provider_options, *where.provider_libraries)]
+    options = (value for values in where.provider_options.values() for value in values.values())
+    values = [
+        value
+        for value in (*options, *(os.fspath(path) for path in where.provider_libraries.values()))
+        if isinstance(value, str)
+    ]
     # Path.exists() raises for an option that is too long for a name.
     return (*given, *(Path(value) for value in values if value and os.path.exists(value)), STDIN)  # noqa: PTH110
 
@@ -91,7 +120,6 @@ class Target:
     pins: tuple[str, ...]
     notes: tuple[str, ...]
     """Sentences for the user and the report."""
-    own_process: bool
     by_default: str | None = None
     """Why it is this chain, when nobody named one."""
     skipped: tuple[ChainEntry, ...] = ()
@@ -108,8 +136,6 @@ def read_chain_options(given: ChainOptions) -> Target:
 
     Without --provider the installed providers are asked, which takes a child process each. Raises UsageError.
     """
-    if given.threads is not None and not 1 <= given.threads <= MAX_THREADS:
-        raise UsageError(f"{spelled('threads')} is {given.threads}; it must be between 1 and {MAX_THREADS:,}")
     libraries = parse_libraries(given.provider_libraries, all_names())
     by_default, skipped = None, tuple(map(ChainEntry.model_validate_json, given.skipped))
     if given.provider is None:
@@ -132,4 +158,4 @@ def read_chain_options(given: ChainOptions) -> Target:
     if given.graph_capture:
         options = _recording(chain, options)
     notes = tuple(unchecked_notes(options, chain))
-    return Target(chain, source, options, given.pins, notes, given.own_process, by_default, skipped)
+    return Target(chain, source, options, given.pins, notes, by_default, skipped)

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 from partita.check.gate import Gate
 from partita.check.limits import Limits, check_limits
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import UsageError
+from partita.options import CheckOptions
 from partita.partition_reports.records import Report
 from partita.providers.resolve import parse_chain
 from partita.spelling import spelled
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to hold of a report. None: not asked."""
-
-    max_cpu_nodes: int | None = None
-    max_copies: int | None = None
-    max_copy_bytes_per_token: int | None = None
-    max_unexplained: int | None = None
-    cache_in_place: bool = False
-    min_tokens_per_second: float | None = None
-    require: tuple[str, ...] = ()
-    max_slowdown: float | None = None
-
-
-def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool) -> Gate:
+def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
     """What is wanted as a gate. `baseline`: there is a report to keep up with.
 
     Raises UsageError for what makes no sense.
     """
-    limits = Limits(wanted.max_cpu_nodes, wanted.max_copies, wanted.max_copy_bytes_per_token)
+    limits = Limits.of(wanted)
     check_limits(limits, ())
-    for name in ("max_unexplained", "min_tokens_per_second", "max_slowdown"):
-        value = getattr(wanted, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"{spelled(name)} is {value}; it must be a number that is 0 or more")
     if wanted.max_slowdown is not None and not baseline:
         raise UsageError(f"{spelled('max_slowdown')} needs {spelled('baseline')} to compare with")
     return Gate(

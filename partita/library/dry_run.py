@@ -9,7 +9,7 @@ from partita.errors import PartitaError, ProviderError
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.crashes import NONE_CRASHED, Crashed
-from partita.library.place_options import PlaceOptions
+from partita.options import PlaceOptions
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts
 

@@ -6,6 +6,7 @@ A wrong value of an argument is an `ArgumentError`, which is a ValueError and a 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +15,13 @@ from typing import ParamSpec, TypeVar
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
 from partita.library.plain import plain
+from partita.options import checked
 from partita.remedies import what_to_do
 from partita.spelling import read_by
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Options = TypeVar("Options")
 
 
 class ArgumentError(UsageError, ValueError, TypeError):
@@ -83,3 +86,21 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
             return function(*plain(args), **plain(kwargs))
 
     return call
+
+
+def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], Callable[P, T]]:
+    """Make a function of an options dataclass one that programs call with the fields of the dataclass.
+
+    The function gets the options checked; see `partita.options.checked`.
+    """
+
+    def decorate(function: Callable[[Options], T]) -> Callable[P, T]:
+        @public
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return function(checked(options(*args, **kwargs)))
+
+        call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        return call
+
+    return decorate

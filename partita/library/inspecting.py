@@ -11,6 +11,7 @@ from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.edge import public
+from partita.options import InspectOptions, checked
 from partita.package import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
 from partita.spelling import spelled
 from partita.strangers import recognise
@@ -64,23 +65,38 @@ def inspect(
 
     Raises ArgumentError, and PackageError when there is nothing of the kind.
     """
-    other = Choice(against_variant, None if against_contract is None else Path(against_contract))
-    check_other(against, other)
-    found = read(
-        Path(package), Choice(variant, None if contract is None else Path(contract), max_length), hashes=hashes
+    options = InspectOptions(
+        package,
+        against=against,
+        variant=variant,
+        contract=contract,
+        max_length=max_length,
+        hashes=hashes,
+        against_variant=against_variant,
+        against_contract=against_contract,
     )
-    if against is None:
+    return inspected(checked(options))
+
+
+def inspected(options: InspectOptions) -> Inspection | InspectionDiff:
+    """The same for checked options."""
+    other = choice_of_other(options)
+    found = read(Path(options.package), Choice.of(options), hashes=options.hashes)
+    if options.against is None:
         return found
     from partita.inspection.diff.compare import compare
 
-    return compare(found, read(Path(against), other, hashes=hashes))
+    return compare(found, read(Path(options.against), other, hashes=options.hashes))
 
 
-def check_other(against: str | os.PathLike[str] | None, other: Choice) -> None:
-    """Raise UsageError for what is said of another folder where there is none."""
-    for name, value in (("against_variant", other.variant), ("against_contract", other.contract)):
-        if against is None and value is not None:
+def choice_of_other(options: InspectOptions) -> Choice:
+    """The choice for the folder of `against`. Raises UsageError where there is none to choose for."""
+    for name in ("against_variant", "against_contract"):
+        value = getattr(options, name)
+        if options.against is None and value is not None:
             raise UsageError(f"{spelled(name, str(value))} is about {spelled('against')}, which is not given")
+    contract = None if options.against_contract is None else Path(options.against_contract)
+    return Choice(options.against_variant, contract)
 
 
 def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Inspection:

@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import get_args
 
 from partita.errors import UsageError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import LOGGER
-from partita.library.chain import ChainOptions, Target, read_chain_options
-from partita.library.edge import public
+from partita.library.chain import ChainOptions, Target, chain_of, read_chain_options
+from partita.library.edge import takes
 from partita.library.engine import Engine
 from partita.library.model import Model
 from partita.library.notes import idle, inferred, not_used, unverified
-from partita.library.where import Libraries, ProviderOptions, Providers, where
+from partita.options import LoadOptions, Process
 from partita.package import Manifest
 
-Process: TypeAlias = Literal["auto", "this", "child"]
 
-
-@public
-def load(
-    package: str | os.PathLike[str],
-    providers: Providers | None = None,
-    *,
-    provider_options: ProviderOptions | None = None,
-    provider_libraries: Libraries | None = None,
-    pins: Sequence[str] = (),
-    threads: int | None = None,
-    graph_capture: bool = False,
-    observe: bool = True,
-    process: Process = "auto",
-    variant: str | None = None,
-    contract: str | os.PathLike[str] | None = None,
-    max_length: int | None = None,
-) -> Model:
+@takes(LoadOptions)
+def load(options: LoadOptions) -> Model:
     """Load a package that `export` wrote, or a folder of another exporter, on these providers and no others.
 
     `providers`: the chain, in order of preference, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime
@@ -56,13 +38,14 @@ def load(
     Raises ArgumentError, PackageError, ResourceError, InstallationError; ProviderError when the chain cannot be
     honoured, before anything runs elsewhere.
     """
-    folder = Path(package)
-    given = replace(where(providers, provider_options, provider_libraries, pins, threads), graph_capture=graph_capture)
+    folder, choice = Path(options.package), Choice.of(options)
+    given = replace(chain_of(options), graph_capture=options.graph_capture)
     target = read_chain_options(given)
-    choice = Choice(variant, None if contract is None else Path(contract), max_length)
     manifest = open_folder(folder, choice)
     # A program may go to another folder; files of the package are read later, too.
-    engine = open_engine(folder.absolute(), manifest, given, target, choice, observe=observe, process=process)
+    engine = open_engine(
+        folder.absolute(), manifest, given, target, choice, observe=options.observe, process=options.process
+    )
     _log_chain(target, engine, manifest)
     return Model(folder.absolute(), manifest, engine)
 

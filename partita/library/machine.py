@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
-from partita.library.edge import public
-from partita.library.where import Libraries
+from partita.library.edge import takes
 from partita.machine.records import MachineReport
+from partita.options import ProvidersOptions
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import all_names
 
 
-@public
-def providers(*, provider_libraries: Libraries | None = None) -> MachineReport:
+@takes(ProvidersOptions)
+def providers(options: ProvidersOptions) -> MachineReport:
     """Try every execution provider in a process of its own, and say what keeps those that do not run; takes seconds.
 
     `provider_libraries`: files of plugin providers by name. Raises ArgumentError for a file that is no library.
     """
     from partita.runtime.machine import describe_machine
 
-    texts = [f"{name}={os.fspath(path)}" for name, path in (provider_libraries or {}).items()]
-    return describe_machine(parse_libraries(texts, all_names()))
+    return describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))

@@ -21,7 +21,6 @@ from partita.library.asking import (
     TokenIds,
     adapters_of,
     conversations,
-    in_range,
     options,
     prompt_rows,
     stops,
@@ -30,13 +29,13 @@ from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, one_tree, public
 from partita.library.engine import ANOTHER, CLOSED, FORKED, Engine, PrefixRequest, ReportRequest
 from partita.library.generation import Generation, begin, told_options
-from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
 from partita.library.report import Report
 from partita.library.sampling import Sampling
 from partita.library.scheduler import Scheduler
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
+from partita.options import BenchOptions, PlaceOptions, check_value
 from partita.package import Manifest
 from partita.package_records import Verification
 from partita.runtime.adapter_names import check_adapter, check_adapters
@@ -231,7 +230,7 @@ class Model:
         what begins with its tokens is not read so far. Raises ArgumentError, GenerationError for a prefix.
         """
         engine = self._open()
-        in_range("prefill_chunk", prefill_chunk)
+        check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         guessing = self._speculation(speculate, draft)
         text = self.tokenizer
@@ -269,7 +268,7 @@ class Model:
         engine = self._open()
         if (text is None) == (system is None):
             raise UsageError("a prefix is one text: give text, or system")
-        in_range("prefill_chunk", prefill_chunk)
+        check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
         if system is not None:
             said = said_by_system(self._tokenizer(), system)
@@ -310,13 +309,13 @@ class Model:
         return self._open().evaluate()
 
     @public
-    def report(self, *, probe_seconds: float = PROBE_SECONDS) -> Report:
+    def report(self, *, probe_seconds: float = 120.0) -> Report:
         """The partition report of the last generation, however it ended; one that goes on is over then.
 
         `probe_seconds`: longest time for experiments on nodes that fell back; 0: none. Raises ReportError when nothing
         was generated, and KeyboardInterrupt when Ctrl-C ended the experiments.
         """
-        check_probe_seconds(probe_seconds)
+        check_value(PlaceOptions, "probe_seconds", probe_seconds)
         last = self._last
         if last is None and self._scheduler is not None:
             return self._report(ReportRequest("stop", complete=False, probe_seconds=probe_seconds))
@@ -439,7 +438,7 @@ class Model:
         speculation: Speculation,
     ) -> Generation:
         engine = self._open()
-        in_range("prefill_chunk", prefill_chunk)
+        check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         adapters = adapters_of(adapter, len(ids))
         check_adapters(self.folder, self.manifest, adapters)
         has_text = tokenizer is not None

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
+from partita.check.limits import Limits
 from partita.check.measures import repeated_phase
 from partita.errors import PartitaError
-from partita.foreign.folder import open_folder
+from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.crashes import NONE_CRASHED, Crashed
-from partita.library.place_options import RUN_SECONDS, PlaceOptions
 from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join, said_of
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
+from partita.options import PlaceOptions
 from partita.package import sha256_of
 from partita.partition_reports.graph_capture import blocking_nodes
 from partita.partition_reports.records import Report
@@ -24,13 +27,15 @@ from partita.partition_reports.request_records import DryRunFacts, GraphCapture,
 from partita.runtime.advice import package_facts
 from partita.runtime.capture import Attempt, try_capture
 from partita.runtime.chain import ChainError
-from partita.runtime.inputs import Shape, input_shapes, read_values
+from partita.runtime.inputs import Shape, input_shapes, read_values, size_text
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.pins import parse_pins
 from partita.runtime.place import Placed, Where, package_models, place_model, place_package, with_shapes
 from partita.runtime.run_errors import RunInterruptedError
 
+RUN_SECONDS = 120.0
+"""Default limit of the runs of an ONNX file."""
 NO_EXPERIMENTS = "no experiments were made: with them, too, the process was ended by native code"
 CAPTURE_OPTION = "enable_cuda_graph"
 FAILED_DRY = (
@@ -59,7 +64,7 @@ def place(
         target.chain,
         target.options,
         pins,
-        options.where.threads,
+        options.threads,
         options.runs,
         RUN_SECONDS if options.run_seconds is None else options.run_seconds,
         whole,
@@ -70,31 +75,28 @@ def place(
     model: ModelFacts | None = None
     models: dict[str, OnnxModel] = {}
     shapes: dict[str, dict[str, Shape]] = {}
-    if options.is_package:
-        manifest = open_folder(options.model, options.choice)
+    path = Path(options.model)
+    if path.is_dir():
+        manifest = open_folder(path, Choice.of(options))
         try:
-            placed = place_package(options.model, where, manifest)
+            placed = place_package(path, where, manifest)
         except (ChainError, NoKernelError) as error:
             refused = read_onnx(error.path)
             raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error
-        package = package_facts(options.model, manifest)
-        models = package_models(options.model, placed.facts)
+        package = package_facts(path, manifest)
+        models = package_models(path, placed.facts)
         inputs = {file: decode_sizes(entry) for file, entry in models.items()}
     else:
-        opened = read_onnx(options.model)
-        values = read_values(opened.inputs, options.values)
-        sizes = input_shapes(
-            opened.inputs,
-            options.shapes,
-            {name: array.shape for name, array in values.items()},
-            files=options.values,
-        )
+        opened, files = read_onnx(path), options.inputs or {}
+        values = read_values(opened.inputs, files)
+        given = {name: array.shape for name, array in values.items()}
+        sizes = input_shapes(opened.inputs, options.shapes or {}, given, files=files)
         try:
             placed = place_model(opened, sizes, replace(where, values=values))
         except (ChainError, NoKernelError, NotOpenedError) as error:
             raise why_refused(error, opened, sizes, options.probe_seconds, audience) from error
         model = _model_facts(opened, sizes)
-        models, shapes = {options.model.name: opened}, {options.model.name: sizes}
+        models, shapes = {path.name: opened}, {path.name: sizes}
         inputs = shapes
     seconds = 0.0 if isinstance(placed.error, RunInterruptedError) or EXPERIMENTS in crashed else options.probe_seconds
     facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds, audience)
@@ -114,15 +116,17 @@ def place(
 
 def _asked(options: PlaceOptions, target: Target) -> Asked:
     """What the report repeats of the request."""
+    shapes = [size_text(name, sizes) for name, sizes in (options.shapes or {}).items()]
+    files = [f"{name}={os.fspath(path)}" for name, path in (options.inputs or {}).items()]
     return Asked(
         verb="place",
-        path=options.model,
+        path=Path(options.model),
         chain=tuple(provider.ort_name for provider in target.chain),
         chain_source=target.source,
-        options=said_of(target, options.choice, shape=options.shapes, input=options.values),
-        threads=options.where.threads,
+        options=said_of(target, Choice.of(options), shape=shapes, input=files),
+        threads=options.threads,
         runs=options.runs,
-        limits=options.limits,
+        limits=Limits.of(options),
         skipped=target.skipped,
     )
 
@@ -144,7 +148,7 @@ def _with_capture(report: Report, options: PlaceOptions, placed: Placed, models:
     """The report with the verdict on graph capture, one per ONNX file."""
     assert report.dry_run is not None
     verdicts = tuple(
-        _judge(report, try_capture(model, placed.resolutions, CAPTURE_OPTION, options.where.threads))
+        _judge(report, try_capture(model, placed.resolutions, CAPTURE_OPTION, options.threads))
         for model in models.values()
     )
     return report.model_copy(update={"dry_run": report.dry_run.model_copy(update={"graph_capture": verdicts})})

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from partita.errors import PartitaError
+from partita.check.limits import Limits, check_limits
+from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.audience import QUIET, Audience
-from partita.library.chain import Target, read_chain_options
+from partita.library.chain import Target, chain_of, read_chain_options
 from partita.library.crashes import despite_crashes
-from partita.library.edge import public
+from partita.library.edge import takes
 from partita.library.jobs import run_job
-from partita.library.loading import Process, in_child
-from partita.library.place_options import PROBE_SECONDS, RUNS, PlaceOptions, check_chain, check_options
+from partita.library.loading import in_child
 from partita.library.report import Report
-from partita.library.where import Libraries, ProviderOptions, Providers, where
+from partita.options import PlaceOptions
 from partita.partition_reports import records
-
-Sizes: TypeAlias = Mapping[str, int | Sequence[int]]
-"""Sizes of an input, `{"x": (1, 3, 224, 224)}`, or of a symbolic dimension, `{"batch": 1}`."""
+from partita.providers.cuda import PROVIDER as CUDA
+from partita.spelling import spelled
 
 
 class PlacementError(PartitaError):
@@ -32,28 +28,8 @@ class PlacementError(PartitaError):
         self.report = report
 
 
-@public
-def place(
-    model: str | os.PathLike[str],
-    providers: Providers | None = None,
-    *,
-    provider_options: ProviderOptions | None = None,
-    provider_libraries: Libraries | None = None,
-    pins: Sequence[str] = (),
-    shapes: Sizes | None = None,
-    inputs: Libraries | None = None,
-    runs: int = RUNS,
-    threads: int | None = None,
-    dry_run: bool = False,
-    device: str | None = None,
-    graph_capture: bool = False,
-    probe_seconds: float = PROBE_SECONDS,
-    run_seconds: float | None = None,
-    process: Process = "auto",
-    variant: str | None = None,
-    contract: str | os.PathLike[str] | None = None,
-    max_length: int | None = None,
-) -> Report:
+@takes(PlaceOptions)
+def place(options: PlaceOptions) -> Report:
     """The partition report of any ONNX model, package or folder of another exporter, without a generation.
 
     `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process` are those of `load`.
@@ -61,38 +37,61 @@ def place(
     `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, simulating the GPU
     `device`; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for
     experiments on nodes that fell back; 0: none. `run_seconds`: longest time for the runs of an ONNX file; None: 120.
+    `max_cpu_nodes`, `max_copies` and `max_copy_bytes_per_token`: limits of the placement.
     `variant`, `contract` and `max_length` are those of `load`.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
-    honoured, and PlacementError, which has the report, when a run failed.
+    honoured, and PlacementError, which has the report, when a run failed or a limit is exceeded.
     """
-    given = where(providers, provider_options, provider_libraries, pins, threads)
-    options = PlaceOptions(
-        model=Path(model),
-        where=given,
-        shapes=tuple(f"{name}={_sizes(sizes)}" for name, sizes in (shapes or {}).items()),
-        values=tuple(f"{name}={os.fspath(path)}" for name, path in (inputs or {}).items()),
-        runs=runs,
-        dry_run=dry_run,
-        device=device,
-        graph_capture=graph_capture,
-        probe_seconds=probe_seconds,
-        run_seconds=run_seconds,
-        choice=Choice(variant, None if contract is None else Path(contract), max_length),
-    )
-    check_options(options)
-    target = read_chain_options(given)
-    check_chain(options, target.asked_names)
-    report, error = place_model(options, target, process=process)
+    from partita.library.run_report import limits_error
+
+    target = read_place(options)
+    report, error = place_model(options, target)
     if report.interrupted:
         raise KeyboardInterrupt
+    error = error or limits_error(report)
     if error is not None:
         raise PlacementError(error, Report.of(report)) from error
     return Report.of(report)
 
 
+def read_place(options: PlaceOptions) -> Target:
+    """The chain of a placement, once every option is checked that needs nothing loaded. Raises UsageError."""
+    _check_options(options)
+    target = read_chain_options(chain_of(options))
+    check_limits(Limits.of(options), target.asked_names)
+    if options.dry_run and target.chain[0].ort_name != CUDA.ort_name:
+        raise UsageError(
+            f"{spelled('dry_run', True)} is for CUDA: {spelled('providers')} has to begin with cuda, not with "
+            f"{target.chain[0].ort_name}"
+        )
+    return target
+
+
+def _check_options(options: PlaceOptions) -> None:
+    """Check what can be checked without a provider. Raises UsageError."""
+    if Path(options.model).is_dir():
+        of_files = {
+            "shapes": "the sizes of a package are in its manifest",
+            "inputs": "a package is run on dummy tokens",
+        }
+        of_files["run_seconds"] = "runs of a package have no limit"
+        for name, why in of_files.items():
+            if getattr(options, name):
+                raise UsageError(f"{spelled(name)} is for ONNX files; {why}")
+    elif Choice.of(options).given:
+        name = Choice.of(options).given[0]
+        raise UsageError(f"{spelled(name)} is for folders that Partita did not write, not for a file")
+    for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
+        if given and not options.dry_run:
+            raise UsageError(f"{spelled(name)} is part of a dry run; add {spelled('dry_run', True)}")
+    if options.dry_run and options.providers is None:
+        needs = f"{spelled('dry_run', True)} needs {spelled('providers', 'cuda')}, or cuda,cpu"
+        raise UsageError(f"{needs}: only CUDA can be placed without its device")
+
+
 def place_model(
-    options: PlaceOptions, target: Target, *, process: Process = "auto", audience: Audience = QUIET
+    options: PlaceOptions, target: Target, *, audience: Audience = QUIET
 ) -> tuple[records.Report, PartitaError | None]:
     """The report, and why a run failed. A model over which native code crashes is placed in other ways; see `crashes`.
 
@@ -100,7 +99,7 @@ def place_model(
     Raises KeyboardInterrupt when there was nothing to report yet, ProviderError, and what `place_run.place` raises.
     """
     work, environment, timeout = "partita.library.place_run:place", None, None
-    in_worker = in_child(target, process)
+    in_worker = in_child(target, options.process)
     if options.dry_run:
         from partita.library.dry_run import SECONDS, dry_environment
 
@@ -120,10 +119,6 @@ def place_model(
             patient=True,
             crashed=crashed,
         ),
-        package=options.is_package,
+        package=Path(options.model).is_dir(),
     )
     return report, None if options.dry_run else error
-
-
-def _sizes(sizes: int | Sequence[int]) -> str:
-    return str(sizes) if isinstance(sizes, int) else ",".join(map(str, sizes))

@@ -14,9 +14,10 @@ from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import node_explanation
 from partita.explain.node_explanation import Explanation
 from partita.files import check_writable, write_text
-from partita.library.checking import Wanted, gate_of, vocabulary
+from partita.library.checking import gate_of, vocabulary
 from partita.library.edge import public
 from partita.observations.text_format import short_provider
+from partita.options import CheckOptions, checked
 from partita.partition_reports import records, storage
 from partita.partition_reports.verdict import say_placed
 
@@ -120,17 +121,17 @@ class Report(records.Report):
         was found when all of it holds. Raises CheckFailedError with a line for everything that does not, and
         ArgumentError when nothing is asked.
         """
-        wanted = Wanted(
-            max_cpu_nodes,
-            max_copies,
-            max_copy_bytes_per_token,
-            max_unexplained,
-            cache_in_place,
-            min_tokens_per_second,
-            requirements,
-            max_slowdown,
+        options = CheckOptions(
+            max_cpu_nodes=max_cpu_nodes,
+            max_copies=max_copies,
+            max_copy_bytes_per_token=max_copy_bytes_per_token,
+            max_unexplained=max_unexplained,
+            cache_in_place=cache_in_place,
+            min_tokens_per_second=min_tokens_per_second,
+            require=requirements,
+            max_slowdown=max_slowdown,
         )
-        asked = gate_of(wanted, vocabulary(self), baseline=baseline is not None)
+        asked = gate_of(checked(options), vocabulary(self), baseline=baseline is not None)
         if asked == gate.Gate() and baseline is None:
             raise UsageError("nothing to check: give requirements, a limit or a baseline")
         beside = None if baseline is None else ("the baseline", baseline)

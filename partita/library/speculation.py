@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.observations.facts import SpeculationFact
+from partita.options import SpeculationOptions
 from partita.package import Manifest
 from partita.runtime.speculation.vocabulary import differing
 from partita.spelling import spelled
@@ -25,6 +26,11 @@ class Speculation:
     """`ngram`: lookup in the row's own text."""
     draft: str | None = None
     """Folder of the draft package."""
+
+    @classmethod
+    def of(cls, options: SpeculationOptions) -> Self:
+        """The speculation of a verb's options."""
+        return cls(options.speculate, None if options.draft is None else str(options.draft))
 
     @property
     def told(self) -> Mapping[str, str]:

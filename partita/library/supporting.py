@@ -4,58 +4,31 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.audience import QUIET, Audience
-from partita.library.chain import ChainOptions, Target, read_chain_options
-from partita.library.edge import public
-from partita.library.where import Libraries, ProviderOptions, where
+from partita.library.chain import Target, chain_of, read_chain_options
+from partita.library.edge import takes
 from partita.observations.text_format import listing
+from partita.options import ProviderChain, SupportOptions
 from partita.package import check_folder
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.resolve import Resolution, resolve_one
 from partita.spelling import did_you_mean, either, nearest, spelled
 from partita.support.records import ProviderFacts, SupportTable, Versions
 
-SECONDS = 300.0
-MAX_SECONDS = 24 * 3600
 ONNX_DOMAINS = ("", "ai.onnx")
 GRAPHS = ("model.onnx", "decode.onnx")
 """Graphs of a package, one of which it has."""
 TITLE = "testing operators on the provider (Ctrl-C: partial table)"
 
 
-@dataclass(frozen=True, slots=True)
-class SupportOptions:
-    """What is measured, and on which provider."""
-
-    where: ChainOptions
-    operators: tuple[str, ...] = ()
-    """Names, with their domains where those matter: Cast, com.microsoft:MatMulNBits."""
-    model: Path | None = None
-    everything: bool = False
-    dry_run: bool = False
-    device: str | None = None
-    seconds: float = SECONDS
-
-
-@public
-def support(
-    operators: str | Sequence[str] | None = None,
-    provider: str | None = None,
-    *,
-    model: str | os.PathLike[str] | None = None,
-    provider_options: ProviderOptions | None = None,
-    provider_libraries: Libraries | None = None,
-    dry_run: bool = False,
-    device: str | None = None,
-    seconds: float = SECONDS,
-) -> SupportTable:
+@takes(SupportOptions)
+def support(options: SupportOptions) -> SupportTable:
     """Which operators a provider supports, measured: opset versions, types, attribute and input variants.
 
     `operators`: one name or several, `Cast` or `com.microsoft:MatMulNBits`; None, without `model`, for all. `provider`:
@@ -65,16 +38,6 @@ def support(
     Raises ArgumentError, PackageError for a model that cannot be read, and ProviderError for a provider that cannot be
     tested.
     """
-    names = (operators,) if isinstance(operators, str) else tuple(operators or ())
-    options = SupportOptions(
-        where=where(provider, provider_options, provider_libraries),
-        operators=names,
-        model=None if model is None else Path(model),
-        everything=not names and model is None,
-        dry_run=dry_run,
-        device=device,
-        seconds=seconds,
-    )
     found, interrupted = measure_support(options)
     if interrupted:
         raise KeyboardInterrupt
@@ -84,7 +47,7 @@ def support(
 def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tuple[SupportTable, bool]:
     """The table, and whether Ctrl-C cut it short. Raises UsageError, PackageError, ProviderError."""
     _check_options(options)
-    target = read_chain_options(options.where)
+    target = read_chain_options(chain_of(chain_options(options)))
     provider = _one_of(target, options)
     what, asked = _what_is_asked(options)
 
@@ -127,20 +90,28 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     return table, measured.interrupted
 
 
+def chain_options(options: SupportOptions) -> ProviderChain:
+    """The options of the provider as those of a chain."""
+    given, libraries = options.provider_options, options.provider_libraries
+    return ProviderChain(options.provider, provider_options=given, provider_libraries=libraries)
+
+
 def _check_options(options: SupportOptions) -> None:
     """Check what can be checked without a provider. Raises UsageError."""
-    given = [bool(options.operators), options.model is not None, options.everything]
-    if sum(given) != 1:
+    if _operators(options) and options.model is not None:
         raise UsageError(
             f"name operators (Cast, com.microsoft:MatMulNBits), or a {either('model', 'model=')}, or "
             f"{either('--all', 'nothing for all')}; one of them"
         )
-    if not 0 < options.seconds <= MAX_SECONDS:
-        raise UsageError(f"{spelled('seconds')} is {options.seconds:g}; it must be above 0 and at most {MAX_SECONDS:,}")
     if options.device is not None and not options.dry_run:
         raise UsageError(f"{spelled('device')} is part of a dry run; add {spelled('dry_run', True)}")
-    if options.dry_run and options.where.provider is None:
+    if options.dry_run and options.provider is None:
         raise UsageError(f"{spelled('dry_run', True)} needs {word()} cuda: only CUDA can be asked without its device")
+
+
+def _operators(options: SupportOptions) -> tuple[str, ...]:
+    """Names of operators; none for all."""
+    return (options.operators,) if isinstance(options.operators, str) else tuple(options.operators or ())
 
 
 def word() -> str:
@@ -162,15 +133,16 @@ def _one_of(target: Target, options: SupportOptions) -> Any:
 def _what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
     """What the child is told to ask about, and how the table says it. Raises UsageError, PackageError."""
     if options.model is not None:
-        path = _graph_of(options.model)
+        path = _graph_of(Path(options.model))
         from partita.runtime.onnx_model import read_onnx
 
         read_onnx(path)  # whatever is wrong with it is said here, and not by a child
-        return {"model": str(path.resolve())}, f"what {options.model.name} needs"
-    if options.everything:
+        return {"model": str(path.resolve())}, f"what {Path(options.model).name} needs"
+    names = _operators(options)
+    if not names:
         return {"operators": None}, "all operators"
-    found = [pair for name in options.operators for pair in _named(name)]
-    return {"operators": [list(pair) for pair in found]}, ", ".join(options.operators)
+    found = [pair for name in names for pair in _named(name)]
+    return {"operators": [list(pair) for pair in found]}, ", ".join(names)
 
 
 def _graph_of(path: Path) -> Path:

@@ -20,6 +20,7 @@ from partita.export.quantisation.kernels import Kernels
 from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target, Timed
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
+from partita.options import PathText, ProviderValues
 from partita.package import Manifest
 from partita.package_records import SmokeRecord, Verification
 from partita.providers.base import Provider
@@ -40,16 +41,16 @@ ASK_SECONDS = 120.0
 
 def find_target(
     name: str | None,
-    options: tuple[str, ...],
+    options: Mapping[str, ProviderValues],
     *,
     default_allowed: bool,
-    libraries: tuple[str, ...] = (),
+    libraries: Mapping[str, PathText],
     audience: Audience = QUIET,
 ) -> Target:
     """The provider a package is for: the one that was named, else the one that would lead a chain on this machine.
 
-    `libraries`: of plugin providers that the user brings. Raises UsageError for a name or option that makes no sense,
-    ProviderError when the provider cannot be asked here and the default was not allowed.
+    `options`: by provider. `libraries`: of plugin providers that the user brings. Raises UsageError for a name or
+    option that makes no sense, ProviderError when the provider cannot be asked here and the default was not allowed.
     """
     from partita.runtime.ort.registry import available_ort_names
     from partita.runtime.provider_check import best_chain, check

@@ -5,6 +5,7 @@ Nothing is known of their options, libraries and log lines, so options are passe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,19 +77,30 @@ def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> P
     return generic_provider(name, path) if provider is None else replace(provider, library=path)
 
 
-def parse_libraries(
-    texts: Sequence[str], known: Mapping[str, Provider], argument: str = "provider_libraries"
-) -> tuple[Provider, ...]:
-    """Read `--provider-library NAME=PATH` texts.
-
-    Raises UsageError when one has no name or no path, the file is missing or no shared library, or a name comes twice.
-    """
-    found: dict[str, Provider] = {}
+def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") -> dict[str, str]:
+    """`NAME=PATH` texts as name -> path. Raises UsageError for another form, and for a name that is given twice."""
+    found: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
         name = name.strip()
         if not separator or not name or not path:
             raise UsageError(f"{spelled(argument, text)}: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
+        if name in found:
+            raise UsageError(f"{spelled(argument, text)}: {name} is given twice; give each library one name")
+        found[name] = path
+    return found
+
+
+def parse_libraries(
+    given: Mapping[str, str | os.PathLike[str]], known: Mapping[str, Provider], argument: str = "provider_libraries"
+) -> tuple[Provider, ...]:
+    """The providers of plugin libraries, given by name.
+
+    Raises UsageError when a file is missing or no shared library, or two names mean one provider.
+    """
+    found: dict[str, Provider] = {}
+    for name, path in given.items():
+        text = f"{name}={os.fspath(path)}"
         if not name.replace("_", "").replace("-", "").isalnum():
             raise UsageError(f"{spelled(argument, text)}: a name has only letters, digits, - and _")
         provider = _library_provider(name, _check_library(Path(path).expanduser(), argument), known)

@@ -1,4 +1,4 @@
-"""`--provider-option cuda.device_id=1`: texts from the command line, checked against what each provider takes.
+"""Options of execution providers, `cuda.device_id=1`, checked against what each provider takes.
 
 Knows the kinds of options and how ONNX Runtime spells their values; what the options are stands in the providers'
 files.
@@ -7,7 +7,7 @@ files.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
@@ -17,44 +17,55 @@ NO = frozenset({"0", "false", "no", "off"})
 YES = frozenset({"1", "true", "yes", "on"})
 
 
-def parse_options(
-    texts: Sequence[str], chain: Sequence[Provider], argument: str = "provider_options"
-) -> dict[str, dict[str, str]]:
-    """Read `PROVIDER.NAME=VALUE` texts for the providers of the chain: provider name -> option -> value as ONNX Runtime
-    takes it.
-
-    Raises UsageError when a text has another form, names a provider outside the chain, an option that the provider does
-    not have or a value of the wrong kind, or when an option is given twice.
+def split_options(texts: Sequence[str], argument: str = "provider_options") -> dict[str, dict[str, str]]:
+    """`PROVIDER.NAME=VALUE` texts as provider -> option -> value. Raises UsageError for another form, and for an option
+    that is given twice.
     """
-    by_name = {name.lower(): provider for provider in chain for name in provider.names()}
     found: dict[str, dict[str, str]] = {}
     for text in texts:
-        written = spelled(argument, text)
-        provider, name, value = _split_option(text, written, by_name, chain)
-        given = found.setdefault(provider.name, {})
-        option = _find_option(written, provider, name)
-        key = option.name if option else name
-        if key in given:
-            raise UsageError(f"{written}: {provider.name}.{key} is given twice; give it once")
-        given[key] = _check_value(written, option, value) if option else value
+        left, equals, value = text.partition("=")
+        word, dot, name = (part.strip() for part in left.partition("."))
+        if not equals or not dot or not word or not name:
+            raise UsageError(f"{spelled(argument, text)}: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
+        if name in found.setdefault(word, {}):
+            raise UsageError(f"{spelled(argument, text)}: {word}.{name} is given twice; give it once")
+        found[word][name] = value.strip()
     return found
 
 
-def _split_option(
-    text: str, written: str, by_name: Mapping[str, Provider], chain: Sequence[Provider]
-) -> tuple[Provider, str, str]:
-    """Provider, option name and value of one text."""
-    left, equals, value = text.partition("=")
-    word, dot, name = left.partition(".")
-    word, name = word.strip(), name.strip()
-    if not equals or not dot or not word or not name:
-        raise UsageError(f"{written}: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
-    provider = by_name.get(word.lower())
-    if provider is None:
-        there = ", ".join(entry.name for entry in chain)
-        near = did_you_mean(nearest(word, by_name))
-        raise UsageError(f"{written}: {word!r} is not in the provider chain; {near}the chain is: {there}")
-    return provider, name, value.strip()
+def parse_options(
+    given: Mapping[str, Mapping[str, object]], chain: Sequence[Provider], argument: str = "provider_options"
+) -> dict[str, dict[str, str]]:
+    """The options for the providers of the chain, by any name of a provider: provider -> option -> value as ONNX
+    Runtime takes it.
+
+    Raises UsageError for a provider outside the chain, an option that the provider does not have, a value of the wrong
+    kind, and an option that is given twice.
+    """
+    by_name = {name.lower(): provider for provider in chain for name in provider.names()}
+    found: dict[str, dict[str, str]] = {}
+    for word, name, value in _listed_options(given, argument):
+        written = spelled(argument, f"{word}.{name}={value}")
+        provider = by_name.get(word.lower())
+        if provider is None:
+            there = ", ".join(entry.name for entry in chain)
+            near = did_you_mean(nearest(word, by_name))
+            raise UsageError(f"{written}: {word!r} is not in the provider chain; {near}the chain is: {there}")
+        option = _find_option(written, provider, name)
+        key = option.name if option else name
+        if key in found.setdefault(provider.name, {}):
+            raise UsageError(f"{written}: {provider.name}.{key} is given twice; give it once")
+        found[provider.name][key] = _check_value(written, option, value) if option else value
+    return found
+
+
+def _listed_options(given: Mapping[str, Mapping[str, object]], argument: str) -> Iterator[tuple[str, str, str]]:
+    """Provider, option and value as text. Raises UsageError for what is no mapping of mappings."""
+    for word, options in given.items():
+        if not isinstance(options, Mapping):
+            raise UsageError(f"{spelled(argument)}: the options of {word} are {options!r}; give a dict")
+        for name, value in options.items():
+            yield word, name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _find_option(written: str, provider: Provider, name: str) -> Option | None:

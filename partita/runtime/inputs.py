@@ -1,4 +1,4 @@
-"""Inputs for a model: values from `--input`, or else sizes from `--shape` and values by type, the same every time.
+"""Inputs for a model: values from files, or else sizes from the user and values by type, the same every time.
 
 Made-up values are harmless rather than likely: floats are small random numbers, strings are empty, integers are zeros,
 because they may be indices, and ones where the name says mask or length. Which branch of an If is taken depends on
@@ -8,6 +8,7 @@ them, placement does not.
 from __future__ import annotations
 
 import math
+import os
 import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from partita import dtypes
 from partita.capped import MOST_BYTES, check_size
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
+from partita.options import PathText
 from partita.remedies import Remedy
 from partita.runtime.onnx_model import ModelPort
 from partita.spelling import spelled
@@ -40,14 +42,15 @@ GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
 Shape = tuple[int, ...]
 
 
-def read_values(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that the user's `NAME=FILE.npy` texts name, by input; bfloat16 as the uint16 that stores it.
+def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays in the files of these inputs; bfloat16 as the uint16 that stores it.
 
-    Raises UsageError when a text is not of that form, names no input, or its file is no array of the input's type.
+    Raises UsageError when a name is no input, or its file is no array of the input's type.
     """
     by_name = {port.name: port for port in ports}
     values: dict[str, npt.NDArray[Any]] = {}
-    for text in texts:
+    for given, path in files.items():
+        text = f"{given}={os.fspath(path)}"
         name, file = name_and_file(text, by_name)
         if name not in by_name or not file:
             names = listing(by_name) if by_name else "none, it has no inputs"
@@ -94,18 +97,18 @@ def _no_array(text: str, path: Path, why: str) -> UsageError:
 
 def input_shapes(
     ports: Sequence[ModelPort],
-    texts: Sequence[str],
+    asked: Mapping[str, int | Sequence[int]],
     given: Mapping[str, Shape] | None = None,
     *,
-    files: Sequence[str] = (),
+    files: Mapping[str, PathText] | None = None,
 ) -> dict[str, Shape]:
-    """The shape of every input, from what the file declares, the user's `NAME=SIZES` texts and `given` values.
+    """The shape of every input, from what the file declares, the sizes that are `asked` for and `given` values.
 
-    `files`: the `NAME=FILE.npy` texts that the values come from.
+    `files`: those that the values come from.
 
-    NAME is an input, or a symbolic size that inputs share. Raises UsageError when a text is not of that form, names
-    nothing, has the wrong number of sizes or contradicts the file or another text, and when a size is still missing. An
-    input whose values cannot be generated needs none.
+    A key of `asked` is an input, or a symbolic size that inputs share. Raises UsageError when one is neither, has the
+    wrong number of sizes or contradicts the file or another one, and when a size is still missing. An input whose
+    values cannot be generated needs none.
     """
     made = [port for port in ports if not not_generated(port)]
     by_name = {port.name: port for port in ports}
@@ -113,12 +116,15 @@ def input_shapes(
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
     names = [port.name for port in ports]
-    sources = {name_and_file(text, names)[0]: spelled("inputs", text) for text in files}
+    texts = [f"{name}={os.fspath(path)}" for name, path in (files or {}).items()]
+    sources = {name_and_file(text, names)[0]: spelled("inputs", text) for text in texts}
     for name, shape in (given or {}).items():
         sources.setdefault(name, spelled("inputs", f"{name}={','.join(map(str, shape))}"))
         shapes[name] = _checked_shape(sources[name], by_name[name], shape, what="array")
-    for text in texts:
-        name, numbers = _split_text(text)
+    for name, value in asked.items():
+        numbers, text = (value,) if isinstance(value, int) else tuple(value), size_text(name, value)
+        if not all(isinstance(number, int) and number >= 1 for number in numbers):
+            raise UsageError(f"{spelled('shapes', text)}: a size must be 1 or more")
         if name in by_name:
             if by_name[name].kind != "tensor":
                 raise UsageError(
@@ -158,6 +164,11 @@ def input_shapes(
     return {port.name: shapes[port.name] for port in ports if port.name in shapes}
 
 
+def size_text(name: str, sizes: int | Sequence[int]) -> str:
+    """Sizes as the command line has them: `x=1,3,224,224`."""
+    return f"{name}={sizes if isinstance(sizes, int) else ','.join(map(str, sizes))}"
+
+
 def not_generated(port: ModelPort) -> str:
     """What an input is whose values cannot be made, so that the model is not run; empty for every other."""
     if port.kind != "tensor":
@@ -165,26 +176,6 @@ def not_generated(port: ModelPort) -> str:
     element = dtypes.find(port.dtype)
     numbers = element is not None and element.storage is not None and element.kind != "complex"
     return "" if numbers or port.dtype == STRING else f"a tensor of {port.dtype}"
-
-
-def _split_text(text: str) -> tuple[str, Shape]:
-    """Name and sizes of `NAME=1,3,224`; `NAME=` is a scalar. The name may hold equals signs, the sizes may not."""
-    name, equals, listed = text.rpartition("=")
-    if not equals or not name:
-        raise UsageError(
-            f"{spelled('shapes', text)}: write NAME=SIZES, e.g. "
-            f"{spelled('shapes', 'x=1,3,224,224')} or {spelled('shapes', 'batch=1')}"
-        )
-    words = [word.strip() for word in listed.split(",")] if listed.strip() else []
-    try:
-        numbers = tuple(int(word) for word in words)
-    except ValueError as error:
-        raise UsageError(
-            f"{spelled('shapes', text)}: {listed!r} is not a list of sizes; write e.g. 1,3,224,224"
-        ) from error
-    if any(number < 1 for number in numbers):
-        raise UsageError(f"{spelled('shapes', text)}: a size must be 1 or more")
-    return name, numbers
 
 
 def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:

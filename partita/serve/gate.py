@@ -15,11 +15,9 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from partita.errors import UsageError
 from partita.observations.text_format import human_bytes
 from partita.serve.api_errors import ApiError, internal_error, overloaded
 from partita.serve.metrics import Metrics
-from partita.spelling import spelled
 
 MAX_SECONDS, MAX_COUNT = 7 * 24 * 3600.0, 1 << 20
 OPEN_TO_ALL = "/health"
@@ -38,7 +36,7 @@ AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of a server. Raises UsageError for one out of range."""
+    """Limits of a server."""
 
     body_bytes: int = 4 << 20
     queue: int = 256
@@ -51,17 +49,6 @@ class ServerLimits:
     """For a body to arrive."""
     drain_seconds: float | None = None
     """For the open requests after SIGTERM; None: `seconds`."""
-
-    def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("max_body", self.body_bytes, 1, 1 << 40),
-            ("max_queue", self.queue, 0, MAX_COUNT),
-            ("timeout", self.seconds, 0.001, MAX_SECONDS),
-            ("max_requests", self.requests, 1, MAX_COUNT),
-            ("drain_timeout", self.drain_seconds, 0, MAX_SECONDS),
-        ):
-            if value is not None and not least <= value <= most:
-                raise UsageError(f"{spelled(name)} is {value:g}; it must be between {least:g} and {most:,g}")
 
 
 class Gate:

@@ -13,10 +13,11 @@ from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.audience import Audience
 from partita.library.chain import ChainOptions, Target
 from partita.library.engine import Engine
-from partita.library.loading import Process, in_child, open_engine
+from partita.library.loading import in_child, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
+from partita.options import Process
 from partita.package import Manifest, left_out
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter

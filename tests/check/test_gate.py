@@ -7,16 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import typer.main
 
 from partita.check.compared import Beside
 from partita.check.finding import find
 from partita.check.gate import Gate, check
 from partita.check.limits import Limits, exceeded
 from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
-from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
+from partita.options import CheckCommand, described
 from partita.partition_reports.records import Bodies, BodyNode, Cache, CacheState
 from partita.partition_reports.speculation import speculation_figures
 from tests.conftest import REPOSITORY
@@ -637,8 +636,7 @@ def test_every_field_is_documented(field):
     page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
     table = page.partition("### Conditions")[2].partition("```")[0]
     assert f"`{field}`" in table
-    command = typer.main.get_command(report_app).commands["check"]  # type: ignore[attr-defined]
-    told = next(option.help for option in command.params if option.name == "require")
+    told = next(each.option.help for each in described(CheckCommand) if each.name == "require")
     assert re.search(rf"\b{field}\b", told)
 
 

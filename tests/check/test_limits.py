@@ -6,6 +6,7 @@ import pytest
 
 from partita.check.limits import Limits, check_limits, exceeded
 from partita.errors import UsageError
+from partita.options import PlacementLimits, checked
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of
@@ -64,14 +65,14 @@ def test_many_nodes_are_named_up_to_a_point(report):
 @pytest.mark.parametrize(
     ("limits", "name"),
     [
-        (Limits(-1), "--max-cpu-nodes"),
-        (Limits(max_copies=-1), "--max-copies"),
-        (Limits(max_copy_bytes_per_token=-5), "--max-copy-bytes-per-token is -5"),
+        (PlacementLimits(max_cpu_nodes=-1), "--max-cpu-nodes"),
+        (PlacementLimits(max_copies=-1), "--max-copies"),
+        (PlacementLimits(max_copy_bytes_per_token=-5), "--max-copy-bytes-per-token is -5"),
     ],
 )
 def test_a_negative_limit_is_a_usage_error(limits, name):
     with pytest.raises(UsageError, match=name):
-        check_limits(limits, (GPU, CPU))
+        checked(limits)
 
 
 def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():

@@ -10,24 +10,24 @@ import pytest
 import typer
 
 from partita import cli
-from partita.commands.verbs.export import app
 from partita.errors import PackageError
 from partita.export.asked import asked_options
 from partita.export.options import ExportOptions
-from partita.library.exporting import TargetOptions
 from partita.package import MANIFEST, check_files, read_manifest
 from tests.conftest import TinyCheckpoint
 
 
 def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
     """Whatever is added: its name is that of a flag, or of an option with values."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(cli.app).commands["export"]
     known = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     every = ExportOptions("c", Path("o"))
     for each in fields(ExportOptions):
         if each.name in {"checkpoint", "out"}:
             continue
         value: Any = not each.default if isinstance(each.default, bool) else ("x",) if each.default == () else "x"
+        if each.name in ("keep", "with_adapters", "target_options", "target_libraries"):
+            value = {"x": "x"}
         changed = ExportOptions("c", Path("o"), **{each.name: value})
         for name, values in asked_options(changed).items():
             flag = getattr(known[f"--{name}"], "is_flag", False)
@@ -36,9 +36,11 @@ def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
 
 
 def test_where_files_lay_is_not_kept() -> None:
-    options = ExportOptions("c", Path("o"), calibrate=Path("/home/me/notes.txt"), with_adapters=(("a", Path("/x/y")),))
+    options = ExportOptions("c", Path("o"), calibrate=Path("/home/me/notes.txt"), with_adapters={"a": Path("/x/y")})
     assert asked_options(options) == {"calibrate": ("notes.txt",), "with-adapters": ("a=y",)}
-    assert TargetOptions("moon", ("moon.a=1",), ("moon=/home/me/libmoon.so",)).asked == {
+    target = {"target": "moon", "target_options": {"moon": {"a": "1"}}}
+    options = ExportOptions("c", Path("o"), **target, target_libraries={"moon": Path("/home/me/libmoon.so")})
+    assert asked_options(options) == {
         "target": ("moon",),
         "provider-option": ("moon.a=1",),
         "provider-library": ("moon=libmoon.so",),
@@ -46,7 +48,7 @@ def test_where_files_lay_is_not_kept() -> None:
 
 
 def test_what_is_given_once_with_commas_is_kept_so() -> None:
-    options = ExportOptions("c", Path("o"), keep=(("lm_head", "int8"), ("layers.0", "fp16")))
+    options = ExportOptions("c", Path("o"), keep={"lm_head": "int8", "layers.0": "fp16"})
     assert asked_options(options) == {"keep": ("lm_head=int8,layers.0=fp16",)}
 
 

@@ -65,7 +65,7 @@ def test_a_second_copy_of_the_embedding_stays_as_it_is_where_the_embedding_is_pa
 ) -> None:
     """The original ties both, and is given a rounded embedding and a head that is not rounded."""
     folder = with_head(tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True), tmp_path / "c", "same")
-    export_to(tmp_path / "out", folder, precision="int4", keep=(("lm_head", "fp32"),))
+    export_to(tmp_path / "out", folder, precision="int4", keep={"lm_head": "fp32"})
     manifest = checked(tmp_path / "out")
     assert manifest.packed is not None and manifest.packed.kept == ("lm_head=fp32",)
 

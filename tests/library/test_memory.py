@@ -20,7 +20,7 @@ from tests.runtime.handmade import VOCAB, handmade
 
 LOOPS, ROUNDS, EACH = 24, 22, 90
 # Threads that spin for each other on cores that other tests use take four times as long.
-CPU = ChainOptions(provider="cpu", threads=2, provider_options=("cpu.spinning=0",))
+CPU = ChainOptions(provider="cpu", threads=2, provider_options={"cpu": {"spinning": "0"}})
 Samples = list[tuple[float, float]]
 
 

@@ -23,7 +23,6 @@ AT_A_TIME = 2
 FORKED = "forked"
 IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.views.json")
 PACKAGES = (
-    "partita.commands.verbs",
     "partita.diagnosis.reasons",
     "partita.providers",
     "partita.runtime.probes",

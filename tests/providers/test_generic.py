@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from partita.errors import UsageError
-from partita.providers.generic import generic_provider, parse_libraries
+from partita.providers.generic import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import all_names, known_providers, parse_chain, resolve
 from tests.conftest import require
 
@@ -24,7 +24,7 @@ def library(tmp_path_factory):
 
 
 def test_a_library_becomes_a_provider_of_its_name(library):
-    (provider,) = parse_libraries([f"MyEP={library}"], all_names())
+    (provider,) = parse_libraries(split_libraries([f"MyEP={library}"]), all_names())
     assert (provider.name, provider.ort_name, provider.library) == ("myep", "MyEP", library)
     assert provider.any_option
     chain = parse_chain("myep,cpu", (provider,))
@@ -35,7 +35,7 @@ def test_a_library_becomes_a_provider_of_its_name(library):
 
 
 def test_a_library_under_a_known_name_keeps_its_options_and_takes_its_place(library):
-    (provider,) = parse_libraries([f"WebGPU={library}"], all_names())
+    (provider,) = parse_libraries(split_libraries([f"WebGPU={library}"]), all_names())
     assert provider.options == known_providers()["webgpu"].options
     assert provider.ort_name == "WebGpuExecutionProvider"
     (wgpu,) = parse_chain("wgpu", (provider,))
@@ -59,13 +59,13 @@ def test_a_library_that_is_none_is_a_usage_error(tmp_path, make, says):
     (tmp_path / "text.so").write_text("# not a library\n")
     (tmp_path / "empty.so").touch()
     with pytest.raises(UsageError, match=says) as caught:
-        parse_libraries([make(tmp_path)], all_names())
+        parse_libraries(split_libraries([make(tmp_path)]), all_names())
     assert "\n" not in str(caught.value)
 
 
 def test_one_name_for_two_libraries_is_a_usage_error(library):
     with pytest.raises(UsageError, match="given twice"):
-        parse_libraries([f"x={library}", f"X={library}"], all_names())
+        parse_libraries(split_libraries([f"x={library}", f"X={library}"]), all_names())
 
 
 def test_another_name_of_onnx_runtime_is_taken_as_it_is():
@@ -108,6 +108,6 @@ def test_a_slip_of_the_pen_is_not_taken_for_another_provider(word):
 
 
 def test_the_same_library_and_provider_cannot_be_in_a_chain_twice(library):
-    (provider,) = parse_libraries([f"webgpu={library}"], all_names())
+    (provider,) = parse_libraries(split_libraries([f"webgpu={library}"]), all_names())
     with pytest.raises(UsageError, match="twice"):
         parse_chain("webgpu,WebGpuExecutionProvider", (provider,))

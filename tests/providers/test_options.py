@@ -9,7 +9,7 @@ import pytest
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
 from partita.providers.generic import generic_provider
-from partita.providers.options import parse_options, unchecked_notes
+from partita.providers.options import parse_options, split_options, unchecked_notes
 from partita.providers.resolve import known_providers, parse_chain, resolve
 
 PROBE = Provider(
@@ -51,7 +51,7 @@ PROBE = Provider(
     ],
 )
 def test_a_value_comes_out_as_onnx_runtime_spells_it(text, name, value):
-    assert parse_options([text], (PROBE,)) == {"probe": {name: value}}
+    assert parse_options(split_options([text]), (PROBE,)) == {"probe": {name: value}}
 
 
 @pytest.mark.parametrize(
@@ -80,43 +80,45 @@ def test_a_value_comes_out_as_onnx_runtime_spells_it(text, name, value):
 )
 def test_a_text_that_makes_no_sense_is_a_usage_error_of_one_line(texts, says):
     with pytest.raises(UsageError, match=says) as caught:
-        parse_options(texts, (PROBE,))
+        parse_options(split_options(texts), (PROBE,))
     assert "\n" not in str(caught.value)
 
 
 def test_a_provider_without_options_says_so():
     bare = replace(PROBE, options=())
     with pytest.raises(UsageError, match="probe takes no options"):
-        parse_options(["probe.use_arena=1"], (bare,))
+        parse_options(split_options(["probe.use_arena=1"]), (bare,))
 
 
 def test_options_of_the_cpu_are_read_here_and_not_by_onnxruntime():
-    found = parse_options(["cpu.attention=NAIVE", "cpu.spinning=off"], parse_chain("cpu"))
+    found = parse_options(split_options(["cpu.attention=NAIVE", "cpu.spinning=off"]), parse_chain("cpu"))
     assert found == {"cpu": {"attention": "naive", "spinning": "0"}}
     (resolved,) = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], found)
     assert resolved.options == found["cpu"] and resolved.provider_options == {}
 
 
 def test_options_of_two_providers_stay_apart():
-    found = parse_options(["cuda.device_id=1", "tensorrt.device_id=2"], parse_chain("tensorrt,cuda,cpu"))
+    found = parse_options(split_options(["cuda.device_id=1", "tensorrt.device_id=2"]), parse_chain("tensorrt,cuda,cpu"))
     assert found == {"cuda": {"device_id": "1"}, "tensorrt": {"device_id": "2"}}
 
 
 def test_tensorrt_and_directml_get_words_where_cuda_gets_digits():
     """ONNX Runtime's bindings refuse 1 for trt_fp16_enable: `should be 'True' or 'False'`."""
-    found = parse_options(["tensorrt.trt_fp16_enable=1", "cuda.use_tf32=off"], parse_chain("tensorrt,cuda"))
+    found = parse_options(
+        split_options(["tensorrt.trt_fp16_enable=1", "cuda.use_tf32=off"]), parse_chain("tensorrt,cuda")
+    )
     assert found == {"tensorrt": {"trt_fp16_enable": "True"}, "cuda": {"use_tf32": "0"}}
 
 
 def test_options_of_an_unknown_provider_pass_unchecked_and_are_said_to():
     chain = (generic_provider("XnnpackExecutionProvider"), PROBE)
-    found = parse_options(["xnnpack.intra_op_num_threads=4", "probe.count=1"], chain)
+    found = parse_options(split_options(["xnnpack.intra_op_num_threads=4", "probe.count=1"]), chain)
     assert found["xnnpack"] == {"intra_op_num_threads": "4"}
     (note,) = unchecked_notes(found, chain)
     assert "xnnpack" in note
     assert "unchecked: intra_op_num_threads" in note
     with pytest.raises(UsageError, match="given twice"):
-        parse_options(["xnnpack.a=4", "xnnpack.a=5"], chain)
+        parse_options(split_options(["xnnpack.a=4", "xnnpack.a=5"]), chain)
 
 
 @pytest.mark.parametrize("name", sorted(known_providers()))
@@ -124,6 +126,6 @@ def test_every_option_accepts_its_own_default(name):
     provider = known_providers()[name]
     for option in provider.options:
         if option.default:
-            found = parse_options([f"{name}.{option.name}={option.default}"], (provider,))
+            found = parse_options(split_options([f"{name}.{option.name}={option.default}"]), (provider,))
             assert found[name][option.name] == option.default, option.name
         assert (option.kind == "choice") == bool(option.choices), option.name

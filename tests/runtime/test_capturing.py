@@ -89,5 +89,5 @@ def test_the_option_is_that_of_the_provider_that_leads_the_chain():
     with pytest.raises(UsageError, match="cpu leads the chain and records no graphs; cuda and webgpu do"):
         read_chain_options(ChainOptions(provider="cpu", graph_capture=True))
     with pytest.raises(UsageError, match="given as off"):
-        off = ("cuda.enable_cuda_graph=0",)
+        off = {"cuda": {"enable_cuda_graph": "0"}}
         read_chain_options(ChainOptions(provider="cuda", graph_capture=True, provider_options=off))

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from partita.commands.build import split_inputs, split_shapes
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
@@ -60,7 +61,7 @@ def where(**changes) -> Where:
 
 def placed(path: Path, *shapes: str, **changes):
     model = read_onnx(path)
-    return place_model(model, input_shapes(model.inputs, shapes), where(**changes))
+    return place_model(model, input_shapes(model.inputs, split_shapes(shapes)), where(**changes))
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -263,24 +264,24 @@ def ports(**shapes) -> list[ModelPort]:
 def test_sizes_come_from_the_file_the_input_or_the_symbol():
     two = ports(x=("batch", 3, None), mask=("batch",), fixed=(2,))
     wanted = {"x": (5, 3, 7), "mask": (5,), "fixed": (2,)}
-    assert input_shapes(two, ["x=5,3,7"]) == wanted, "a size given with one input holds for its symbol"
-    assert input_shapes(two, ["x=5,3,7", "batch=5"]) == wanted
-    assert input_shapes(ports(s=None), ["s="]) == {"s": ()}
-    assert input_shapes(ports(**{"a=b": ("n",)}), ["a=b=4"]) == {"a=b": (4,)}
-    assert input_shapes([], []) == {}
+    assert input_shapes(two, split_shapes(["x=5,3,7"])) == wanted, "a size given with one input holds for its symbol"
+    assert input_shapes(two, split_shapes(["x=5,3,7", "batch=5"])) == wanted
+    assert input_shapes(ports(s=None), split_shapes(["s="])) == {"s": ()}
+    assert input_shapes(ports(**{"a=b": ("n",)}), split_shapes(["a=b=4"])) == {"a=b": (4,)}
+    assert input_shapes([], {}) == {}
 
 
 def test_missing_sizes_are_asked_for_in_one_line_with_an_example_that_works():
     some = ports(ids=("batch", "seq"), image=(1, 3, None, "w"), free=None, fine=(2, 2))
     with pytest.raises(UsageError) as caught:
-        input_shapes(some, [])
+        input_shapes(some, {})
     message = str(caught.value)
     assert "\n" not in message and "fine" not in message
     assert message.startswith("3 inputs need sizes: ids float32[batch,seq]; image float32[1,3,?,w]; free float32")
     example = message.partition("as in: ")[2].replace("--shape ", "").split()
-    assert input_shapes(some, example)["image"] == (1, 3, 1, 1)
+    assert input_shapes(some, split_shapes(example))["image"] == (1, 3, 1, 1)
     with pytest.raises(UsageError, match="1 input needs sizes: b"):
-        input_shapes(ports(a=("n",), b=("m",)), ["n=3"])
+        input_shapes(ports(a=("n",), b=("m",)), split_shapes(["n=3"]))
 
 
 @pytest.mark.parametrize(
@@ -299,23 +300,23 @@ def test_missing_sizes_are_asked_for_in_one_line_with_an_example_that_works():
 )
 def test_a_bad_size_is_a_usage_error(text, says):
     with pytest.raises(UsageError, match=says):
-        input_shapes(ports(x=("batch", 3, None)), [text])
+        input_shapes(ports(x=("batch", 3, None)), split_shapes([text]))
 
 
 def test_sizes_that_contradict_each_other():
     both = ports(x=("n", 2), y=("n",))
-    for texts in (["n=1", "x=2,2"], ["x=1,2", "y=2"], ["n=1", "n=2"]):
+    for texts in (["n=1", "x=2,2"], ["x=1,2", "y=2"]):
         with pytest.raises(UsageError, match="conflicting values for the symbolic size"):
-            input_shapes(both, texts)
+            input_shapes(both, split_shapes(texts))
     with pytest.raises(UsageError, match="given twice"):
-        input_shapes(both, ["x=1,2", "x=1,2"])
+        input_shapes(both, split_shapes(["x=1,2", "x=1,2"]))
 
 
 def test_an_input_that_has_one_size_twice_takes_it_twice():
     square = ports(x=("n", "n"))
-    assert input_shapes(square, ["x=2,2"]) == {"x": (2, 2)}
+    assert input_shapes(square, split_shapes(["x=2,2"])) == {"x": (2, 2)}
     with pytest.raises(UsageError, match="n is the size of two axes of x, here 2 and 3; the file says that they are"):
-        input_shapes(square, ["x=2,3"])
+        input_shapes(square, split_shapes(["x=2,3"]))
 
 
 # --- values --------------------------------------------------------------------------------------------------------
@@ -374,12 +375,12 @@ def test_an_input_larger_than_any_memory():
 )
 def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, says):
     model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
-    assert not_generated(model.inputs[0]) == says and input_shapes(model.inputs, []).get("s", (2,)) == (2,)
+    assert not_generated(model.inputs[0]) == says and input_shapes(model.inputs, {}).get("s", (2,)) == (2,)
     if model.inputs[0].kind != "tensor":
         with pytest.raises(UsageError, match=f"s is {says}, which has no sizes"):
-            input_shapes(model.inputs, ["s=2"])
+            input_shapes(model.inputs, split_shapes(["s=2"]))
     with pytest.raises(UsageError, match=f"s is {says}, which no .npy file can hold"):
-        read_values(model.inputs, [f"s={npy(tmp_path / 's.npy', np.zeros(2))}"])
+        read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.zeros(2))})
 
 
 def npy(path: Path, array: Any) -> Path:
@@ -392,9 +393,9 @@ def test_values_from_files_are_what_the_model_is_run_on(tmp_path):
     inputs = [port("i", TensorProto.INT64, ["n"]), port("depth", TensorProto.INT64, ()), port("pair", F, [2])]
     model = read_onnx(save(tmp_path / "m.onnx", nodes, inputs, [port("y", F, None)]))
     given = {"i": np.arange(3), "depth": np.array(5)}
-    texts = [f"{name}={npy(tmp_path / f'{name}.npy', array)}" for name, array in given.items()]
-    values = read_values(model.inputs, texts)
-    shapes = input_shapes(model.inputs, [], {name: array.shape for name, array in values.items()})
+    files = {name: npy(tmp_path / f"{name}.npy", array) for name, array in given.items()}
+    values = read_values(model.inputs, files)
+    shapes = input_shapes(model.inputs, {}, {name: array.shape for name, array in values.items()})
     assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
     result = place_model(model, shapes, where(values=values))
     assert result.error is None
@@ -438,16 +439,16 @@ def test_values_that_do_not_fit_are_one_line(tmp_path, text, says):
         files[name].write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
     both = [*ports(x=("n",)), ModelPort("s", "tensor", "string", (3,))]
     with pytest.raises(UsageError, match=says) as caught:
-        read_values(both, [text.format(**files)])
+        read_values(both, split_inputs([text.format(**files)]))
     assert "\n" not in str(caught.value) and str(caught.value).startswith("--input")
 
 
 def test_values_of_another_shape_and_sizes_given_twice():
     with pytest.raises(UsageError, match="--input x=3: x is float32"):
-        input_shapes(ports(x=("n", 2)), [], {"x": (3,)})
+        input_shapes(ports(x=("n", 2)), {}, {"x": (3,)})
     with pytest.raises(UsageError, match="--input x=3: conflicting values .* n: 3 here, 4 by another option"):
-        input_shapes(ports(x=("n",)), ["n=4"], {"x": (3,)})
-    assert input_shapes(ports(x=("n",), y=("n",)), [], {"x": (3,)}) == {"x": (3,), "y": (3,)}
+        input_shapes(ports(x=("n",)), split_shapes(["n=4"]), {"x": (3,)})
+    assert input_shapes(ports(x=("n",), y=("n",)), {}, {"x": (3,)}) == {"x": (3,), "y": (3,)}
 
 
 def test_strings_are_empty_or_given(tmp_path):
@@ -457,8 +458,8 @@ def test_strings_are_empty_or_given(tmp_path):
     path = save(tmp_path / "m.onnx", [node], made, [port("y", TensorProto.BOOL, ["n"])])
     assert placed(path, "n=3").error is None
     model = read_onnx(path)
-    values = read_values(model.inputs, [f"s={npy(tmp_path / 's.npy', np.array(['ä', 'b']))}"])
-    result = place_model(model, input_shapes(model.inputs, [], {"s": (2,)}), where(values=values))
+    values = read_values(model.inputs, {"s": npy(tmp_path / "s.npy", np.array(["ä", "b"]))})
+    result = place_model(model, input_shapes(model.inputs, {}, {"s": (2,)}), where(values=values))
     assert result.error is None
     sizes = {entry.name: entry.bytes_per_decode_step for entry in result.facts.sessions[0].ports}
     assert sizes == {"s": None, "u": None, "y": 2}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.providers.generic import parse_libraries
+from partita.providers.generic import parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime import provider_check
@@ -58,7 +58,7 @@ def compiled(folder: Path, source: str) -> Path:
 
 def try_library(path: Path, *, timeout_seconds: float = 30.0) -> Check:
     """What becomes of a plugin library."""
-    (provider,) = parse_libraries([f"mine={path}"], all_names())
+    (provider,) = parse_libraries(split_libraries([f"mine={path}"]), all_names())
     (found,) = check(resolve((provider,), ()), timeout_seconds=timeout_seconds)
     return found
 

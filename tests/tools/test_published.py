@@ -33,12 +33,12 @@ def test_every_reason_is_on_the_page():
 
 
 def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
-    from partita.library.place_options import PROBE_SECONDS
+    from partita.options import PlaceOptions
     from partita.paths import CACHE_VARIABLE
     from partita.runtime.probes.lab import MODEL_SECONDS, PATIENCE, START_SECONDS
 
     said = " ".join(reasons_text().split())
-    assert f"After `--probe-seconds` ({PROBE_SECONDS:g} unless given" in said
+    assert f"After `--probe-seconds` ({PlaceOptions.probe_seconds:g} unless given" in said
     late = f"and after {PATIENCE * MODEL_SECONDS:g} when it is tried once more at the end"
     start = f"the start of the provider after {START_SECONDS:g}"
     assert f"given up after {MODEL_SECONDS:g} seconds, {late}; {start}" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from partita.contract import Contract, GraphFile, Port
 from partita.dtypes import EXACT
@@ -120,9 +121,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     length = max_length(options, checkpoint)
     text = None
     if options.calibrate is not None and options.computing.bits is not None:
-        text = calibration.read_text(options.calibrate, checkpoint, length)
-    adapter = None if options.adapter is None else read_adapter(options.adapter)
-    beside_weights = [(name, read_adapter(folder)) for name, folder in options.with_adapters]
+        text = calibration.read_text(Path(options.calibrate), checkpoint, length)
+    adapter = None if options.adapter is None else read_adapter(Path(options.adapter))
+    beside_weights = [(name, read_adapter(Path(folder))) for name, folder in (options.with_adapters or {}).items()]
     for each in (*([] if adapter is None else [adapter]), *(other for _, other in beside_weights)):
         own = each.own_companions(checkpoint.folder)
         if own:

@@ -138,7 +138,7 @@ def make_plan(
     bits = options.computing.bits
     if bits is None:
         return None
-    keep = read_keep(options.keep, options.named, options.computing.dtype)
+    keep = read_keep(tuple((options.keep or {}).items()), options.named, options.computing.dtype)
     check_modules(keep, modules)
     kernels = Kernels() if target is None else target.kernels
     forms = candidates(

@@ -14,6 +14,7 @@ from partita.spelling import spelled
 
 __all__ = [
     "CALIBRATED",
+    "CALIBRATING",
     "DEFAULT",
     "Grid",
     "Quantised",
@@ -26,6 +27,8 @@ __all__ = [
 DEFAULT = "refit"
 CALIBRATED = "gptq"
 """What is used with a text."""
+CALIBRATING = frozenset({CALIBRATED})
+"""Quantisers that take a text; here so that options are checked without torch."""
 
 
 def names() -> tuple[str, ...]:

@@ -159,19 +159,19 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
 
 def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     dora = save_adapter(tmp_path / "dora", tiny_checkpoint("llama"), use_dora=True)
-    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters=(("dora", dora),))
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora})
     assert "it changes magnitudes (DoRA) as well, which cannot be switched; merge it with --adapter" in str(error)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"with_adapters": (("a b", Path("x")),)}, "'a b' is no name of an adapter"),
+        ({"with_adapters": {}}, "'a b' is no name of an adapter"),
         ({"with_adapters": (("a", Path("x")), ("a", Path("y")))}, "a is given more than once"),
         ({"with_adapters": (("Chat", Path("x")), ("chat", Path("y")))}, "Chat is given more than once"),
-        ({"with_adapters": (("a", Path("x")),), "adapter": Path("y")}, "--adapter merges one"),
+        ({"with_adapters": {}, "adapter": Path("y")}, "--adapter merges one"),
         (
-            {"with_adapters": (("a", Path("x")),), "precision": "int4", "prefill_precision": "int8"},
+            {"with_adapters": {}, "precision": "int4", "prefill_precision": "int8"},
             "prompts have weights of their own",
         ),
     ],

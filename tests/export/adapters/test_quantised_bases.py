@@ -126,7 +126,7 @@ def test_switched_beside_the_integers_that_are_stored(
 ) -> None:
     base = base_of(name, floats, tmp_path)
     adapter = save_adapter(tmp_path / "adapter", floats, LINEAR)
-    package = exported(base, precision="auto", with_adapters=(("tuned", adapter),))
+    package = exported(base, precision="auto", with_adapters={"tuned": adapter})
     manifest, answer = read_manifest(package), load_file(package / answer_file("tuned"))
     assert manifest.verification.status == "verified" and taken(package) == "as stored"
     assert manifest.graph.precision == "int4"

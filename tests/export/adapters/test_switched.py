@@ -133,7 +133,7 @@ def test_a_tied_head_has_a_path_and_the_embedding_none(
         f"{PREFIX}lm_head.lora_B.weight": torch.randn(288, 4) * 0.3,
     }
     adapter = save_adapter(tmp_path / "adapter", checkpoint, ("v_proj",), extra=head)
-    package = exported(checkpoint, with_adapters=(("head", adapter),))
+    package = exported(checkpoint, with_adapters={"head": adapter})
     found = answer(package, answer_file("head"))
     wanted = logits(merged_model(checkpoint, adapter), found["prompt"])
     np.testing.assert_allclose(found["prefill_logits"], wanted, atol=2e-4, rtol=2e-4)

@@ -318,7 +318,7 @@ def test_other_integers_than_the_stored_ones_are_refused(
     folder = formats.save_quantised(
         source, tmp_path / "stored", COMPRESSED, formats.compressed_integers(), modules=modules
     )
-    options = ExportOptions(str(folder), tmp_path / "out", precision="int4", keep=((module, "int8"),))
+    options = ExportOptions(str(folder), tmp_path / "out", precision="int4", keep={module: "int8"})
     with pytest.raises(UsageError, match=r"--keep: .* is stored in 4 bits, and would be rounded a second time"):
         export(options, replay=replay)
     assert not (tmp_path / "out").exists()
@@ -327,7 +327,7 @@ def test_other_integers_than_the_stored_ones_are_refused(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep": (("lm_head", "int8"),)}, "--keep is about packed weights"),
+        ({"keep": {"lm_head": "int8"}}, "--keep is about packed weights"),
         ({"activations": "fp16"}, "--activations fp16: with --precision fp32 choose fp32"),
     ],
     ids=["keep", "activations"],

@@ -84,7 +84,7 @@ def test_experts_are_packed(
 def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """Packed for one graph and wide for the other of a pair they would be stored twice."""
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    kept = exported(checkpoint, precision="int4", keep=(("experts", "fp32"),))
+    kept = exported(checkpoint, precision="int4", keep={"experts": "fp32"})
     assert operators(kept)["MoE"] == 2 and not operators(kept)["QMoE"]
     pair = exported(checkpoint, precision="int4", attention="primitives", static_shapes=True, prefill_chunk=6)
     manifest = checked(pair)
@@ -96,7 +96,7 @@ def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheck
 @pytest.mark.heavy
 def test_one_stack_of_experts_in_16_bits_is_both(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
-    package = exported(checkpoint, precision="int4", keep=(("layers.0.mlp.experts.down_proj", "fp16"),))
+    package = exported(checkpoint, precision="int4", keep={"layers.0.mlp.experts.down_proj": "fp16"})
     checked(package)
     kinds = {each.name: each.data_type for each in initializers(package)}
     halves = [name for name, kind in kinds.items() if kind == onnx.TensorProto.FLOAT16 and "experts" in name]

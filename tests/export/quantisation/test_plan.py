@@ -147,7 +147,7 @@ def test_nothing_is_packed_in_fp32() -> None:
 def test_the_form_is_the_one_that_the_target_takes() -> None:
     asked = Asked(frozenset({GATHER}), zero_points=False)
     told: list[str] = []
-    plan = make_plan(options(keep=(("lm_head", "int8"),)), target(asked), MODULES, told.append)
+    plan = make_plan(options(keep={"lm_head": "int8"}), target(asked), MODULES, told.append)
     assert plan is not None and plan.form.name == "matmul_nbits"
     assert plan.kernels.symmetric and not plan.kernels.gather
     assert told == ["npu takes packed weights without zero points only"]
@@ -170,7 +170,7 @@ def test_products_in_8_bits_are_asked_for_where_the_package_has_some() -> None:
     assert plan.kernels.smaller
     embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
     assert embedding is not None and embedding.grid.bits == 8
-    kept = make_plan(options(keep=(("lm_head", "int8"),)), target(Narrow(frozenset())), MODULES, told.append)
+    kept = make_plan(options(keep={"lm_head": "int8"}), target(Narrow(frozenset())), MODULES, told.append)
     assert kept is not None and kept.form.name == "dequantize_linear"
     assert "npu does not take MatMulNBits" in told[-1]
 
@@ -246,7 +246,7 @@ def test_activations_that_make_no_sense_are_refused(precision: str, changes: dic
     [
         (replace(options("int8"), activations="int8", opset=17), r"--opset 17: packed weights as MatMulInteger"),
         (
-            replace(options("int8", keep=(("lm_head", "int4"),)), activations="int8"),
+            replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
             r"--keep lm_head=int4: .* int8 weights alone",
         ),
     ],
@@ -355,7 +355,7 @@ def test_only_widths_that_are_multiplied_have_to_be_fast() -> None:
     slow, _ = slow_target(lambda node, attributes: 5.0 if attributes.get("bits") == 8 else 0.3)
     plan = make_plan(options(), slow, MODULES)
     assert plan is not None and plan.form.name == "matmul_nbits" and not plan.kernels.symmetric
-    for wanted in (options(keep=(("lm_head", "int8"),)), replace(options(), max_perplexity_ratio=1.01)):
+    for wanted in (options(keep={"lm_head": "int8"}), replace(options(), max_perplexity_ratio=1.01)):
         other = make_plan(wanted, slow, MODULES)
         assert other is not None and other.form.name == "dequantize_linear"
 

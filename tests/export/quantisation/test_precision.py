@@ -204,7 +204,7 @@ def test_an_embedding_that_has_other_bits_than_were_said_is_told(
         )
         return export(asked, replay=replay, scorer=scorer).notes
 
-    said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep=(("embed_tokens", "int4"),))
+    said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep={"embed_tokens": "int4"})
     assert [each for each in said if each.startswith("--keep: model.embed_tokens.weight has 8 bits all the same: ")]
     left = notes(tiny_checkpoint("gpt2", num_hidden_layers=1), activations="fp16")
     assert "not packed: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
@@ -292,23 +292,23 @@ def test_other_weights_are_seen(
 
 REFUSED = [
     (
-        {"precision": "int4", "keep": (("lm_haed", "int8"),)},
+        {"precision": "int4", "keep": {"lm_haed": "int8"}},
         UsageError,
         r"--keep lm_haed=int8.*no such module; lm_head is",
     ),
-    ({"precision": "int4", "keep": (("layers.99", "int8"),)}, UsageError, r"--keep layers\.99=int8.*no such module"),
-    ({"precision": "int4", "keep": (("lm_head", "fp8"),)}, UsageError, r"choose one of fp32, fp16, bf16, int8, int4"),
+    ({"precision": "int4", "keep": {"layers.99": "int8"}}, UsageError, r"--keep layers\.99=int8.*no such module"),
+    ({"precision": "int4", "keep": {"lm_head": "fp8"}}, UsageError, r"choose one of fp32, fp16, bf16, int8, int4"),
     (
-        {"precision": "int4", "activations": "fp16", "keep": (("lm_head", "bf16"),)},
+        {"precision": "int4", "activations": "fp16", "keep": {"lm_head": "bf16"}},
         UsageError,
         r"--keep lm_head=bf16: choose one of fp16, int8, int4",
     ),
     (
-        {"precision": "int4", "activations": "fp16", "keep": (("lm_head", "fp32"),)},
+        {"precision": "int4", "activations": "fp16", "keep": {"lm_head": "fp32"}},
         UsageError,
         r"--keep lm_head=fp32: choose one of fp16, int8, int4",
     ),
-    ({"keep": (("lm_head", "int8"),)}, UsageError, r"--keep is about packed weights: it needs --precision int4"),
+    ({"keep": {"lm_head": "int8"}}, UsageError, r"--keep is about packed weights: it needs --precision int4"),
     ({"block_size": 32}, UsageError, r"--block-size 32 is about packed weights"),
     ({"precision": "int4", "block_size": 48}, UsageError, r"--block-size 48: choose one of 32, 64, 128"),
     ({"precision": "int4", "verify": False}, UsageError, r"leave --no-verify out"),

@@ -154,7 +154,7 @@ def test_an_operator_set_that_is_too_old_for_it() -> None:
 
 
 def test_modules_that_stay_do_so_in_both_graphs() -> None:
-    wanted = replace(options(keep=(("layers.1", "fp32"), ("lm_head", "int8"))), prefill_precision="int8")
+    wanted = replace(options(keep={"layers.1": "fp32", "lm_head": "int8"}), prefill_precision="int8")
     plan = make_plan(wanted, None, MODULES)
     beside = prefill_plan(wanted, None, plan)
     assert beside is not None

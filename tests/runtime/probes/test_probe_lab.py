@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from partita.observations.facts import AssignedNode
-from partita.providers.generic import generic_provider, parse_libraries
+from partita.providers.generic import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.probes import child, lab
@@ -328,7 +328,7 @@ def test_a_library_that_is_no_plugin_is_told_in_the_loaders_words(model, tmp_pat
 
 def test_a_plugin_library_is_asked_under_whatever_name_it_was_given(model, tmp_path):
     path = compiled(tmp_path, "int nothing(void) { return 0; }")
-    (mine,) = parse_libraries([f"myep={path}"], all_names())
+    (mine,) = parse_libraries(split_libraries([f"myep={path}"]), all_names())
     here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
     assert here.try_all([model("one")]) == [None]
     assert "undefined symbol: CreateEpFactories" in here.unusable, "its name is no reason not to load it"

@@ -1,0 +1,258 @@
+"""Commands of the command line, built from dataclasses of options. Of libraries it imports typer alone."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import MISSING, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from typer.exceptions import Exit
+
+from partita.commands.early import check_early
+from partita.errors import UsageError
+from partita.options import Described as Field
+from partita.options import PathText, checked, described
+from partita.spelling import spelled
+
+SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+"""Bytes of each unit."""
+
+
+OWN_PROCESS: ContextVar[bool] = ContextVar("partita_own_process", default=False)
+"""The process has been started for this command alone, which may then fork it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command: its options, and the function that runs it."""
+
+    name: str
+    options: type[Any]
+    run: str
+    """`MODULE:FUNCTION` in `partita.commands`, called with the options; returns the exit code, None for 0."""
+    example: str
+
+
+def add(app: typer.Typer, verb: Verb) -> None:
+    """Add a verb to an app. Its help is the docstring of the options."""
+    parameters = [_parameter(each) for each in sorted(described(verb.options), key=lambda e: not e.option.positional)]
+
+    def call(**given: Any) -> None:
+        options = checked(verb.options(**_values(verb.options, given)))
+        check_early(options)
+        module, _, function = verb.run.partition(":")
+        raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
+
+    call.__doc__ = verb.options.__doc__
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app.command(verb.name, epilog=f"Example: {verb.example}")(call)
+
+
+def _parameter(each: Field) -> inspect.Parameter:
+    """The parameter that typer reads for a field."""
+    option, default = each.option, each.field.default
+    several = each.several or option.text in LISTS
+    item, parser = _item(each)
+    settings: dict[str, Any] = {"help": _help(each), "metavar": option.metavar}
+    if parser is not None:
+        settings["parser"] = parser
+    if option.complete or option.views:
+        settings["autocompletion"] = _completer(each)
+    if option.positional:
+        info = typer.Argument(show_default=False, **settings)
+    else:
+        name = each.name.replace("_", "-")
+        flags = option.flags or (f"--no-{name}" if default is True else f"--{name}",)
+        info = typer.Option(*flags, **settings)
+    kind: Any = list[item] if several else item  # type: ignore[valid-type]
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    elif item is bool:
+        default = False
+    elif default is None or several or parser is not None:  # typer would parse the default
+        kind, default = kind | None, None
+    return inspect.Parameter(
+        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _item(each: Field) -> tuple[Any, Callable[[str], Any] | None]:
+    """The type of one value on the command line, and its parser."""
+    if each.option.text in PARSERS:
+        parser = PARSERS[each.option.text]
+        return (int if parser is read_size else str), parser
+    if each.is_path or (each.several and get_args(each.type)[0] == PathText):
+        return Path, read_path
+    return (each.type if each.type in (bool, int, float) else str), None
+
+
+def _help(each: Field) -> str:
+    text = each.option.help
+    if "{names}" not in text:
+        return text
+    return text.replace("{names}", ", ".join(_completer(each)("")))
+
+
+def _completer(each: Field) -> Callable[[str], list[Any]]:
+    """A function that completes the value of an option."""
+
+    def complete(incomplete: str) -> list[Any]:
+        if each.option.views:
+            from partita.partition_reports.render.view import view_names
+
+            return [name for name in view_names(each.option.views) if name.startswith(incomplete)]
+        found: list[Any] = getattr(import_module("partita.commands.completion"), each.option.complete)(incomplete)
+        return found
+
+    return complete
+
+
+def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the options, from the values that typer has parsed."""
+    found = {}
+    for each in described(options):
+        value = given[each.name]
+        if each.type is bool:
+            found[each.name] = value != (each.field.default is True)
+        elif each.option.text in LISTS:
+            found[each.name] = LISTS[each.option.text](value) if value else each.field.default
+        elif (not each.several or value) and (value is not None or each.optional):
+            found[each.name] = value
+    return found
+
+
+# --- parsers of texts -------------------------------------------------------------------------------------------------
+
+
+def read_path(text: str) -> Path:
+    """A path as it is written. Raises BadParameter for an empty one, and one that is not UTF-8."""
+    return Path(not_empty(_in_utf8(text)))
+
+
+def _in_utf8(text: str) -> str:
+    """The text. Bytes that are not UTF-8 are surrogates in it, which ONNX Runtime and JSON cannot write."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise typer.BadParameter("the name is not UTF-8 text; choose another one")
+    return text
+
+
+def not_empty(text: str) -> str:
+    """The text. An empty path would be the current folder, which no user means by an unset variable."""
+    if not text:
+        raise typer.BadParameter("it is empty; name a file or folder, or leave it out")
+    return text
+
+
+def read_pair(text: str) -> str:
+    """NAME=FILE as it is written, with a file behind the name."""
+    name, equals, file = _in_utf8(text).partition("=")
+    if equals and not file:
+        raise typer.BadParameter(f"the file of {name!r} is empty; name one behind {name}=")
+    return text
+
+
+def read_size(text: str) -> int:
+    """Bytes: 600MiB, 2 GiB, 1.5GB, 5000000. Raises BadParameter."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in SIZES:
+        raise typer.BadParameter(f"{text!r} is no size; write it as 600MiB, 2GiB or a number of bytes")
+    number = float(found[1]) * SIZES[found[2]]
+    if not math.isfinite(number):
+        raise typer.BadParameter(f"{text[:40]!r} is more than anything has; write it as 600MiB or 2GiB")
+    return int(number)
+
+
+def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """`NAME=1,3,224` texts as name -> sizes; `NAME=` is a scalar. The name may hold equals signs, the sizes may not.
+
+    Raises UsageError for another form, and for a name that is given twice.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, listed = text.rpartition("=")
+        written = spelled("shapes", text)
+        if not equals or not name:
+            example = f"{spelled('shapes', 'x=1,3,224,224')} or {spelled('shapes', 'batch=1')}"
+            raise UsageError(f"{written}: write NAME=SIZES, e.g. {example}")
+        if name in found:
+            raise UsageError(f"{written}: {name} is given twice; give it once")
+        try:
+            found[name] = tuple(map(int, listed.split(","))) if listed.strip() else ()
+        except ValueError as error:
+            raise UsageError(f"{written}: {listed!r} is not a list of sizes; write e.g. 1,3,224,224") from error
+    return found
+
+
+def split_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE,NAME=VALUE` texts as name -> value. Raises UsageError for another form."""
+    found = {}
+    for part in ",".join(texts).split(","):
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not (name and equals and value):
+            raise UsageError(f"{spelled('keep')}: {part.strip() or 'nothing'!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def split_folders(texts: Sequence[str]) -> dict[str, Path]:
+    """NAME=FOLDER texts as name -> folder. Raises UsageError for another form, and for a name that is given twice."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"{spelled('with_adapters')}: {text[:80]!r} is not NAME=FOLDER")
+        if name in found:
+            raise UsageError(f"{spelled('with_adapters')}: {name} is given more than once")
+        found[name] = Path(folder)
+    return found
+
+
+def split_inputs(texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=FILE` texts as name -> file. Raises UsageError for a name that is given twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, _, file = text.partition("=")
+        if name in found:
+            raise UsageError(f"{spelled('inputs', text)}: {name} is given twice; give it once")
+        found[name] = file
+    return found
+
+
+def _libraries(texts: Sequence[str]) -> dict[str, str]:
+    from partita.providers.generic import split_libraries
+
+    return split_libraries(texts)
+
+
+def _provider_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    from partita.providers.options import split_options
+
+    return split_options(texts)
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {
+    "not_empty": not_empty,
+    "size": read_size,
+    "libraries": read_pair,
+    "inputs": read_pair,
+    "folders": read_pair,
+}
+"""Parsers of one text, by `Option.text`."""
+LISTS: dict[str, Callable[[Sequence[str]], Any]] = {
+    "list": list,
+    "libraries": _libraries,
+    "inputs": split_inputs,
+    "provider_options": _provider_options,
+    "shapes": split_shapes,
+    "folders": split_folders,
+    "pairs": split_pairs,
+}
+"""Parsers of all texts of an option that can be repeated, by `Option.text`."""

@@ -1,0 +1,53 @@
+"""Checks of an export that need neither torch nor transformers, which take seconds to load."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from partita.capped import read_json_value
+from partita.contract import CONTEXT_LENGTHS
+from partita.errors import CheckpointError, UsageError
+from partita.export.options import ExportOptions, check_options
+from partita.export.publish import check_target
+from partita.package import MANIFEST
+from partita.spelling import spelled
+
+HUB_ID = r"[\w.-]+/[\w.-]+"
+
+
+def check(options: ExportOptions) -> None:
+    """Raise UsageError, PackageError and CheckpointError for options, an output and a checkpoint that cannot work."""
+    check_target(options.reads, options.folder, force=options.force)
+    check_options(options)
+    given, path = os.fspath(options.checkpoint), Path(options.checkpoint)
+    if path.is_dir():
+        _check_folder(options, path)
+    elif not os.path.lexists(path) and (not re.fullmatch(HUB_ID, given) or given.startswith(".")):
+        raise CheckpointError(f"{given}: no such folder, and not a hub id of the form owner/name")
+
+
+def _check_folder(options: ExportOptions, folder: Path) -> None:
+    """Check that the folder has a config, and the maximum length against it where config.json has one."""
+    config = folder / "config.json"
+    if not config.is_file():
+        if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):
+            raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
+        return
+    try:
+        raw = read_json_value(config)
+    except (OSError, ValueError):  # reported when the checkpoint is opened
+        return
+    text = raw.get("text_config", raw) if isinstance(raw, dict) else None
+    if options.max_length is None or not isinstance(text, dict):
+        return
+    if "dynamic" in str((text.get("rope_scaling"), text.get("rope_parameters"))):  # such a model has no fixed limit
+        return
+    name = next((name for name in CONTEXT_LENGTHS if name in text), None)
+    most = None if name is None else text[name]
+    if type(most) is int and 1 < most < options.max_length:
+        raise UsageError(
+            f"{spelled('max_length', options.max_length)}: the model supports at most {most} positions ({name} in "
+            "config.json)"
+        )
