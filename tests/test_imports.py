@@ -470,9 +470,9 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert json.loads(done.stdout) == []
 
 
-CHILDREN = ("runtime.probes.child", "runtime.provider_child", "library.jobs", "library.host")
+CHILDREN = ("runtime.lab.placement", "runtime.provider_child", "library.jobs", "library.host")
 """Modules that run as processes of their own, and what they import when they work."""
-AT_WORK = ("runtime.chain", "runtime.place", "runtime.ort.session", "runtime.probes.engine", "partition_reports.build")
+AT_WORK = ("runtime.chain", "runtime.place", "runtime.ort.session", "runtime.lab.probes", "partition_reports.build")
 
 
 def test_no_child_process_loads_what_sets_text_in_type():

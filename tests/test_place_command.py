@@ -60,7 +60,7 @@ def test_ctrl_c_during_the_experiments_of_a_dry_run_keeps_the_report(tmp_path, s
     code, out, err = interrupt(
         [*PLACE_DRY, str(whole_numbers(tmp_path / "m.onnx")), "--report", str(report)],
         {"TMPDIR": str(temporary), "PARTITA_CACHE_DIR": str(tmp_path / "cache")},
-        lambda: list(temporary.glob("*/*/0.onnx")),
+        lambda: list(temporary.glob("*/*/stderr")),
     )
     assert code == 130, err
     assert "nodes on CUDAExecutionProvider" in out and "Traceback" not in err
@@ -76,7 +76,7 @@ def press_ctrl_c(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("where", "cut_short", "says"),
     [
-        ("partita.runtime.probes.engine.probe_run", "experiments", "experiments on nodes that fell back were"),
+        ("partita.runtime.lab.probes.probe_run", "experiments", "experiments on nodes that fell back were"),
         ("partita.runtime.ort.session.Binding.run", "runs", "run 1 of 3 was interrupted"),
     ],
 )

@@ -35,14 +35,13 @@ CODES = {
 PROBED = ("version", "operator", "type", "attribute")
 IN_EXPERIMENTS = """
 import os, signal, sys, time
-if "partita.runtime.probes.child" in sys.orig_argv:
+if "partita.runtime.lab.placement" in sys.orig_argv:
     import partita.runtime.ort.session as session
     real = session.open_native
-    def open_native(path, *rest, **more):
-        text = path.read_bytes()
-        if b"Celu" in text:
+    def open_native(path, active, opening):
+        if b"Celu" in (opening.model or b""):
             {what}
-        return real(path, *rest, **more)
+        return real(path, active, opening)
     session.open_native = open_native
 """
 Place = Callable[..., Done]

@@ -30,9 +30,9 @@ from partita.providers.resolve import parse_chain
 from partita.remedies import DECODERS_ONLY, FROM_CHECKPOINT, Remedy
 from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, settling, text
 from partita.runtime.engine import checks, recording
+from partita.runtime.lab import probes as engine
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.ort import errors
-from partita.runtime.probes import engine
 from partita.runtime.runner import load_runner
 from tests.conftest import Exported, TinyCheckpoint
 from tests.foreign import test_adapters, test_cache_layouts, test_rehearsal

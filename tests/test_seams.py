@@ -204,23 +204,20 @@ answer(
     assert "partita providers" in found["remedy"] and "## full_moon" in found["documented"]
 
 
-FACTOR = '''"""A factor that this test adds: an alpha of 2."""
-
-import onnx
-
-from partita.runtime.probes.factors.base import Factor, Part
-from partita.runtime.probes.ideas import Idea
-from partita.runtime.probes.variants import Change
+LAST_FACTOR = '        Factor("input", "other inputs", other_inputs),\n    )\n'
+FACTOR = '''        Factor("input", "other inputs", other_inputs),
+        Factor("alpha", "another alpha", other_alpha, other_alpha),
+    )
 
 
-def vary(case):
-    """Wherever there is another alpha."""
-    for attribute in case.node.attribute:
+def other_alpha(variant: Variant) -> Iterator[Idea]:
+    """A factor that this test adds: an alpha of 2."""
+    import onnx
+
+    for attribute in variant.node.attribute:
         if attribute.name == "alpha" and attribute.f != 2:
-            yield Idea("alpha", Change(attributes={"alpha": onnx.helper.make_attribute("alpha", 2.0)}), "alpha=2")
-
-
-FACTOR = Factor("alpha", kind="another alpha", rank=9, vary=vary, part=Part(9, vary))
+            change = Change(attributes={"alpha": onnx.helper.make_attribute("alpha", 2.0)})
+            yield Idea("alpha", change, "alpha=2")
 '''
 # The provider of the script takes an Elu when its alpha is TAKEN and, where FIXED says so, its type is float16.
 PROBED = """
@@ -231,9 +228,8 @@ from partita.partition_reports import storage
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain import chain_entry
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes import engine
-from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.lab import probes as engine
+from partita.runtime.lab.laboratory import Answer, Cache, Lab
 from tests.partition_reports.samples import event, report_of, run_facts, session_facts, windows
 
 class Scripted(Lab):
@@ -267,7 +263,7 @@ report("two.json")
 """
 
 
-def test_a_reason_that_experiments_show_is_its_file_its_word_its_rows_and_the_file_of_its_factor(copy: Copy) -> None:
+def test_a_reason_that_experiments_show_is_its_file_its_word_its_rows_and_its_factor(copy: Copy) -> None:
     add_reason(
         copy,
         "alpha_is_not_two",
@@ -281,7 +277,7 @@ def test_a_reason_that_experiments_show_is_its_file_its_word_its_rows_and_the_fi
         example="log=(), "
         'probe=NodeProbe("a", (Trial("as_is", "", "left", ""), Trial("alpha", "alpha=2", "taken", "")))',
     )
-    copy.add("partita/runtime/probes/factors/alpha.py", FACTOR)
+    copy.edit("partita/runtime/lab/factors.py", LAST_FACTOR, FACTOR)
     found = copy.ask(
         PROBED
         + """
@@ -306,5 +302,5 @@ answer(
         "partita/diagnosis/reasons/alpha_is_not_two.py",
         "partita/observations/codes.py",
         "partita/diagnosis/precedence.py",
-        "partita/runtime/probes/factors/alpha.py",
+        "partita/runtime/lab/factors.py",
     ]

@@ -22,7 +22,7 @@ VIEWS = "views"
 """Drawn for a terminal, or as a page for people."""
 STORED = {
     "partita/diagnosis": "reasons and steps of a report, which is read with the command line, whoever wrote it",
-    "partita/runtime/probes/lab.py": "what an experiment says in a report",
+    "partita/runtime/lab/laboratory.py": "what an experiment says in a report",
     "partita/library/target.py": "where the target comes from, in a manifest",
     "partita/export/writing.py": "what a manifest says of an export",
 }

@@ -1,4 +1,4 @@
-"""Examples of ONNX's operators, from the backend tests of the onnx package: partita/runtime/support/examples.jsonl.
+"""Examples of ONNX's operators, from the backend tests of the onnx package: partita/runtime/lab/examples.jsonl.
 
 To write it again, after a move to a newer onnx: python -m tools.examples
 
@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-FILE = Path(__file__).parent.parent / "partita" / "runtime" / "support" / "examples.jsonl"
+FILE = Path(__file__).parent.parent / "partita" / "runtime" / "lab" / "examples.jsonl"
 MOST_VALUES = 32
 """Elements of an input that is kept with its values."""
 MOST_SIZE = 3000

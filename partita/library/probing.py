@@ -29,7 +29,7 @@ def with_probes(
     audience: Audience = QUIET,
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """The facts and the chain with what experiments tell. Ctrl-C ends the experiments, not the report."""
-    from partita.runtime.probes.engine import probe_run
+    from partita.runtime.lab.probes import probe_run
 
     try:
         with audience.busy(TITLE):
@@ -61,7 +61,7 @@ def why_refused(
     audience: Audience = QUIET,
 ) -> ProviderError:
     """A refusal with what experiments tell of it; as it was when there is no time for them, or they are interrupted."""
-    from partita.runtime.probes.engine import probe_missing_kernel, probe_not_opened, probe_refusal
+    from partita.runtime.lab.probes import probe_missing_kernel, probe_not_opened, probe_refusal
 
     def explained() -> ProviderError:
         if isinstance(error, ChainError):

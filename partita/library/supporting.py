@@ -63,7 +63,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     else:
         resolution, devices = _usable(resolution)
 
-    from partita.runtime.support.measure import measure
+    from partita.runtime.lab.tables import measure
     from partita.support.build import build_table
 
     with audience.busy(TITLE):
@@ -158,7 +158,7 @@ def _graph_of(path: Path) -> Path:
 
 def _named(name: str) -> list[tuple[str, str]]:
     """Operators of that name, in any case, as (domain, name); with a domain only its own. Raises UsageError."""
-    from partita.runtime.support.operators import operators
+    from partita.runtime.lab.schema import operators
 
     domain, colon, word = name.rpartition(":")
     domain = "" if domain in ONNX_DOMAINS else domain

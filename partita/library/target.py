@@ -31,7 +31,7 @@ from partita.providers.resolve import Resolution, all_names, parse_chain, resolv
 from partita.spelling import spelled
 
 if TYPE_CHECKING:
-    from partita.runtime.probes.lab import Lab
+    from partita.runtime.lab.laboratory import Lab
 
 SOURCE = "--target"
 """Where the target comes from, as a manifest says it."""
@@ -201,7 +201,7 @@ def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None)
     """A function that asks the provider about a graph."""
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
-        from partita.runtime.probes.asking import ask as put
+        from partita.runtime.lab.acceptance import ask as put
 
         with _lab(resolution, environment) as lab:
             told = put(model, sizes, lab)
@@ -214,7 +214,7 @@ def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None)
     """A function that asks the provider about nodes, each in a model of its own."""
 
     def takes(questions: Sequence[Question]) -> list[bool]:
-        from partita.runtime.probes.asking import takes_each
+        from partita.runtime.lab.acceptance import takes_each
 
         with _lab(resolution, environment) as lab:
             return takes_each(questions, lab)
@@ -225,8 +225,7 @@ def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None)
 @contextmanager
 def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Iterator[Lab]:
     """Experiments on the provider, whose answers are kept. Raises ProviderError when it could not be queried."""
-    from partita.runtime.probes.cache import cache_for
-    from partita.runtime.probes.lab import Lab
+    from partita.runtime.lab.laboratory import Lab, cache_for
 
     with Lab(resolution, cache_for(resolution, environment), time.monotonic() + ASK_SECONDS, environment) as lab:
         yield lab

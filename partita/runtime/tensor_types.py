@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from partita.runtime.lab.schema import find_operator
 from partita.runtime.model_file import all_graphs
-from partita.runtime.probes.schemas import find_schema
 
 if TYPE_CHECKING:
     import onnx
@@ -76,8 +76,8 @@ def _spread_elements(model: onnx.ModelProto) -> bool:
     for node in graph.node:
         if not node.domain or all(elements.get(name) for name in node.output if name):
             continue
-        schema = find_schema(node.domain, node.op_type, versions.get(node.domain, 1))
-        for name, element in schema.outputs_of(node, elements).items() if schema is not None else ():
+        operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
+        for name, element in operator.outputs_of(node, elements).items() if operator is not None else ():
             if not elements.get(name):
                 elements[name] = element
                 graph.value_info.add(name=name).type.tensor_type.elem_type = element

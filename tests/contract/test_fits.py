@@ -46,9 +46,9 @@ from pathlib import Path
 import onnx
 from partita.providers.resolve import parse_chain, resolve_one
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.probes.asking import ask
-from partita.runtime.probes.cache import cache_for
-from partita.runtime.probes.lab import Lab
+from partita.runtime.lab.acceptance import ask
+from partita.runtime.lab.laboratory import cache_for
+from partita.runtime.lab.laboratory import Lab
 from partita.runtime.provider_check import check
 (provider,) = parse_chain(sys.argv[1])
 (tried,) = check([resolve_one(provider, available_ort_names(), {})])

@@ -16,7 +16,6 @@ from partita.observations.codes import NODE_CODES, PROVIDER_CODES
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.providers.resolve import known_providers
-from partita.runtime.probes import factors as probe_factors
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import NO_KERNEL
 
@@ -81,18 +80,6 @@ def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
 def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:
     with pytest.raises(ValueError, match="library_missing is about a provider"):
         LogPattern("library_missing", r"no library for (?P<node>\S+)")
-
-
-def test_a_factor_that_no_reason_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change in it that helps would decide the node and leave it unexplained."""
-    without = tuple(replace(reason, factors=()) if reason.factors else reason for reason in load_reasons())
-    monkeypatch.setattr(probe_factors, "load_reasons", lambda: without)
-    probe_factors.factors.cache_clear()
-    try:
-        with pytest.raises(ValueError, match="0 reasons name it"):
-            probe_factors.factors()
-    finally:
-        probe_factors.factors.cache_clear()
 
 
 def test_every_row_says_why_it_stands_where_it_stands() -> None:

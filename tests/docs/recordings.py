@@ -39,7 +39,7 @@ from partita.providers.resolve import Resolution, known_providers, parse_chain
 from partita.providers.start import Failure, failure
 from partita.runtime.chain import ChainError, not_all_on
 from partita.runtime.evaluation import Evaluation
-from partita.runtime.probes.variations import kind_of
+from partita.runtime.lab.factors import kind_of
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = {

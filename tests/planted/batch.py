@@ -25,8 +25,7 @@ IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "part
 PACKAGES = (
     "partita.diagnosis.reasons",
     "partita.providers",
-    "partita.runtime.probes",
-    "partita.runtime.probes.factors",
+    "partita.runtime.lab",
 )
 """All modules of these, which a command finds by their names."""
 WORKER = "partita.runtime.worker"

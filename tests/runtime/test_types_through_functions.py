@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import parser
 
+from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.variant import node_variant
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import node_case
-from partita.runtime.probes.graphs import cut_graph
 from partita.runtime.tensor_types import element_of, sizes_of, tensor_types
 
 NORMALISED = (
@@ -38,7 +38,7 @@ def test_what_group_normalization_makes_has_the_type_that_its_function_gives(tex
 @pytest.mark.parametrize("opset", [18, 21, 22])
 def test_a_node_of_a_local_function_is_tried_in_the_version_of_the_model(opset: int, tmp_path: Path) -> None:
     onnx.save(parser.parse_model(CALLING.format(opset=opset)), tmp_path / "m.onnx")
-    case = node_case(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "_inlfunc_Part_one")
+    case = node_variant(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "_inlfunc_Part_one")
     assert case.node.op_type == "Selu" and case.opsets[""] == 22
 
 
@@ -68,7 +68,7 @@ def test_nodes_of_functions_are_told_apart_by_function_and_by_what_they_made(
 ) -> None:
     onnx.save(parser.parse_model(SHARED), tmp_path / "m.onnx")
     graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {}).with_seen({name: (made,)})
-    case = node_case(graph, name)
+    case = node_variant(graph, name)
     assert case.node.op_type == op_type
     assert element_of(case.feeds[0].kind) == element
 

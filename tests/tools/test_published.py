@@ -35,7 +35,7 @@ def test_every_reason_is_on_the_page():
 def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
     from partita.options import PlaceOptions
     from partita.paths import CACHE_VARIABLE
-    from partita.runtime.probes.lab import MODEL_SECONDS, PATIENCE, START_SECONDS
+    from partita.runtime.lab.laboratory import MODEL_SECONDS, PATIENCE, START_SECONDS
 
     said = " ".join(reasons_text().split())
     assert f"After `--probe-seconds` ({PlaceOptions.probe_seconds:g} unless given" in said

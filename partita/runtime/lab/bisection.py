@@ -1,0 +1,151 @@
+"""Bisection: the smallest part of a graph that a provider does not open, when it names none.
+
+Parts are cut out of the graph and opened alone. First the shortest beginning that fails, then the latest start of it,
+then node by node and in halves: the result is one node, or a few that fail only together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from partita.observations.facts import FAILED, RejectedPart
+from partita.runtime.lab.graph import CannotProbeError, Graph
+from partita.runtime.lab.laboratory import BUDGET, Lab
+from partita.runtime.lab.variant import part_model
+
+
+class OutOfTimeError(Exception):
+    """The budget is spent."""
+
+
+@dataclass(slots=True)
+class Search:
+    """One bisection, and what it knows so far."""
+
+    graph: Graph
+    lab: Lab
+    tries: int = 0
+    said: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """What was said of each part that failed."""
+    with_auxiliary: set[tuple[str, ...]] = field(default_factory=set)
+    """Those of them that had a Neg beside them."""
+    untried: str = ""
+    """Why the first part was not tried that could not be; empty when all could."""
+
+    def fails(self, names: Sequence[str]) -> bool:
+        """Whether the provider does not open this part. Raises OutOfTimeError."""
+        part = tuple(names)
+        if not part:
+            return False
+        if part in self.said:
+            return True
+        try:
+            model = part_model(self.graph, part, auxiliary=self.lab.compiles)
+        except CannotProbeError as error:
+            self.untried = self.untried or str(error)
+            return False
+        (answer,) = self.lab.try_all([model], one_node=False)
+        if answer is None:
+            self.untried = self.lab.unusable or BUDGET
+            raise OutOfTimeError
+        self.tries += 1
+        if answer.outcome == "invalid":
+            self.untried = self.untried or f"ONNX Runtime takes no such model ({answer.said})"
+        if answer.outcome in FAILED:
+            self.said[part] = answer.said
+            if len(model.graph.node) > len(part):
+                self.with_auxiliary.add(part)
+        return answer.outcome in FAILED
+
+
+MOST_PARTS = 5
+"""Culprits that are looked for in one graph."""
+MORE_SECONDS = 15.0
+"""After so long no further culprit is looked for: one of a large graph takes a compiler half a minute to find."""
+FEW_TRIES = 16
+"""A culprit that took no more is one of a small graph; that it took long then is the machine's other work."""
+
+
+def find_rejected(search: Search) -> RejectedPart | None:
+    """The smallest part that is rejected, with others that are rejected without it; None when the whole graph, cut out
+    in the same way, is not, or not tried.
+    """
+    left = tuple(node.name for node in search.graph.proto.graph.node)
+    found: list[RejectedPart] = []
+    opens, began = False, time.monotonic()
+    while len(found) < MOST_PARTS and left:
+        tries = search.tries
+        search.said, search.untried = {}, ""
+        part = _smallest_in(search, left)
+        if part is None:
+            opens = bool(found) and not search.untried and search.tries > tries
+            break
+        found.append(replace(part, tries=search.tries - tries))
+        if not part.minimal or (search.tries - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
+            break
+        left = tuple(name for name in left if name not in part.nodes)
+    if not found:
+        return None
+    return replace(found[0], others=tuple(found[1:]), rest_opens=opens)
+
+
+def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
+    """The smallest rejected part among some nodes; None when they are not rejected together, or cannot be tried."""
+    minimal = False
+    try:
+        if not search.fails(best):
+            return None
+        best = _shortest_beginning(search, best)
+        best = _latest_start(search, best)
+        best = _without_others(search, best)
+        minimal = True
+    except OutOfTimeError:
+        if not search.said:
+            return None
+        best = min(search.said, key=len)
+    company = best in search.with_auxiliary
+    return RejectedPart(best, search.said[best], minimal, search.tries, company=company, untried=search.untried)
+
+
+def _shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest beginning of `names`, which fail, that fails too."""
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if search.fails(names[:middle]):
+            high = middle
+        else:
+            low = middle
+    return names[:high]
+
+
+def _latest_start(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest end of `names`, which fail, that fails too."""
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if search.fails(names[middle:]):
+            low = middle
+        else:
+            high = middle
+    return names[low:]
+
+
+def _without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names` without everything that can go while they still fail, in pieces that get smaller."""
+    size = max(len(names) // 2, 1)
+    while len(names) > 1:
+        for start in range(0, len(names), size):
+            kept = names[:start] + names[start + size :]
+            if kept and search.fails(kept):
+                names = kept
+                break
+        else:
+            if size == 1:
+                break
+            size = max(size // 2, 1)
+            continue
+        size = min(size, max(len(names) // 2, 1))
+    return names

@@ -1,0 +1,353 @@
+"""A change of a variant: types, sizes, constants, attributes, optional inputs and outputs, opset."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from partita.observations.facts import COMBINED, Swap
+from partita.runtime.lab.graph import copy_node
+from partita.runtime.lab.schema import Operator, Slot, find_operator
+from partita.runtime.lab.values import constant_of
+from partita.runtime.lab.variant import Feed, Variant, is_signed, size_of, variant_model, zeros
+from partita.runtime.model_file import reads
+from partita.runtime.tensor_types import (
+    SMALL_BYTES,
+    element_of,
+    is_fixed,
+    rank_of,
+    sizes_of,
+    tensor_type,
+    tensor_types,
+    with_element,
+)
+
+if TYPE_CHECKING:
+    import onnx
+    from google.protobuf.internal.containers import RepeatedScalarFieldContainer  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a variant has in place of what the node has; empty: nothing. Inputs go by their names in the variant."""
+
+    elements: Mapping[str, int] = field(default_factory=dict)
+    """Element types of inputs; the values of constants are cast."""
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes of inputs; constants keep theirs."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of dimensions of inputs, all of which stay open."""
+    fixed: bool = False
+    """All sizes are those of the run, and what follows from them is a constant."""
+    constants: Mapping[str, onnx.TensorProto | None] = field(default_factory=dict)
+    """Inputs that become constants of these values; None: of those in the run where they are known, else of zeros."""
+    fed: frozenset[str] = frozenset()
+    """Constants that become inputs."""
+    attributes: Mapping[str, onnx.AttributeProto | None] = field(default_factory=dict)
+    """Attributes with another value; None: left out."""
+    inputs_left_out: frozenset[int] = frozenset()
+    """Positions: one tensor can be read at several."""
+    outputs_left_out: frozenset[int] = frozenset()
+    opset: int | None = None
+    """Of the operator's domain."""
+    declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes of outputs that are declared."""
+
+    def __or__(self, other: Change) -> Change:
+        """Both changes; where both change one thing, it is the other's."""
+        return Change(
+            elements={**self.elements, **other.elements},
+            sizes={**self.sizes, **other.sizes},
+            ranks={**self.ranks, **other.ranks},
+            fixed=self.fixed or other.fixed,
+            constants={**self.constants, **other.constants},
+            fed=self.fed | other.fed,
+            attributes={**self.attributes, **other.attributes},
+            inputs_left_out=self.inputs_left_out | other.inputs_left_out,
+            outputs_left_out=self.outputs_left_out | other.outputs_left_out,
+            opset=self.opset if other.opset is None else other.opset,
+            declared={**self.declared, **other.declared},
+        )
+
+
+def vary(variant: Variant, change: Change) -> Variant | None:
+    """The variant of a variant; None when no output would be left, or the operator set has no such form of the node."""
+    node = copy_node(variant.node)
+    attributes = {**{entry.name: entry for entry in variant.node.attribute}, **change.attributes}
+    del node.attribute[:]
+    node.attribute.extend(entry for entry in attributes.values() if entry is not None)
+    _leave_out(node.input, change.inputs_left_out)
+    _leave_out(node.output, change.outputs_left_out)
+    if not node.output:
+        return None
+    left = set(reads(node))  # bodies read, too
+    feeds = tuple(_vary_feed(variant, feed, change) for feed in variant.feeds if feed.name in left)
+    varied = replace(variant, node=node, feeds=feeds)
+    if change.elements or change.attributes or change.outputs_left_out:
+        varied = replace(varied, signed_output=_signed_output(varied))
+    if change.declared or variant.declared:
+        varied = replace(varied, declared=_declared(varied, change))
+    return varied if change.opset is None else _at_opset(varied, change.opset)
+
+
+def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[int]) -> None:
+    """Leave out inputs or outputs: none at the end, and an empty name where others follow."""
+    for position in positions:
+        names[position] = ""
+    while names and not names[-1] and positions:
+        names.pop()
+
+
+def _vary_feed(variant: Variant, feed: Feed, change: Change) -> Feed:
+    """One input of a variant."""
+    if change.fixed:
+        feed = fixed_feed(variant, feed)
+    element = change.elements.get(feed.name)
+    if element is not None and element_of(feed.kind) not in (None, element):
+        value = cast(feed.constant, element) if feed.constant is not None else None
+        feed = Feed(feed.name, with_element(feed.kind, element), value)
+    sizes: Sequence[int | None] | None = change.sizes.get(feed.name)
+    if sizes is None and feed.name in change.ranks and rank_of(feed.kind) is None:
+        sizes = [None] * change.ranks[feed.name]
+    element = element_of(feed.kind)
+    if sizes is not None and element is not None and feed.constant is None:
+        feed = replace(feed, kind=tensor_type(element, sizes))
+    if feed.name in change.fed:
+        feed = replace(feed, constant=None)
+    return constant(variant, feed, change.constants[feed.name]) if feed.name in change.constants else feed
+
+
+def fixed_feed(variant: Variant, feed: Feed) -> Feed:
+    """The feed with the sizes of the run; as a constant when its values follow from them."""
+    folded = variant.folded.get(feed.name)
+    if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
+        return Feed(feed.name, tensor_type(folded.data_type, folded.dims), folded)
+    known = feed.name in variant.fixed and feed.constant is None
+    return replace(feed, kind=variant.fixed[feed.name]) if known else feed
+
+
+def constant(variant: Variant, feed: Feed, value: onnx.TensorProto | None) -> Feed:
+    """The feed as a constant; as it is where its type or its sizes are not known."""
+    element = element_of(feed.kind)
+    sizes = sizes_of(feed.kind if is_fixed(feed.kind) else variant.fixed.get(feed.name))
+    if value is None:
+        value = variant.folded.get(feed.name) or variant.given.get(feed.name)
+    if value is not None:
+        value = value if element in (None, value.data_type) else cast(value, element)
+        return Feed(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
+    if element is None or sizes is None:
+        return feed
+    return Feed(feed.name, tensor_type(element, sizes), zeros(feed.name, element, sizes))
+
+
+def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+    """The tensor under this name."""
+    import onnx
+
+    if tensor.name == name:
+        return tensor
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    return copy
+
+
+def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
+    """A constant in another element type; values that the type cannot hold become zeros."""
+    import numpy as np
+    import onnx
+
+    if tensor.external_data or size_of(new, tensor.dims) > SMALL_BYTES:
+        return zeros(tensor.name, new, tensor.dims)
+    try:
+        with np.errstate(all="ignore"):
+            values = onnx.numpy_helper.to_array(tensor).astype(onnx.helper.tensor_dtype_to_np_dtype(new))
+        made: onnx.TensorProto = onnx.numpy_helper.from_array(values, tensor.name)
+    except (TypeError, ValueError, KeyError):
+        return zeros(tensor.name, new, tensor.dims)
+    return made if made.data_type == new else zeros(tensor.name, new, tensor.dims)
+
+
+def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
+    """Declared outputs of a variant. With other sizes of inputs nobody knows theirs; their types follow."""
+    if change.sizes:
+        return {}
+    sizes = {name: sizes_of(kind) for name, kind in variant.declared.items()} | dict(change.declared)
+    known = tensor_types(variant_model(replace(variant, declared={})))
+    elements = {name: element_of(known[name]) for name in variant.node.output if name in known}
+    return {
+        name: tensor_type(element, each)
+        for name, each in sizes.items()
+        if each is not None and (element := elements.get(name))
+    }
+
+
+def copy_attribute(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
+    """A deep copy, so that changes do not reach the node."""
+    import onnx
+
+    copy = onnx.AttributeProto()
+    copy.CopyFrom(attribute)
+    return copy
+
+
+def _signed_output(variant: Variant) -> str:
+    """An output that can be negated, by the types that follow from those of the inputs; empty when none is known to."""
+    types = tensor_types(variant_model(variant))
+    return next((name for name in variant.node.output if name in types and is_signed(types[name])), "")
+
+
+# --- changes in words ---
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A variant of a node, and what was changed."""
+
+    factor: str
+    change: str
+    """In words."""
+    variant: Variant
+    parts: tuple[str, ...] = ()
+    """The factors of a combined change."""
+    swap: Swap | None = None
+    """The change, where one thing takes the place of another."""
+    removes: bool = False
+    """The change leaves something out."""
+
+    def then(self, ideas: Iterable[Idea]) -> Iterator[Variation]:
+        """This variation with another change, for each idea; of two changes at most."""
+        for after in made(self.variant, ideas):
+            parts = after.parts or (after.factor,)
+            if not self.parts:
+                yield Variation(COMBINED, after.change, after.variant, parts, removes=after.removes)
+            elif len(self.parts) == len(parts) == 1:
+                both = f"{self.change} and {after.change}"
+                yield Variation(COMBINED, both, after.variant, (*self.parts, *parts), removes=self.removes)
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    """One thing that could be changed about a node."""
+
+    factor: str
+    change: Change
+    words: str = ""
+    swap: Swap | None = None
+    """In place of words."""
+    removes: bool = False
+    parts: tuple[str, ...] = ()
+    """The factors, when it counts as several changes."""
+
+    def of(self, variant: Variant) -> Variation | None:
+        """The changed variant; None when nothing would change, or the change is not possible."""
+        varied = vary(variant, self.change)
+        if varied is None or varied == variant:
+            return None
+        words = str(self.swap) if self.swap is not None else f"without {self.words}" if self.removes else self.words
+        return Variation(self.factor, words, varied, self.parts, self.swap, self.removes)
+
+
+def made(variant: Variant, ideas: Iterable[Idea]) -> Iterator[Variation]:
+    """The variations that come of ideas."""
+    return (variation for idea in ideas if (variation := idea.of(variant)) is not None)
+
+
+# --- what the schema says ------------------------------------------------------------------------------------------
+
+
+def operator_of(variant: Variant) -> Operator | None:
+    """The version of the operator that the variant has; None for an unknown operator."""
+    node = variant.node
+    return find_operator(node.domain, node.op_type, variant.opsets.get(node.domain, 1))
+
+
+def optional_inputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
+    """Optional inputs that are present: position and the schema's name."""
+    slots = {
+        position: operator.input(position) for position, name in enumerate(variant.node.input) if name and operator
+    }
+    return {position: slot.name for position, slot in slots.items() if slot is not None and slot.optional}
+
+
+def optional_outputs(variant: Variant, operator: Operator | None) -> dict[int, str]:
+    """Optional outputs that are present, as `optional_inputs` has inputs."""
+    slots = zip(variant.node.output, operator.outputs if operator is not None else (), strict=False)
+    return {position: slot.name for position, (name, slot) in enumerate(slots) if name and slot.optional}
+
+
+def _at_opset(variant: Variant, opset: int) -> Variant | None:
+    """The variant in another opset: unchanged if that is legal there, else converted; None where neither works."""
+    import onnx
+
+    moved = replace(_without_unknown(variant, opset), opsets={**variant.opsets, variant.node.domain: opset})
+    if _legal(moved):
+        return moved
+    model = variant_model(variant)
+    del model.functions[:]
+    try:
+        converted = onnx.version_converter.convert_version(model, opset)
+    except Exception:  # noqa: BLE001 - the converter is native code that raises what it likes for what it cannot convert
+        return None
+    # What was an attribute, the converter makes an input: a constant beside the node.
+    made = {node.output[0]: value for node in converted.graph.node if (value := constant_of(node)) is not None}
+    nodes = [node for node in converted.graph.node if constant_of(node) is None]
+    if [node.op_type for node in nodes] != [variant.node.op_type]:
+        return None
+    (node,) = nodes
+    kinds = {port.name: port.type for port in converted.graph.input}
+    constants = {tensor.name: tensor for tensor in converted.graph.initializer}
+    for name, value in made.items():
+        value.name = name
+        constants[name] = value
+    names = [name for name in dict.fromkeys(node.input) if name]
+    if any(name not in kinds and name not in constants for name in names):
+        return None
+    feeds = tuple(
+        Feed(name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name))
+        for name in names
+    )
+    changed = replace(moved, node=node, feeds=feeds)
+    return changed if _legal(changed) else None
+
+
+def _without_unknown(variant: Variant, opset: int) -> Variant:
+    """The variant without attributes at their default that another opset does not have."""
+    now, then = operator_of(variant), find_operator(variant.node.domain, variant.node.op_type, opset)
+    if now is None or then is None:
+        return variant
+    node = copy_node(variant.node)
+    del node.attribute[:]
+    node.attribute.extend(
+        entry
+        for entry in variant.node.attribute
+        if entry.name in then.attributes
+        or entry.name not in now.attributes
+        or now.attributes[entry.name].default != entry.SerializeToString()
+    )
+    return replace(variant, node=node)
+
+
+def _legal(variant: Variant) -> bool:
+    """Whether attributes, number of inputs, and the inputs' types and ranks fit the opset."""
+    operator, node = operator_of(variant), variant.node
+    if operator is None or any(attribute.name not in operator.attributes for attribute in node.attribute):
+        return False
+    given = {attribute.name for attribute in node.attribute}
+    if any(entry.required and name not in given for name, entry in operator.attributes.items()):
+        return False
+    needed = sum(not slot.optional for slot in operator.inputs if not slot.variadic)
+    slots = [operator.input(position) for position in range(len(node.input))]
+    if len(node.input) < needed or any(slot is None for slot in slots):
+        return False
+    return all(_allowed(variant, slot, name) for slot, name in zip(slots, node.input, strict=True))
+
+
+def _allowed(variant: Variant, slot: Slot | None, name: str) -> bool:
+    """Whether an input has a type and a rank that its slot allows; an omitted one has."""
+    feed = variant.feed(name)
+    if slot is None or feed is None:
+        return True
+    element, rank = element_of(feed.kind), rank_of(feed.kind)
+    return (element is None or element in slot.elements) and (slot.rank is None or rank in (None, slot.rank))

@@ -1,0 +1,441 @@
+"""The experiments on a node: rounds of variants, each only where the rounds before left the cause open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita import dtypes
+from partita.diagnosis.probe_verdict import helps
+from partita.observations.facts import AS_IS, COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
+from partita.observations.text_format import plural
+from partita.providers.base import Option
+from partita.runtime.lab.change import Variation, operator_of
+from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combined, factors, kind_of, single
+from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
+from partita.runtime.lab.graph import cut_proto
+from partita.runtime.lab.laboratory import BUDGET, Answer, Lab, Turn
+from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Slot, element_in, spell_type
+from partita.runtime.lab.surroundings import Neighbourhood, holder_models
+from partita.runtime.lab.variant import Variant, fingerprint, node_variant, to_run, variant_model, with_original
+from partita.runtime.model_file import bodies
+from partita.runtime.provider_child import PROBE_MODEL
+from partita.runtime.tensor_types import element_of, tensor_types
+
+if TYPE_CHECKING:
+    import onnx
+
+DECIDED = frozenset({"taken", "invalid"})
+MOST_WITH_OPTION = 24
+"""Changes of one node that are tried with another option of the provider; they count as combinations."""
+MOST_FORMS_WITH_OPTION = 3
+"""Other nodes of its operator that are tried so."""
+MOST_ALIKE = 4
+"""Of equal nodes, so many are tried with the nodes around them."""
+MOST_TYPES = 10
+"""Other types of the plainest form of an operator."""
+MOST_COMPILED = 6
+"""Other nodes of the operator on a provider that compiles each."""
+MOST_NAMED = 3
+USUAL = frozenset({"tensor(float)", "tensor(float16)", "tensor(int32)", "tensor(int64)", "tensor(uint8)"})
+Node = tuple[int, str]
+"""Number of the session, and name."""
+
+
+@dataclass(slots=True)
+class Subject:
+    """One distinct variant, the nodes that it stands for, and the trials so far."""
+
+    variant: Variant
+    nodes: list[Node]
+    trials: list[Trial] = field(default_factory=list)
+    around: dict[Node, list[Trial]] = field(default_factory=dict)
+    """Trials of one of the nodes with the nodes around it."""
+    unprobed: str = ""
+    left_out: int = 0
+
+    def probe(self, node: str, session: int = 0) -> NodeProbe:
+        """The trials of one of the nodes."""
+        trials = (*self.trials, *self.around.get((session, node), ()))
+        return NodeProbe(node, trials, self.unprobed, self.left_out)
+
+    @property
+    def open(self) -> bool:
+        """Neither the unchanged node nor any variant was taken so far."""
+        return (
+            not self.unprobed
+            and bool(self.trials)
+            and self.trials[0].outcome not in DECIDED
+            and not any(helps(trial) for trial in self.trials)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One model to be tried, and its trial without an outcome."""
+
+    subject: Subject
+    model: onnx.ModelProto
+    trial: Trial
+    place: int = 0
+    """Position in its round: once one is taken, those of a higher position decide nothing."""
+    node: Node | None = None
+    """The node whose surroundings are in the model."""
+
+    def record(self, trial: Trial, answer: Answer) -> Trial:
+        """Add the trial with its outcome to those of the subject."""
+        trials = self.subject.trials if self.node is None else self.subject.around.setdefault(self.node, [])
+        found = replace(trial, outcome=answer.outcome, said=answer.said)
+        found = replace(found, cached=answer.cached, unfolded=answer.unfolded)
+        trials.append(found)
+        return found
+
+
+def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
+    """Subjects so that every operator has had one before any has its second: the budget may not suffice for all."""
+    seen: Counter[tuple[str, str]] = Counter()
+    ranked = []
+    for subject in subjects:
+        operator = (subject.variant.node.domain, subject.variant.node.op_type)
+        ranked.append((seen[operator], subject))
+        seen[operator] += 1
+    return [subject for _, subject in sorted(ranked, key=lambda entry: entry[0])]
+
+
+def explore(subjects: Sequence[Subject], lab: Lab) -> None:
+    """The unchanged node, also with another option of the provider; then one change; then two.
+
+    With the last go other nodes of the operator, which tell what it means when no change helps. Where an option of the
+    provider matters, single changes and other nodes are tried with it, too, in place of two changes.
+    """
+    _run([_experiment(subject, as_it_is(subject.variant), lab) for subject in subjects], lab)
+    _try_options(subjects, lab)
+    _try_defaults(subjects, lab)
+    order = [factor.name for factor in factors()]
+    _run(
+        [
+            replace(_experiment(subject, each, lab), place=order.index(each.factor))
+            for subject in _open(subjects)
+            for each in single(subject.variant)
+        ],
+        lab,
+    )
+    forms = [(subject, tuple(_other_forms(subject, lab))) for subject in _open(subjects)]
+    used = _try_options_with_changes(forms, lab)
+    last: list[Experiment] = []
+    for subject, others in ((subject, others) for subject, others in forms if subject.open):
+        found, room = combined(subject.variant), MOST_COMBINED - used[id(subject)]
+        subject.left_out += max(len(found) - room, 0)
+        both = [*(_experiment(subject, each, lab) for each in found[:room]), *others]
+        last += [replace(each, place=place) for place, each in enumerate(both)]
+    _run(last, lab)
+    for subject in subjects:
+        changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
+        subject.unprobed = subject.unprobed or lateness(changes)
+
+
+def explore_surroundings(
+    subjects: Sequence[Subject],
+    neighbours: Callable[[int, str], Iterable[Neighbourhood]],
+    holders: dict[Node, str],
+    lab: Lab,
+) -> None:
+    """Nodes that are taken alone, with the nodes around them; then the first change that helps a node of a subgraph, in
+    a subgraph of that kind: some providers take nothing there.
+
+    `neighbours`: of a node, by session and name. `holders`: operators of the nodes whose subgraphs have the nodes.
+    """
+    if lab.seconds_left <= 0:
+        return
+    work = [
+        Experiment(subject, each.model, _untold(NEIGHBOURS, each.words), node=key)
+        for subject in subjects
+        if subject.trials and subject.trials[0].outcome == "taken"
+        for key in subject.nodes[:MOST_ALIKE]
+        for each in neighbours(*key)
+    ]
+    found = _run(work, lab, complete=False)
+    rejected = {each.node: each for each, trial in reversed(found) if trial.outcome == "left"}
+    for option in lab.resolution.provider.options:
+        _run_with(option, [each for each in rejected.values() if _may_matter(option, each.subject.variant, lab)], lab)
+    inside = []
+    for subject in subjects:
+        keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders and not subject.around.get(key)]
+        helped = _first_that_helps(subject) if keys else None
+        if helped is not None and not any(bodies(helped.variant.node)):
+            parts = () if helped.factor == AS_IS else helped.parts or (helped.factor,)
+            for key in keys:
+                words, model = holder_models(helped.variant, holders[key], unchanged=not parts)
+                inside.append(Experiment(subject, model, replace(_untold(NEIGHBOURS, words), parts=parts), node=key))
+    _run(inside, lab, complete=False)
+
+
+def _first_that_helps(subject: Subject) -> Variation | None:
+    """The first change of the node itself with which the provider took it; none at all where it takes it as it is."""
+    trial = next((trial for trial in subject.trials if helps(trial) and trial.factor != OPTION), None)
+    if trial is None or trial.factor == AS_IS:
+        return None if trial is None else as_it_is(subject.variant)
+    tried = combined(subject.variant) if trial.factor == COMBINED else single(subject.variant)
+    return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
+
+
+def given_options(lab: Lab) -> list[Option]:
+    """Options with another value than their known default."""
+    values = lab.resolution.options
+    return [
+        option
+        for option in lab.resolution.provider.options
+        if option.default and values.get(option.name, option.default) != option.default
+    ]
+
+
+def lateness(trials: Sequence[Trial]) -> str:
+    """A note on experiments without an answer, where none of the others found what decides."""
+    late = [trial for trial in trials if trial.outcome == "timed_out"]
+    if not late or any(helps(trial) for trial in trials):
+        return ""
+    return f"{len(late)} of {plural(len(trials), 'experiment')} did not finish in time: {late[-1].said}"
+
+
+# --- carrying out --------------------------------------------------------------------------------------------------
+
+
+def _open(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those that nothing has decided yet."""
+    return [subject for subject in subjects if subject.open]
+
+
+def _untold(factor: str, change: str = "") -> Trial:
+    """A trial without an outcome."""
+    return Trial(factor, change, "invalid", "", kind=kind_of(factor))
+
+
+def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
+    """The experiment on a variation. A changed node is also run: a provider may claim one that is not valid."""
+    model = variant_model(variation.variant, auxiliary=lab.compiles)
+    trial = replace(
+        _untold(variation.factor, variation.change),
+        parts=variation.parts,
+        swap=variation.swap,
+        removes=variation.removes,
+        company=len(model.graph.node) > 1,
+    )
+    if variation.factor != AS_IS and lab.dry_run:
+        model = with_original(model, variation.variant, subject.variant, variation.factor)
+    elif variation.factor != AS_IS:
+        model = to_run(model, variation.variant)
+    return Experiment(subject, model, trial)
+
+
+def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, Trial]]:
+    """Carry out experiments on several subjects.
+
+    A provider that compiles takes long over each, so those that could decide nothing any more are omitted there.
+    `complete`: a subject is not fully probed where one of its experiments has no answer.
+    """
+    numbers = {id(each.subject): number for number, each in enumerate(experiments)}
+    turns = [Turn(numbers[id(each.subject)], each.place) for each in experiments] if complete and lab.compiles else ()
+    answers = lab.try_all([each.model for each in experiments], turns=turns)
+    decided: dict[int, int] = {}
+    for turn, answer in zip(turns, answers, strict=False):
+        if answer is not None and answer.decides:
+            decided[turn.among] = min(turn.place, decided.get(turn.among, turn.place))
+    found = []
+    for each, answer in zip(experiments, answers, strict=True):
+        if answer is not None:
+            found.append((each, each.record(each.trial, answer)))
+        elif complete and each.place <= decided.get(numbers[id(each.subject)], each.place):
+            each.subject.unprobed = lab.unusable or BUDGET
+    return found
+
+
+def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value: str | None = None) -> None:
+    """Carry out experiments with another value of an option: the one that may let the provider take more, unless given.
+
+    One without an answer is as if the provider had no such option.
+    """
+    value = option.opens.value if value is None and option.opens is not None else value
+    if value is None or not experiments:
+        return
+    name = f"{lab.resolution.provider.name}.{option.name}"
+    swap = Swap(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
+    answers = lab.try_with(option.name, value, [each.model for each in experiments])
+    for each, answer in zip(experiments, answers, strict=True):
+        if answer is not None:
+            each.record(_with_swap(each.trial, swap), answer)
+
+
+def _with_swap(trial: Trial, swap: Swap) -> Trial:
+    """A trial with another option of the provider, beside what else it changes."""
+    if trial.factor in (AS_IS, NEIGHBOURS):
+        return replace(_untold(OPTION, swap.now), swap=swap, company=trial.company)
+    if trial.factor == OTHER_FORM:
+        change = "; ".join(part for part in (trial.change, swap.now) if part)
+        return replace(trial, change=change, parts=(*trial.parts, OPTION))
+    parts = (OPTION, *(trial.parts or (trial.factor,)))
+    return replace(_untold(COMBINED, f"{swap} and {trial.change}"), parts=parts, company=trial.company)
+
+
+# --- options of the provider ---------------------------------------------------------------------------------------
+
+
+def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
+    """The unchanged nodes, where the provider has an option that may let it take them."""
+    for option in lab.resolution.provider.options:
+        concerned = [subject for subject in _open(subjects) if _may_matter(option, subject.variant, lab)]
+        _run_with(option, [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned], lab)
+
+
+def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
+    """The unchanged nodes with each option at its default, where the provider takes nothing with the given options, not
+    even what every provider takes: some values are accepted and then leave it nothing.
+    """
+    left = [subject for subject in _open(subjects) if subject.trials[0].outcome == "left"]
+    given = given_options(lab)
+    if not given or len(left) < len(subjects) or _takes_anything(lab):
+        return
+    for option in given:
+        concerned = left if any(subject.open for subject in left) else []
+        models = [_experiment(subject, as_it_is(subject.variant), lab) for subject in concerned]
+        _run_with(option, models, lab, option.default)
+
+
+def _takes_anything(lab: Lab) -> bool:
+    """Whether the provider takes a node that every provider takes; also when it cannot be tested."""
+    import onnx
+
+    proto = onnx.ModelProto.FromString(PROBE_MODEL)
+    variant = node_variant(cut_proto(proto, Path(), {}), proto.graph.node[0].name)
+    (answer,) = lab.try_all([variant_model(variant, auxiliary=lab.compiles)])
+    return answer is None or answer.outcome == "taken"
+
+
+def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
+    """Single changes, and other nodes of the operators, with options that may let the provider take them.
+
+    Returns how many changes were tried, by `id` of the subject.
+    """
+    used = {id(subject): 0 for subject, _ in subjects}
+    for option in lab.resolution.provider.options:
+        work: list[Experiment] = []
+        for subject, forms in subjects:
+            if subject.open and _may_matter(option, subject.variant, lab):
+                varied = [each for each in single(subject.variant) if _may_matter(option, each.variant, lab)]
+                room = MOST_WITH_OPTION - used[id(subject)]
+                subject.left_out += max(len(varied) - room, 0)
+                used[id(subject)] += len(varied[:room])
+                work += [_experiment(subject, each, lab) for each in varied[:room]]
+                work += forms[:MOST_FORMS_WITH_OPTION]
+        _run_with(option, work, lab)
+    return used
+
+
+def _may_matter(option: Option, variant: Variant, lab: Lab) -> bool:
+    """Whether a node is of the kind that the option is known to matter to, and the run had another value."""
+    opens = option.opens
+    if (
+        opens is None
+        or lab.resolution.options.get(option.name) == opens.value
+        or (opens.operators and variant.node.op_type not in opens.operators)
+    ):
+        return False
+    return not opens.elements or bool(set(opens.elements) & set(_elements(variant)))
+
+
+def _elements(variant: Variant) -> Iterator[str]:
+    """Names of the element types that a node reads and writes, as far as they are known."""
+    model = variant_model(variant)
+    types = tensor_types(model)
+    written = (types.get(port.name, port.type) for port in model.graph.output)
+    for kind in (*(feed.kind for feed in variant.feeds), *written):
+        element = element_of(kind)
+        if element:
+            yield dtypes.numbered(element).name
+
+
+# --- other nodes of the operator -----------------------------------------------------------------------------------
+
+
+def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
+    """Experiments with other nodes of the operator, in the version of the node; those in its own types first.
+
+    They tell an operator that the provider does not have from one of which it does not take this node.
+    """
+    failed = subject.trials[0].outcome in FAILED
+    if failed and any(True for _ in bodies(subject.variant.node)):
+        return  # the provider fails over the subgraphs, which another node of the operator does not have
+    operator = operator_of(subject.variant)
+    if operator is None:
+        return
+    own, bound = _types_of(subject.variant, operator)
+    known = {fingerprint(variant_model(subject.variant, auxiliary=auxiliary)) for auxiliary in (False, True)}
+    found: list[Experiment] = []
+    for typed in _typed_forms(operator, own):
+        model = variant_model(typed.build(), auxiliary=lab.compiles)
+        if (key := fingerprint(model)) not in known:
+            known.add(key)
+            types = _all_types(typed)
+            # A subgraph is written for types that no variable tells, and a type that is not known is not the same.
+            same = not typed.form.node and all(own.get(name) == kind for name, kind in types.items() if name in bound)
+            trial = replace(
+                _untold(OTHER_FORM, _words(typed.form, types)),
+                parts=() if same else ("type",),
+                company=len(model.graph.node) > 1,
+            )
+            found.append(Experiment(subject, model, trial))
+    if lab.compiles:
+        found = sorted(found[:MOST_COMPILED], key=lambda each: bool(each.trial.parts))
+    # After a failure only the node's own types tell something.
+    yield from (each for each in found if not each.trial.parts or not (failed and lab.compiles))
+
+
+def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]:
+    """Forms in the node's types, then as their examples have them, then the plainest form in other types."""
+    listed = plainest_forms(operator)
+    for form in listed:
+        example = as_example(form)
+        if form.node:  # its subgraphs are written for their types
+            yield example
+            continue
+        some = dict(next(iter(assignments(form)[0]), ())) | dict(example.types)
+        yield TypedForm(form, tuple((name, own.get(name, kind)) for name, kind in some.items()), "types")
+    yield from map(as_example, listed)
+    for form in listed[:1]:
+        usual = (types for types in assignments(form)[0] if all(kind in USUAL for _, kind in types))
+        yield from (TypedForm(form, types, "types") for types in islice(usual, MOST_TYPES))
+
+
+def _types_of(variant: Variant, operator: Operator) -> tuple[dict[str, str], set[str]]:
+    """Types by type variable, as far as the inputs tell them and those of the outputs follow; and all variables."""
+    kinds = {**tensor_types(variant_model(variant)), **{feed.name: feed.kind for feed in variant.feeds}}
+    slots: list[tuple[Slot | None, str]] = []
+    slots += ((operator.input(index), name) for index, name in enumerate(variant.node.input) if name)
+    slots += ((operator.output(index), name) for index, name in enumerate(variant.node.output) if name)
+    found: dict[str, str] = {}
+    for slot, name in slots:
+        if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
+            found.setdefault(slot.variable, text)
+    return found, {slot.variable for slot, _ in slots if slot is not None and len(slot.types) > 1}
+
+
+def _all_types(typed: TypedForm) -> dict[str, str]:
+    """The types of a typed form, with that of an output which only an attribute of its example tells."""
+    types, form = dict(typed.types), typed.form
+    output = form.operator.output(0)
+    if output is not None and output.variable not in types and len(output.types) > 1:
+        numbers = [form.attributes[name] for name in OUTPUT_TYPES if isinstance(form.attributes.get(name), int)]
+        if numbers and numbers[0]:
+            types[output.variable] = f"tensor({dtypes.numbered(numbers[0]).onnx_name.lower()})"
+    return types
+
+
+def _words(form: Form, types: dict[str, str]) -> str:
+    """`T1 float32, T2 int64; mode=cubic`: after the types what the form has that the plainest does not have."""
+    named = {name: element.name if (element := element_in(kind)) is not None else kind for name, kind in types.items()}
+    kinds = ", ".join(f"{name} {kind}" for name, kind in named.items() if "(" not in name)
+    own = form.note or ", ".join(sorted(form.factors - plainest_forms(form.operator)[0].factors)[:MOST_NAMED])
+    return "; ".join(part for part in (kinds, own) if part)

@@ -1,0 +1,315 @@
+"""What could be different about a node, one factor at a time, and two factors at once.
+
+A factor's name is in the trials of reports; which reason it shows is said by the reason, in its `factors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Swap
+from partita.observations.text_format import listing
+from partita.runtime.lab.attribute_factors import attribute_text, attributes_at_default, may_omit, other_attributes
+from partita.runtime.lab.change import (
+    Change,
+    Idea,
+    Variation,
+    fixed_feed,
+    made,
+    operator_of,
+    optional_inputs,
+    optional_outputs,
+    vary,
+)
+from partita.runtime.lab.schema import OLDEST_OPSET, Operator, history
+from partita.runtime.lab.type_factors import other_types
+from partita.runtime.lab.variant import Variant, variant_model
+from partita.runtime.tensor_types import element_of, is_fixed, padded_sizes, rank_of, sizes_of, tensor_types
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_COMBINED = 36
+"""Changes of two factors that are tried on one node."""
+USUAL_RANK = 4
+MOST_VERSIONS = 6
+FIXED = Change(fixed=True)
+
+
+Ideas = Callable[[Variant], Iterator[Idea]]
+"""The changes of one factor, likeliest to be supported first; one that is not legal is tried in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One thing about a node."""
+
+    name: str
+    kind: str
+    """Its variations in words: `other types`."""
+    ideas: Ideas
+    combined: Ideas | None = None
+    """Its changes in combination with those of another factor; None: there are none."""
+
+
+def as_it_is(variant: Variant) -> Variation:
+    """The unchanged node."""
+    return Variation(AS_IS, "", variant)
+
+
+def single(variant: Variant) -> tuple[Variation, ...]:
+    """Variations in which one factor differs, in the order of the factors."""
+    return tuple(variation for factor in factors() for variation in made(variant, factor.ideas(variant)))
+
+
+def combined(variant: Variant) -> tuple[Variation, ...]:
+    """Variations of two factors at once."""
+    order = ("rank", "attribute", "static_shape", "output_shape", "type", "opset")
+    parts = {factor.name: factor.combined for factor in factors() if factor.combined is not None}
+    found = [as_it_is(variant)]
+    for name in sorted(parts, key=lambda name: order.index(name) if name in order else len(order)):
+        found = [each for before in found for each in (before, *before.then(parts[name](before.variant)))]
+    return tuple(each for each in found if len(each.parts) > 1)
+
+
+def kind_of(name: str) -> str:
+    """The variations of a factor in words; empty for the unchanged node."""
+    named = {
+        AS_IS: "",
+        COMBINED: "two at once",
+        OTHER_FORM: "other nodes of the operator",
+        OPTION: "provider options",
+        NEIGHBOURS: "the nodes around it",
+    }
+    return {**named, **{each.name: each.kind for each in factors()}}[name]
+
+
+@cache
+def factors() -> tuple[Factor, ...]:
+    """Every factor, in the order in which they are tried."""
+    return (
+        Factor("rank", "known ranks", known_ranks, known_ranks),
+        Factor("static_shape", "fixed sizes", static_shapes, lambda variant: iter(list(static_shapes(variant))[-1:])),
+        Factor("output_shape", "declared sizes of outputs", declared_outputs, partly_known_outputs),
+        Factor("type", "other types", other_types, other_types),
+        Factor("opset", "other opsets", other_versions, reduced_versions),
+        Factor("attribute", "other attributes", other_attributes, attributes_at_default),
+        Factor("input", "other inputs", other_inputs),
+    )
+
+
+def known_ranks(variant: Variant) -> Iterator[Idea]:
+    """The rank of the run for every input that has none in the file."""
+    open_feeds = [feed for feed in variant.feeds if feed.constant is None and rank_of(feed.kind) is None]
+    ranks = {feed.name: rank for feed in open_feeds if (rank := rank_of(variant.fixed.get(feed.name))) is not None}
+    if ranks:
+        yield Idea("rank", Change(ranks=ranks), swap=Swap("a known rank", "an unknown rank"))
+
+
+def static_shapes(variant: Variant) -> Iterator[Idea]:
+    """All sizes as they are in the run; then, where some of these are 0 or not known, others in their place."""
+    if not _is_open(variant):
+        return
+    yield Idea("static_shape", FIXED, "all sizes fixed")
+    if others := _other_sizes(variant):
+        yield Idea(
+            "static_shape", Change(fixed=True, sizes=others), "all sizes fixed, to 1 where the run has 0 or none"
+        )
+
+
+def _is_open(variant: Variant) -> bool:
+    """Whether there is anything to fix."""
+    return bool(variant.folded) or not all(is_fixed(feed.kind) for feed in variant.feeds)
+
+
+def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
+    """Sizes without a 0, for every input that has one in the run or whose sizes it does not tell; the rank is known."""
+    fixed = (fixed_feed(variant, feed) for feed in variant.feeds)
+    open_feeds = [feed for feed in fixed if feed.constant is None and 0 in (sizes_of(feed.kind) or (0,))]
+    padded = {feed.name: padded_sizes(feed.kind) for feed in open_feeds}
+    return {name: sizes for name, sizes in padded.items() if sizes}
+
+
+def declared_outputs(variant: Variant) -> Iterator[Idea]:
+    """The outputs whose sizes do not follow from those of the inputs, with the sizes of the run: all of them together.
+
+    With inputs of symbolic sizes these are fixed as well, which is a change of its own.
+    """
+    fixed = vary(variant, FIXED) or variant
+    sizes = {name: padded_sizes(variant.made[name]) for name in _open_outputs(variant, fixed)}
+    if not sizes:
+        return
+    written = listing([f"[{','.join(map(str, each))}]" for each in sizes.values()])
+    words = f"the sizes {written} declared of what it makes"
+    if fixed == variant:
+        yield Idea("output_shape", Change(declared=sizes), words)
+    else:
+        both = FIXED | Change(declared=sizes)
+        yield Idea("output_shape", both, f"all sizes fixed and {words}", parts=("static_shape", "output_shape"))
+
+
+def partly_known_outputs(variant: Variant) -> Iterator[Idea]:
+    """The same where a rule tells some of the sizes, so that values decide over the others: it is seldom more. Those of
+    the inputs are fixed by another factor.
+    """
+    fixed = vary(variant, FIXED) or variant
+    if fixed == variant and all(kind is not None for kind in _open_outputs(variant, fixed).values()):
+        yield from declared_outputs(variant)
+
+
+def _open_outputs(variant: Variant, fixed: Variant) -> dict[str, onnx.TypeProto | None]:
+    """Outputs of which the run tells the sizes and no rule does, and what a rule tells of them: less than the sizes."""
+    wanted = variant.made.keys() - variant.declared.keys()
+    known = tensor_types(variant_model(fixed)) if wanted else {}
+    return {name: known.get(name) for name in variant.made if name in wanted and not is_fixed(known.get(name))}
+
+
+def _versions(variant: Variant) -> Iterator[tuple[Operator, Change, Swap]]:
+    """Older and newer versions of the operator, how the variant changes for each, and that in words."""
+    node = variant.node
+    current = operator_of(variant)
+    if node.domain or current is None:
+        return
+    others = [
+        operator
+        for operator in history(node.domain, node.op_type)
+        if operator is not current and (operator.until is None or operator.until >= OLDEST_OPSET)
+    ]
+    older = [operator for operator in others if operator.since < current.since][::-1]
+    newer = [operator for operator in others if operator.since > current.since]
+    for operator in islice((*older, *newer), MOST_VERSIONS):
+        swap = Swap(f"{node.op_type} of opset {operator.since}", str(current.since))
+        yield operator, Change(opset=max(operator.since, OLDEST_OPSET)), swap
+
+
+def other_versions(variant: Variant) -> Iterator[Idea]:
+    """The operator as older and newer operator sets have it."""
+    for _, change, swap in _versions(variant):
+        yield Idea("opset", change, swap=swap)
+
+
+def reduced_versions(variant: Variant) -> Iterator[Idea]:
+    """The same; where a version has no such form of the node, without what it does not know and the node can spare."""
+    for operator, change, swap in _versions(variant):
+        if vary(variant, change) is not None:
+            yield Idea("opset", change, swap=swap)
+            continue
+        current = operator_of(variant)
+        unknown = {
+            entry.name: attribute_text(entry)
+            for entry in variant.node.attribute
+            if entry.name not in operator.attributes and may_omit(entry, current)
+        }
+        optional = optional_inputs(variant, current)
+        surplus = {position: name for position, name in optional.items() if operator.input(position) is None}
+        if unknown or surplus:
+            less = Change(attributes=dict.fromkeys(unknown), inputs_left_out=frozenset(surplus))
+            going = [*unknown.values(), *(f"the optional input {name}" for name in surplus.values())]
+            parts = ("opset", *("attribute" for _ in unknown), *("input" for _ in surplus))
+            yield Idea("opset", less | change, f"{swap} and without {listing(going)}", parts=parts)
+
+
+def other_inputs(variant: Variant) -> Iterator[Idea]:
+    """Each optional input or output left out, each input made a constant, and shapes of the usual rank."""
+    operator = operator_of(variant)
+    inputs, outputs = optional_inputs(variant, operator), optional_outputs(variant, operator)
+    for position, name in inputs.items():
+        yield Idea("input", Change(inputs_left_out=frozenset({position})), f"the optional input {name}", removes=True)
+    for position, name in outputs.items():
+        yield Idea("input", Change(outputs_left_out=frozenset({position})), f"the optional output {name}", removes=True)
+    if len(inputs) + len(outputs) > 1:  # some go together, such as past and present
+        bare = Change(inputs_left_out=frozenset(inputs), outputs_left_out=frozenset(outputs))
+        yield Idea("input", bare, "any optional input or output", removes=True)
+    yield from _constants(variant, operator)
+    yield from _other_ranks(variant)
+    yield from _filled(variant)
+
+
+def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+    """Each input as a constant, the first where others are left, and all but the first together, for some go together.
+
+    Of the run's own values where they are known; else of zeros, and of ones, for zero sizes and axes are not always
+    admissible.
+    """
+    fed = {
+        name: _input_name(operator, position)
+        for position, name in enumerate(variant.node.input)
+        if position
+        and (feed := variant.feed(name)) is not None
+        and feed.constant is None
+        and is_fixed(variant.fixed.get(name) or feed.kind)
+    }
+    for name, called in {**fed, **_first(variant, operator)}.items():
+        default = ", and no default of a graph input" if name in variant.given else ""
+        yield Idea("input", Change(constants={name: None}), f"{called} as a constant{default}")
+        if (value := _ones(variant, name)) is not None:
+            yield Idea("input", Change(constants={name: value}), f"{called} as a constant of ones")
+    if len(fed) > 1:
+        yield Idea("input", Change(constants=dict.fromkeys(fed)), f"{listing(fed.values())} as constants")
+        values = {name: _ones(variant, name) for name in fed}
+        if any(value is not None for value in values.values()):
+            yield Idea("input", Change(constants=values), f"{listing(fed.values())} as constants of ones")
+
+
+def _first(variant: Variant, operator: Operator | None) -> dict[str, str]:
+    """The first input, as the operator calls it: a table that is looked up, say. None where it is all that is fed."""
+    feed = variant.feed(variant.node.input[0]) if variant.node.input and variant.node.input[0] else None
+    others = [each for each in variant.feeds if each.constant is None and feed is not None and each.name != feed.name]
+    if (
+        feed is None
+        or feed.constant is not None
+        or not others
+        or not is_fixed(variant.fixed.get(feed.name) or feed.kind)
+    ):
+        return {}
+    return {feed.name: _input_name(operator, 0)}
+
+
+def _ones(variant: Variant, name: str) -> onnx.TensorProto | None:
+    """A constant of ones for a small input of whole numbers whose values nobody knows; None for others."""
+    import numpy as np
+    import onnx
+
+    feed = variant.feed(name)
+    if feed is None or name in variant.given or name in variant.folded:
+        return None
+    kind = variant.fixed.get(name) or feed.kind
+    sizes, element = sizes_of(kind), element_of(kind)
+    if sizes is None or element is None or len(sizes) > 1:
+        return None
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(element)
+    return onnx.numpy_helper.from_array(np.ones(sizes, dtype), name) if np.issubdtype(dtype, np.integer) else None
+
+
+def _filled(variant: Variant) -> Iterator[Idea]:
+    """With a size of 1 where a tensor has none: some providers take no empty ones."""
+    sizes = {feed.name: sizes_of(feed.kind) for feed in variant.feeds if feed.constant is None}
+    empty = {name: tuple(size or 1 for size in known) for name, known in sizes.items() if known and 0 in known}
+    if empty:
+        yield Idea("input", Change(sizes=empty), swap=Swap("1", "a size of 0"))
+
+
+def _input_name(operator: Operator | None, position: int) -> str:
+    """An input as the operator calls it."""
+    slot = operator.input(position) if operator is not None else None
+    return f"input {slot.name}" if slot is not None else f"input {position}"
+
+
+def _other_ranks(variant: Variant) -> Iterator[Idea]:
+    """Inputs of one shape, with fewer dimensions or with more: some providers know only some ranks."""
+    shapes = {feed.name: sizes_of(variant.fixed.get(feed.name)) for feed in variant.feeds if feed.constant is None}
+    known = {sizes for sizes in shapes.values() if sizes is not None}
+    if len(known) > 1:
+        known.discard(())  # a scalar stays one beside a tensor
+    if len(known) != 1 or None in shapes.values() or len(shapes) != len(variant.feeds):
+        return
+    (sizes,) = known
+    for rank in dict.fromkeys((USUAL_RANK, USUAL_RANK - 1, USUAL_RANK - 2)):
+        if len(sizes) != rank:
+            other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
+            change = Change(sizes={name: other for name, own in shapes.items() if own == sizes})
+            yield Idea("input", change, swap=Swap(f"{rank} dimensions", str(len(sizes))))

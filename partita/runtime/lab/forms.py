@@ -1,0 +1,524 @@
+"""Forms of an operator: its examples, brought to each of its versions, with other constants and ranks.
+
+`examples.jsonl` is made from the backend tests of the onnx package (tools/examples.py); `recipes.jsonl` is written by
+hand for operators without such a test. An older version of an operator may have as attribute what a newer one has as
+input (the axes of Squeeze), and fewer of either.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from partita import dtypes
+from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, history, parse_type
+from partita.runtime.lab.variant import NODE, Feed, Variant
+
+if TYPE_CHECKING:
+    import onnx
+
+EXAMPLES = ("examples.jsonl", "recipes.jsonl")
+MOST_RANK = 6
+PLAINEST = 8
+"""Forms of an operator that probes try."""
+OLDER_FORMS = 8
+"""Forms of a version that has no example of its own."""
+SIDE_RANK = 1
+"""Inputs up to this rank, after the first, are constants as exporters write them: shapes, axes, scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write one version of an operator, without its types."""
+
+    operator: Operator
+    inputs: tuple[Port | None, ...]
+    outputs: tuple[bool, ...]
+    attributes: Mapping[str, Any]
+    node: str
+    constant: frozenset[int]
+    """Inputs that are constants."""
+    kind: str = "form"
+    """form, constants or rank: what it is there to tell."""
+    note: str = ""
+    """What was changed, in words: rank 5; axes not constant."""
+    native: bool = True
+    """Its example is of this very version."""
+    factors: frozenset[str] = field(default=frozenset())
+    """What might decide over it, in words: mode=cubic; rank 4 of X; without B."""
+
+    def name_of(self, index: int) -> str:
+        """The name of an input; inputs of a variadic operator have numbers."""
+        slot = self.operator.input(index)
+        if slot is None:
+            return str(index)
+        return f"{slot.name}{index}" if slot.variadic else slot.name
+
+
+def forms(operator: Operator) -> tuple[Form, ...]:
+    """Every form of a version, the plainest first; none where there is no example of the operator."""
+    found = [
+        form for example in examples().get((operator.domain, operator.name), ()) for form in _adapted(operator, example)
+    ]
+    own = [form for form in found if form.native]
+    chosen = own or found[:OLDER_FORMS]
+    if not chosen:
+        return ()
+    base = chosen[0]
+    return tuple(_with_factors(form) for form in (*chosen[:1], *constants(base), *chosen[1:]))
+
+
+def ranks(base: Form) -> Iterator[Form]:
+    """The form with inputs of every other rank, where all that are no constants have one shape."""
+    moving = {index for index, port in enumerate(base.inputs) if port is not None and index not in base.constant}
+    shapes = {port.shape for index in moving if (port := base.inputs[index]) is not None}
+    if len(shapes) != 1 or base.node:
+        return
+    (shape,) = shapes
+    for rank in range(MOST_RANK + 1):
+        if rank != len(shape):
+            inputs = tuple(
+                replace(port, shape=(2,) * rank, values=None) if port is not None and index in moving else port
+                for index, port in enumerate(base.inputs)
+            )
+            yield _with_factors(replace(base, inputs=inputs, kind="rank", note=f"rank {rank}"))
+
+
+def constants(base: Form) -> Iterator[Form]:
+    """The form with other inputs as constants: none of them, and all after the first."""
+    after = frozenset(index for index, port in enumerate(base.inputs) if index and port is not None and port.is_tensor)
+    if base.constant:
+        names = ", ".join(base.name_of(index) for index in sorted(base.constant))
+        yield replace(base, constant=frozenset(), kind="constants", note=f"{names} not constant")
+    if after - base.constant:
+        names = ", ".join(base.name_of(index) for index in sorted(after - base.constant))
+        yield replace(base, constant=after, kind="constants", note=f"{names} constant")
+
+
+def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
+    """The example as this version writes it; nothing where that cannot be said."""
+    newer = _version_of(operator, example.since)
+    inputs = (
+        list(example.inputs) if newer is None or example.since == operator.since else _by_name(operator, newer, example)
+    )
+    while inputs and inputs[-1] is None:
+        inputs.pop()
+    if any(
+        port is None and not (slot.optional or slot.variadic)
+        for slot, port in zip(operator.inputs, inputs, strict=False)
+    ):
+        return
+    if len(inputs) < sum(not (slot.optional or slot.variadic) for slot in operator.inputs):
+        return
+    attributes = {name: value for name, value in example.attributes.items() if name in operator.attributes}
+    if example.since != operator.since:
+        attributes |= _moved(operator, newer, example)
+        attributes = {name: _as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
+    missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
+    if (missing and not example.node) or None in attributes.values():
+        return
+    outputs = example.outputs
+    if not (operator.outputs and operator.outputs[-1].variadic):
+        outputs = outputs[: len(operator.outputs)]
+    form = Form(
+        operator, tuple(inputs), outputs, attributes, example.node, frozenset(), native=example.since == operator.since
+    )
+    yield replace(form, constant=frozenset(_side_inputs(form)))
+
+
+def _side_inputs(form: Form) -> Iterator[int]:
+    """Inputs that exporters write as constants: small ones after the first that say how, and are no data."""
+    first = form.operator.input(0)
+    for index, port in enumerate(form.inputs):
+        slot = form.operator.input(index)
+        if index and port is not None and slot is not None and port.values is not None and port.is_tensor:
+            data = first is not None and slot.variable == first.variable and not slot.optional
+            if len(port.shape) <= SIDE_RANK and not data:
+                yield index
+
+
+def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port | None]:
+    """The inputs of an example of another version, in the order of this one's: by their names, else by their places."""
+    if operator.inputs and operator.inputs[-1].variadic:
+        return list(example.inputs)
+    there = {slot.name: index for index, slot in enumerate(newer.inputs)}
+    ours = {slot.name for slot in operator.inputs}
+    found: list[Port | None] = []
+    for index, slot in enumerate(operator.inputs):
+        at_place = newer.inputs[index].name if index < len(newer.inputs) else ""
+        place = there.get(slot.name, index if at_place not in ours else None)
+        found.append(example.inputs[place] if place is not None and place < len(example.inputs) else None)
+    return found
+
+
+def _moved(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
+    """Attributes of this version that the example has as inputs, with their values."""
+    found: dict[str, Any] = {}
+    wanted = {name.lower(): name for name in operator.attributes}
+    present = {slot.name.lower() for slot in operator.inputs}
+    for index, port in enumerate(example.inputs):
+        slot = newer.input(index) if newer is not None else None
+        name = wanted.get(slot.name.lower()) if slot is not None else None
+        if port is not None and name is not None and port.values is not None and name.lower() not in present:
+            found[name] = list(port.values)
+    return found
+
+
+def _version_of(operator: Operator, since: int) -> Operator | None:
+    """Another version of the same operator."""
+    return next((entry for entry in history(operator.domain, operator.name) if entry.since == since), None)
+
+
+def _as_kind(value: Any, kind: str) -> Any:
+    """A value as an attribute of another kind holds it; None where it cannot."""
+    if isinstance(value, dict):
+        return value if kind == "tensor" else None
+    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    if kind in ("ints", "floats", "strings"):
+        made = [_convert(entry, kind[:-1]) for entry in listed]
+        return None if None in made else made
+    return _convert(listed[0], kind) if len(listed) == 1 else None
+
+
+def _convert(value: Any, kind: str) -> Any:
+    """One number or text as another kind."""
+    if kind == "string":
+        return value if isinstance(value, str) else None
+    if kind in ("int", "float") and isinstance(value, (int, float)):
+        return int(value) if kind == "int" else float(value)
+    return None
+
+
+def _with_factors(form: Form) -> Form:
+    """The form with what might decide over it."""
+    return replace(form, factors=frozenset(_factors_of(form)))
+
+
+def _factors_of(form: Form) -> Iterator[str]:
+    """Attributes and their values; which inputs are there, constant or not, and of which rank."""
+    for name in form.operator.attributes:
+        if name in OUTPUT_TYPES:
+            continue
+        value = form.attributes.get(name)
+        if value is not None and not isinstance(value, dict):
+            yield f"{name}={_said(value)}"
+        elif value is None and not form.node:
+            yield f"{name} by default"
+    for index, slot in enumerate(form.operator.inputs):
+        port = form.inputs[index] if index < len(form.inputs) else None
+        if port is None:
+            yield f"without {slot.name}"
+            continue
+        if slot.optional:
+            yield f"with {slot.name}"
+        if not slot.variadic:
+            yield f"{slot.name} of rank {len(port.shape)}"
+            if index:
+                yield f"{slot.name} {'constant' if index in form.constant else 'not constant'}"
+
+
+def _said(value: Any) -> str:
+    """The value of an attribute in a few characters."""
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(_said, value)) + "]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- types -----------------------------------------------------------------------------------------------------------
+
+Types = tuple[tuple[str, str], ...]
+"""(type variable, type), inputs first."""
+MOST_PAIRS, MOST_TRIPLES = 640, 128
+"""Type assignments up to which all are tested: with one or two type variables, and with more."""
+ONNX_OPSET, IR_VERSION = 17, 8
+"""Of a model whose operator is of another domain; files that are older than the operators under test."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypedForm:
+    """A form with a type for each of its type variables. `kind`: types, form, constants or rank."""
+
+    form: Form
+    types: Types
+    kind: str
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same for typed forms whose outcome is the same."""
+        form, operator = self.form, self.form.operator
+        ports = tuple(None if port is None else (len(port.shape), port.values) for port in form.inputs)
+        attributes = str(sorted(form.attributes.items(), key=str))
+        return (operator, attributes, ports, form.constant, form.outputs, form.node, self.types, self.kind)
+
+    def build(self) -> Variant:
+        """The node with its inputs, ready to be opened."""
+        import onnx
+
+        form, operator, types = self.form, self.form.operator, dict(self.types)
+        node = onnx.NodeProto(name=NODE, op_type=operator.name, domain=operator.domain)
+        feeds = []
+        for index, port in enumerate(form.inputs):
+            slot, name = operator.input(index), f"i{index}"
+            if port is None or slot is None:
+                node.input.append("")
+                continue
+            kind = types.get(slot.variable, port.kind)
+            element = element_in(kind) if index in form.constant else None
+            value = _tensor(name, element, port.shape, port.values) if element is not None else None
+            node.input.append(name)
+            feeds.append(Feed(name, parse_type(kind, port.shape), value))
+        node.output.extend(f"o{index}" if there else "" for index, there in enumerate(form.outputs))
+        if form.node:
+            whole = onnx.NodeProto.FromString(base64.b64decode(form.node))
+            node.attribute.extend(entry for entry in whole.attribute if entry.name in operator.attributes)
+        else:
+            node.attribute.extend(_attributes(form, types))
+        chosen = _chosen_output(form, types)
+        element = element_in(chosen) if chosen is not None and "o0" in node.output else None
+        declared = {} if element is None else {"o0": onnx.helper.make_tensor_type_proto(element.number, None)}
+        opsets = {"": operator.opset} if operator.domain == "" else {"": ONNX_OPSET, operator.domain: operator.since}
+        version = ir_version(opsets[""])
+        return Variant(node, tuple(feeds), {}, {}, opsets, version, declared=declared)
+
+
+def ir_version(opset: int) -> int:
+    """The version of the file format that an opset needs, the oldest that has all of its types."""
+    return IR_VERSION if opset < 19 else 9 if opset < 21 else 10 if opset < 23 else 11 if opset < 25 else 12
+
+
+def as_example(form: Form) -> TypedForm:
+    """The form with the types of its example."""
+    return TypedForm(form, _example_types(form), form.kind)
+
+
+@cache
+def plainest_forms(operator: Operator) -> tuple[Form, ...]:
+    """The first forms of a version."""
+    return forms(operator)[:PLAINEST]
+
+
+def _example_types(form: Form) -> Types:
+    """What the example has for each type variable."""
+    found: dict[str, str] = {}
+    for index, port in enumerate(form.inputs):
+        slot = form.operator.input(index)
+        if port is not None and slot is not None and slot.variable not in found:
+            found[slot.variable] = port.kind if port.kind in slot.types else _first_of(slot.types, port.kind)
+    chooser = _type_attribute(form)
+    if chooser is not None and form.operator.attributes[chooser].kind == "string":
+        # Nothing infers a type from a text: it has to be declared.
+        chosen = _output_variable(form, found)
+        return tuple((found | ({chosen: "tensor(float)"} if chosen is not None else {})).items())
+    return tuple(found.items())
+
+
+def _first_of(allowed: Sequence[str], wanted: str) -> str:
+    """A type that an older version allows: float32 where it does, else the first."""
+    return "tensor(float)" if "tensor(float)" in allowed else allowed[0] if allowed else wanted
+
+
+def assignments(form: Form) -> tuple[list[Types], int]:
+    """Assignments of types to the type variables of the inputs that are there, and to that of the first output where an
+    attribute chooses it; and how many there are that are not among them.
+
+    All of them, unless there are too many: then those in which one variable has another type than in the example, and
+    those in which all variables that can have another type have that one.
+    """
+    base = _example_types(form)
+    if form.node:  # bodies are written for their types
+        return [base], 0
+    allowed: dict[str, tuple[str, ...]] = {}
+    for index, port in enumerate(form.inputs):
+        slot = form.operator.input(index)
+        if port is not None and slot is not None:
+            allowed.setdefault(slot.variable, slot.types)
+    chosen = _output_variable(form, allowed)
+    if chosen is not None:
+        allowed[chosen] = _output_types(form, chosen)
+        base = (*dict(base).items(), *(() if chosen in dict(base) else ((chosen, _first_of(allowed[chosen], "")),)))
+    names = tuple(allowed)
+    total = math.prod(len(allowed[name]) for name in names)
+    if total > (MOST_PAIRS if len(names) < 3 else MOST_TRIPLES):
+        few = _near(dict(base), allowed)
+        return few, total - len(few)
+    listed = itertools.product(*(_ordered(allowed[name]) for name in names))
+    return [tuple(zip(names, types, strict=True)) for types in listed], 0
+
+
+def _near(base: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> list[Types]:
+    """The example's types, with one variable changed, and with all that can be changed alike."""
+    found = {tuple(base.items()): None}
+    for name, types in allowed.items():
+        found |= dict.fromkeys(tuple({**base, name: kind}.items()) for kind in _ordered(types))
+    for kind in _ordered({kind for types in allowed.values() for kind in types}):
+        found[tuple({name: kind if kind in types else base[name] for name, types in allowed.items()}.items())] = None
+    return list(found)
+
+
+def _ordered(types: Iterable[str]) -> list[str]:
+    """Types in the order of ONNX's numbers; sequences and the like come last."""
+
+    def place(text: str) -> tuple[int, str]:
+        found = element_in(text)
+        return (found.number if found is not None else 1000, text)
+
+    return sorted(types, key=place)
+
+
+def _output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
+    """The type variable of the first output, where no input has it and an attribute chooses it."""
+    slot = form.operator.output(0)
+    if slot is None or slot.variable in of_inputs or len(slot.types) < 2 or _type_attribute(form) is None:
+        return None
+    return slot.variable
+
+
+def _output_types(form: Form, variable: str) -> tuple[str, ...]:
+    """What the output's variable allows."""
+    return next(slot.types for slot in form.operator.outputs if slot.variable == variable)
+
+
+def _type_attribute(form: Form) -> str | None:
+    """The attribute that chooses the output's type: one of the well-known names, or a tensor that is the value."""
+    for name in OUTPUT_TYPES:
+        if name in form.operator.attributes:
+            return name
+    tensors = [name for name, entry in form.operator.attributes.items() if entry.kind == "tensor"]
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def _chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
+    """The type of the first output, where it is not that of an input."""
+    named = {slot.variable for index in range(len(form.inputs)) if (slot := form.operator.input(index)) is not None}
+    slot = form.operator.output(0)
+    return types.get(slot.variable) if slot is not None and slot.variable not in named else None
+
+
+def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
+    """The attributes of a form, those that choose a type as the types have it."""
+    import onnx
+
+    chosen, chooser = _chosen_output(form, types), _type_attribute(form)
+    for name, value in form.attributes.items():
+        if name != chooser or chosen is None:
+            yield _made_attribute(name, value, form.operator.attributes[name].kind)
+    if chooser is not None and chosen is not None:
+        element = dtypes.named(chosen.rpartition("tensor(")[2].rstrip(")"))  # also of seq(tensor(float))
+        kind = form.operator.attributes[chooser].kind
+        if kind == "tensor":
+            value = form.attributes.get(chooser)
+            shape = value["shape"] if isinstance(value, dict) else [1]
+            yield onnx.helper.make_attribute(chooser, _tensor("", element, shape, None))
+        else:
+            yield onnx.helper.make_attribute(chooser, element.onnx_name if kind == "string" else element.number)
+
+
+def _made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
+    """One attribute of the kind that the schema asks for, also where its list is empty."""
+    import onnx
+
+    if isinstance(value, dict):
+        element = dtypes.find(value["type"])
+        assert element is not None
+        return onnx.helper.make_attribute(name, _tensor("", element, value["shape"], value["values"]))
+    number = getattr(onnx.AttributeProto, kind.upper())
+    if kind in ("float", "floats"):
+        value = [float(entry) for entry in value] if isinstance(value, list) else float(value)
+    return onnx.helper.make_attribute(name, value, attr_type=number)
+
+
+def _tensor(
+    name: str, element: dtypes.ElementType, shape: Sequence[int], values: Sequence[Any] | None
+) -> onnx.TensorProto:
+    """A tensor of any type; values that it cannot hold become zeros."""
+    import onnx
+
+    count = math.prod(shape)
+    if element.bits is None:
+        made = onnx.TensorProto(name=name, data_type=element.number, dims=list(shape))
+        texts = values if values is not None and all(isinstance(value, str) for value in values) else [""] * count
+        made.string_data.extend(str(text).encode() for text in texts)
+        return made
+    if values is not None and element.kind != "complex":
+        try:
+            given: onnx.TensorProto = onnx.helper.make_tensor(name, element.number, list(shape), list(values))
+        except (ValueError, TypeError, OverflowError):
+            pass
+        else:
+            return given
+    return onnx.TensorProto(
+        name=name, data_type=element.number, dims=list(shape), raw_data=bytes(dtypes.size_bytes(element.name, shape))
+    )
+
+
+# --- examples ---
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input of an example."""
+
+    kind: str
+    """As schemas spell it."""
+    shape: tuple[int, ...]
+    """Of the tensor, or of the tensors in it."""
+    values: tuple[Any, ...] | None
+    """Its elements, where there are few: shapes, axes and scales have to make sense."""
+
+    @property
+    def is_tensor(self) -> bool:
+        """Not a sequence, an optional or a map."""
+        return self.kind.startswith("tensor(")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One form of one operator."""
+
+    domain: str
+    name: str
+    since: int
+    """The version of the operator that it is an example of."""
+    inputs: tuple[Port | None, ...]
+    """None for one that is left out."""
+    outputs: tuple[bool, ...]
+    attributes: Mapping[str, Any]
+    node: str
+    """The whole node in base64, where it has bodies or attributes that JSON has no words for; else empty."""
+
+
+@cache
+def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
+    """Every example, by domain and name of the operator, those of the newest version first."""
+    found: dict[tuple[str, str], list[Example]] = {}
+    for name in EXAMPLES:
+        for line in files("partita.runtime.lab").joinpath(name).read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                example = read_example(json.loads(line))
+                found.setdefault((example.domain, example.name), []).append(example)
+    return {key: tuple(sorted(listed, key=lambda entry: -entry.since)) for key, listed in found.items()}
+
+
+def read_example(raw: Mapping[str, Any]) -> Example:
+    """An example from a line of the file."""
+    return Example(
+        domain=raw["domain"],
+        name=raw["op"],
+        since=raw["since"],
+        inputs=tuple(None if port is None else _read_port(port) for port in raw["inputs"]),
+        outputs=tuple(map(bool, raw["outputs"])),
+        attributes=raw.get("attributes", {}),
+        node=raw.get("node", ""),
+    )
+
+
+def _read_port(raw: Mapping[str, Any]) -> Port:
+    values = raw.get("values")
+    return Port(raw["type"], tuple(raw["shape"]), None if values is None else tuple(values))

@@ -1,0 +1,117 @@
+"""Nodes of functions: what ONNX Runtime has in the place of an operator that no provider has a kernel for.
+
+It gives them no name. The onnx package knows the same functions, so that a node with the operator and the types of one
+that ran can be found in them, and tried like a node of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_proto
+from partita.runtime.lab.schema import find_operator, plain_domain
+from partita.runtime.lab.values import constant_of
+from partita.runtime.lab.variant import Variant, node_variant, part_model
+from partita.runtime.model_file import all_nodes
+from partita.runtime.tensor_types import sizes_of, tensor_type
+
+if TYPE_CHECKING:
+    import onnx
+
+NO_FUNCTION = "ONNX Runtime gave it no name, and no function of the file's operators was found that has such a node"
+
+
+@dataclass(slots=True)
+class Functions:
+    """The functions of one graph's operators, each unfolded once."""
+
+    graph: Graph
+    bodies: dict[tuple[str, bool], Graph | None] = field(default_factory=dict)
+
+    def variant(self, owners: Sequence[str], op_type: str | None, made: Sequence[str]) -> Variant:
+        """The variant of a node in the function of one of the nodes `owners`. Raises CannotProbeError.
+
+        `made`: types of its outputs in the run, as float32[1,12]; of several nodes with these any one will do.
+        """
+        for deep in (False, True):  # functions in functions are unfolded only where ONNX Runtime must, too
+            for owner in owners:
+                body = self.body(owner, deep)
+                for node in body.nodes.values() if body is not None else ():
+                    if body is not None and node.op_type == op_type and body.fits(node, made):
+                        return node_variant(body, node.name)
+        raise CannotProbeError(NO_FUNCTION)
+
+    def body(self, owner: str, deep: bool) -> Graph | None:
+        """The nodes of one node's function as a graph; None when it has none."""
+        key = owner, deep
+        if key not in self.bodies:
+            self.bodies[key] = _unfold(self.graph, owner, deep=deep)
+        return self.bodies[key]
+
+
+def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
+    """The function of one node. `deep`: functions in it are unfolded as well."""
+    node = graph.nodes.get(owner)
+    opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
+    if node is None or not _has_function(node, opsets):
+        return None
+    try:
+        part = part_model(graph, [owner], fixed=False)
+        _write_defaults(part.graph.node[0], opsets)
+        body = _inline(part, plain_domain(node.domain), node.op_type, deep=deep)
+    except Exception:  # noqa: BLE001 - native code that raises anything; such a node cannot be tried, others can
+        return None
+    fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
+    return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})
+
+
+def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
+    """Whether the operator set describes the operator by other operators."""
+    import onnx
+
+    domain = plain_domain(node.domain)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except onnx.defs.SchemaError:
+        return False
+    return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
+
+
+def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
+    """Give a node the attributes that it leaves to their defaults, as ONNX Runtime does before it unfolds one.
+
+    The onnx package does not: a constant of such an attribute would be one without a value.
+    """
+    domain = plain_domain(node.domain)
+    operator = find_operator(domain, node.op_type, opsets.get(domain, 1))
+    given = {entry.name for entry in node.attribute}
+    for name, entry in operator.attributes.items() if operator is not None else ():
+        if entry.default and name not in given:
+            node.attribute.add().ParseFromString(entry.default)
+
+
+def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:
+    """The model of one node with its function in its place: nodes have names, and constants are initializers."""
+    import onnx
+    import onnx.inliner
+
+    for tensor in model.graph.initializer:  # the function may depend on their types
+        model.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    chosen = [] if deep else [(domain, op_type)]
+    made: onnx.ModelProto = onnx.inliner.inline_selected_functions(model, chosen, deep, True)
+    nodes = list(made.graph.node)
+    del made.graph.node[:]
+    for number, node in enumerate(nodes):
+        value = constant_of(node)
+        if value is None:
+            node.name = f"{op_type}/{number}"
+            made.graph.node.add().CopyFrom(node)
+        else:
+            made.graph.initializer.add().CopyFrom(value)
+            made.graph.initializer[-1].name = node.output[0]
+    for number, inner in enumerate(islice(all_nodes(made.graph), len(made.graph.node), None)):
+        inner.name = inner.name or f"{op_type}/inside/{number}"
+    return made

@@ -1,0 +1,385 @@
+"""The laboratory: opens models on one provider in a worker process, within a time budget, and keeps the answers.
+
+A worker that crashes or hangs over a model has answered for it, and a new one goes on with the next model. The crash of
+a worker that has opened other models before counts only when it comes again in a fresh one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+
+from partita.files import replace as replace_file
+from partita.observations.facts import FAILED, Outcome
+from partita.observations.native_text import FULL, cut
+from partita.paths import cache_folder
+from partita.providers.cuda_dry_run.devices import PREFIX
+from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.variant import fingerprint, zeros_needed
+from partita.runtime.ort.registry import ep_devices, hardware, ort_build
+from partita.runtime.provider_child import PROBE_MODEL
+from partita.runtime.worker.parent import Worker, WorkerLostError
+
+if TYPE_CHECKING:
+    import onnx
+
+CHILD = "partita.runtime.lab.placement"
+START_SECONDS = 60.0
+"""For loading ONNX Runtime and starting the provider, and for the first model: a GPU may compile for a long time."""
+MODEL_SECONDS = 20.0
+PATIENCE = 3.0
+"""How much longer a model that was late gets when it is tried again, last of all: a slow machine is not a hang."""
+BUDGET = "probing budget exhausted (--probe-seconds)"
+AHEAD = 32
+"""Models that are sent to the worker before it has answered for the first of them."""
+LEAST_SECONDS = 0.5
+"""With less left, nothing is started."""
+LONGEST_SAID = 600
+FORMAT = 10
+"""Raised when experiments change, which makes stored answers worthless."""
+KIND = "probes"
+"""Folder of stored answers in the user's cache folder."""
+MOST_ANSWERS = 20_000
+
+
+class Turn(NamedTuple):
+    """The position of a model among those of one node: once one is taken, those of a higher position are not tried."""
+
+    among: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Placement):
+    """What came of one model."""
+
+    cached: bool = False
+    killed: bool = False
+    """SIGKILL ended its process, as happens when memory is exhausted."""
+
+    @property
+    def decides(self) -> bool:
+        """The node is taken as it is."""
+        return self.outcome == "taken" and not self.unfolded
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the answer does not depend on what else runs on the machine."""
+        if self.outcome == "timed_out" or self.killed:
+            return False
+        return self.outcome not in FAILED or not FULL.search(self.said)
+
+
+class Lab:
+    """Experiments on one provider. `experiments`, `cached` and `crashes` count them. To be used as a context: its end
+    ends the worker and saves the answers.
+
+    `deadline`: of time.monotonic(). `environment`: of the worker, e.g. of a dry run.
+    """
+
+    def __init__(
+        self, resolution: Resolution, cache: Cache, deadline: float, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.environment = os.environ if environment is None else environment
+        self.resolution, self.cache, self.deadline = resolution, cache, deadline
+        self.experiments = self.cached = self.crashes = 0
+        self.refused_options: set[tuple[str, str]] = set()
+        """Options and values with which the provider did not start."""
+        self.unusable = ""
+        """Why the provider cannot be tested; empty while it can."""
+        self._worker: Worker | None = None
+        self._fresh = True
+        """The worker has not opened a model yet."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self.cache.save()
+
+    @property
+    def dry_run(self) -> bool:
+        """Whether the provider cannot compute."""
+        return any(name.startswith(PREFIX) for name in self.environment)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether the provider compiles parts of the graph: it may take no partition of a single node."""
+        return self.resolution.provider.compiles
+
+    @property
+    def seconds_left(self) -> float:
+        """The rest of the time budget, in seconds."""
+        return self.deadline - time.monotonic()
+
+    def try_with(
+        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+    ) -> list[Answer | None]:
+        """Answers of the same provider with another value of one of its options."""
+        if (option, value) in self.refused_options:
+            return [None for _ in models]
+        resolution = replace(self.resolution, options={**self.resolution.options, option: value})
+        cache = cache_for(resolution, self.environment) if self.cache.path is not None else Cache(None)
+        with Lab(resolution, cache, self.deadline, self.environment) as other:
+            try:
+                return other.try_all(models, one_node=one_node)
+            finally:
+                if other.unusable:
+                    self.refused_options.add((option, value))
+                self.experiments += other.experiments
+                self.cached += other.cached
+                self.crashes += other.crashes
+
+    def starts(self) -> bool:
+        """Whether the provider opens a model that every provider supports."""
+        import onnx
+
+        (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
+        return answer is not None and answer.outcome == "taken"
+
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
+        """An answer for each model; None where the time was up, the provider cannot be tested, or an answer of the same
+        `turns` made it needless. `one_node`: where is the node; else: does the provider open the model.
+        """
+        answers = self._try(models, one_node, turns, MODEL_SECONDS)
+        for number, answer in enumerate(answers):
+            if answer is not None and answer.outcome == "timed_out":
+                self._end()  # a fresh worker and more time for what was late
+                (again,) = self._try([models[number]], one_node, (), MODEL_SECONDS * PATIENCE)
+                answers[number] = again or answer
+        for answer in filter(None, answers):
+            self.cached += answer.cached
+            self.experiments += not answer.cached
+            self.crashes += answer.outcome == "crashed" and not answer.cached
+        return answers
+
+    def _try(
+        self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[Turn], seconds: float
+    ) -> list[Answer | None]:
+        """The same, with one try for each model of at most so many seconds."""
+        answers: list[Answer | None] = [None for _ in models]
+        decided: dict[int, int] = {}
+        keys = [f"{'node' if one_node else 'part'}:{fingerprint(model)}" for model in models]
+        waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
+        while waiting or sent:
+            while waiting and len(sent) < (1 if turns or self._fresh else AHEAD):
+                number = waiting.popleft()
+                turn = turns[number] if turns else None
+                if turn is not None and decided.get(turn.among, turn.place) < turn.place:
+                    continue
+                answers[number] = self.cache.get(keys[number])
+                if answers[number] is None:
+                    if not self._start():
+                        return answers
+                    sent.append((number, self._send(models[number], one_node)))
+                else:
+                    _decide(decided, turn, answers[number])
+            if not sent:
+                continue
+            number, future = sent.popleft()
+            fresh, self._fresh = self._fresh, False
+            allowed = max(seconds, START_SECONDS) if fresh else seconds
+            answer = self._wait(future, allowed, fresh)
+            if answer is None:
+                waiting.extendleft([each for each, _ in reversed(sent)])
+                sent.clear()
+                if self.seconds_left <= LEAST_SECONDS:
+                    return answers  # which says nothing of the model
+                waiting.appendleft(number)  # in a fresh worker
+                continue
+            if self._worker is None:
+                waiting.extendleft([each for each, _ in reversed(sent)])
+                sent.clear()
+            answers[number] = answer
+            _decide(decided, turns[number] if turns else None, answer)
+            if answer.lasts:
+                self.cache.put(keys[number], answer)
+        return answers
+
+    def _send(self, model: onnx.ModelProto, one_node: bool) -> Future[Placement]:
+        """Let the worker open a model. One that has ended meanwhile answers with its end."""
+        assert self._worker is not None
+        try:
+            return self._worker.submit("measure", model.SerializeToString(), zeros_needed([model]), one_node)
+        except WorkerLostError as lost:
+            failed: Future[Placement] = Future()
+            failed.set_exception(lost)
+            return failed
+
+    def _wait(self, future: Future[Placement], seconds: float, fresh: bool) -> Answer | None:
+        """The answer for a model; None where the end of the worker says nothing of it."""
+        assert self._worker is not None
+        try:
+            placed = self._worker.wait(future, min(seconds, max(self.seconds_left, LEAST_SECONDS)))
+        except WorkerLostError as lost:
+            self._end()
+            late = lost.late and self.seconds_left > LEAST_SECONDS
+            return _crash(lost, seconds) if late or (fresh and not lost.late) else None
+        except BaseException:
+            self._end()  # it is still busy with the model
+            raise
+        return Answer(placed.outcome, cut(placed.said, LONGEST_SAID), placed.unfolded)
+
+    def _start(self) -> bool:
+        """Start a worker if there is none; False where the provider does not start in it, or the time is up."""
+        if self.unusable or self.seconds_left <= LEAST_SECONDS:
+            return False
+        if self._worker is not None:
+            return True
+        self._worker, self._fresh = Worker(CHILD, environment=self.environment), True
+        allowed = min(START_SECONDS, self.seconds_left)
+        try:
+            self.unusable = self._worker.call("start", _described(self.resolution), timeout=allowed)
+        except WorkerLostError as lost:
+            if not lost.late:
+                self.unusable = f"the process of the experiments {lost.how} while it started{_last_line(lost)}"
+            elif self.seconds_left > LEAST_SECONDS:
+                self.unusable = f"the provider did not start within {allowed:g} s in the process of the experiments"
+            self._end()
+            return False
+        except BaseException:
+            self._end()
+            raise
+        if self.unusable:
+            self._end()
+        return not self.unusable
+
+    def _end(self) -> None:
+        """End the worker, if there is one."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
+
+
+def _decide(decided: dict[int, int], turn: Turn | None, answer: Answer | None) -> None:
+    """Note that a model was taken: those of a higher position are needless."""
+    if turn is not None and answer is not None and answer.decides:
+        decided[turn.among] = min(turn.place, decided.get(turn.among, turn.place))
+
+
+def _described(resolution: Resolution) -> dict[str, Any]:
+    """The provider as `placement.start` reads it."""
+    provider = resolution.provider
+    return {
+        "name": provider.name,
+        "ort_name": provider.ort_name,
+        "options": resolution.provider_options,
+        "library": str(resolution.library) if resolution.library else None,
+        "own": str(provider.library) if provider.library else None,
+    }
+
+
+def _crash(lost: WorkerLostError, seconds: float) -> Answer:
+    """The end of a worker as the answer for the model that it was opening, which had so many seconds."""
+    if lost.late:
+        return Answer("timed_out", f"no answer within {seconds:g} s{_last_line(lost)}")
+    return Answer("crashed", f"its process {lost.how}{_last_line(lost)}", killed=lost.out_of_memory)
+
+
+def _last_line(lost: WorkerLostError) -> str:
+    """The last line that a worker wrote to stderr, as the end of a sentence."""
+    return f"; its last output: {cut(lost.log[-1], LONGEST_SAID)}" if lost.log else ""
+
+
+# --- stored answers ------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """Answers of earlier experiments: a JSON file per ONNX Runtime build, provider, options and device.
+
+    A file that cannot be read or written costs time, never a report.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.answers = _read(path) if path is not None else {}
+        self.new: dict[str, Answer] = {}
+
+    def get(self, key: str) -> Answer | None:
+        """The answer for `key`, of this run or an earlier one."""
+        if key in self.new:
+            return self.new[key]
+        return self.answers.get(key)
+
+    def put(self, key: str, answer: Answer) -> None:
+        """Keep an answer in memory; `save` writes it to disk."""
+        self.new[key] = answer
+
+    def save(self) -> None:
+        """Add the new answers to those that other processes have written meanwhile."""
+        if self.path is None or not self.new:
+            return
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            merged = {**_read(self.path), **self.new}
+            kept = list(merged.items())[-MOST_ANSWERS:]
+            stored = {key: (each.outcome, each.said, each.unfolded) for key, each in kept}
+            replace_file(self.path, json.dumps({"format": FORMAT, "answers": stored}))
+
+
+def _read(path: Path) -> dict[str, Answer]:
+    """The answers in a file; none when it cannot be read or has another format."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            return {}
+        answers = {
+            str(key): Answer(value[0], str(value[1]), bool(value[2]), cached=True)
+            for key, value in raw["answers"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return {}
+    return {key: answer for key, answer in answers.items() if answer.outcome in get_args(Outcome)}
+
+
+def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:
+    """The cache of one provider on this machine, or on the device that a dry run simulates.
+
+    `environment`: of the worker; None for that of this process.
+    """
+    folder = cache_folder(KIND)
+    if folder is None:
+        return Cache(None)
+    text = json.dumps(_identity(resolution, os.environ if environment is None else environment), sort_keys=True)
+    return Cache(folder / f"{resolution.provider.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
+
+
+def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
+    """Everything that an answer may depend on, besides the model."""
+    build = asdict(ort_build())
+    build.pop("folder")
+    chosen = {name for entry in known_providers().values() for name in entry.variables}
+    return {
+        "format": FORMAT,
+        "build": build,
+        "provider": resolution.provider.ort_name,
+        "options": resolution.provider_options,
+        "library": _stamp(resolution.library),
+        "devices": [asdict(entry) for entry in ep_devices()],
+        "hardware": [list(entry) for entry in hardware()],
+        "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
+    }
+
+
+def _stamp(library: Path | None) -> list[Any]:
+    """Path, size and time of a plugin library."""
+    if library is None:
+        return []
+    try:
+        status = library.stat()
+    except OSError:
+        return [str(library)]
+    return [str(library), status.st_size, status.st_mtime_ns]

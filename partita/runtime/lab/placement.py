@@ -1,0 +1,341 @@
+"""The child process of the laboratory: opens one model on one provider and says where its node was placed.
+
+Behind the provider is only ONNX Runtime's CPU provider. A changed node that the provider takes is also run; in a dry
+run, where nothing can run on the provider, it is run on the CPU provider and compared with the original node.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from partita import dtypes
+from partita.observations.facts import Outcome
+from partita.observations.log_pattern import LogPattern
+from partita.observations.names import CPU, INLINED
+from partita.providers.cuda_dry_run.devices import PREFIX
+from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_child
+from partita.providers.generic import generic_provider
+from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.lab.variant import AUXILIARY, NODE, ORIGINAL, RUN, ZEROS
+
+if TYPE_CHECKING:
+    from partita.runtime.ort.session import NativeFailureError, Session
+
+NO_KERNEL = "NotImplemented"
+"""ONNX Runtime's exception for a node for which no provider of the session has a kernel."""
+UNPLACED = re.compile(r"Provider type for \S+ node with name '[^']*' is not set")
+"""The same where a provider prefers another layout."""
+REFUSED = frozenset({"InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile"})
+ILLEGAL = re.compile(
+    r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|ValidateOpset|"
+    r"under development|only guaranteed support|not a registered function/op|IR version|is not currently registered",
+    re.IGNORECASE,
+)
+LOADING = re.compile(r"Load model from \S+ failed:\s*")
+CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
+"""A source file of the CPU provider's kernels. Its headers serve other providers, too."""
+NEIGHBOUR = re.compile(rf"{AUXILIARY}\d+")
+"""Names of the graph's other nodes where the node is tried with its neighbours."""
+ABOUT_NODE, ABOUT_AUXILIARY = re.compile(f"`{NODE}`"), re.compile(rf"`{AUXILIARY}\d*`")
+"""A message of QNN about a node."""
+CAST = "InsertedPrecisionFreeCast"
+"""Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
+CASTS = (
+    "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU provider has no kernel for the "
+    "type either"
+)
+AS_FUNCTION = "only as the nodes of its function body"
+NO_NODE_LEFT = "before anything runs: no node of it is left"
+NOT_CLAIMED = "it is not among the nodes that the provider claims"
+TOLERANCE = 1e-3
+"""Relative and absolute; half precision is accurate to 1e-3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What became of one model."""
+
+    outcome: Outcome
+    said: str = ""
+    """A line of the log or of an error; of a taken node what ONNX Runtime put in its place."""
+    unfolded: bool = False
+    """Taken as the nodes of the operator's function, not as the operator."""
+
+
+class State:
+    """The provider of this process, once it has started."""
+
+    resolution: Resolution | None = None
+
+
+def start(described: Mapping[str, Any]) -> str:
+    """Start the provider; why it cannot be tested, else empty."""
+    from partita.runtime.registering import registered
+
+    try:
+        if os.environ.get(BUILD_VARIABLE):
+            ensure_child()
+        own = Path(described["own"]) if described["own"] else None
+        known = known_providers().get(described["name"]) or generic_provider(described["ort_name"], own)
+        provider = replace(known, ort_name=described["ort_name"], library=own)
+        library = Path(described["library"]) if described["library"] else None
+        (State.resolution,) = registered(
+            [Resolution(provider, "active", options=described["options"], library=library)]
+        )
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        return f"{type(error).__name__}: {error}"
+    settled = State.resolution
+    return "" if settled.status == "active" else f"RuntimeError: {settled.reason}: {settled.evidence}"
+
+
+def measure(model: bytes, zeros: int, one_node: bool) -> Placement:
+    """Open a model. `zeros`: bytes of the file of zeros that it reads. `one_node`: where is its node, unoptimised;
+    else: does the provider open it.
+    """
+    assert State.resolution is not None
+    try:
+        if zeros:
+            with (_place().parent / ZEROS).open("ab") as file:
+                file.truncate(max(zeros, file.tell()))
+        return _measure(model, State.resolution, one_node)
+    except Exception as error:  # noqa: BLE001 - not the provider's doing, so it must not be read as its crash
+        return Placement("invalid", f"the experiment itself failed: {type(error).__name__}: {error}")
+
+
+HANDLERS = {"start": start, "measure": measure}
+
+
+def _place() -> Path:
+    """Where a model would be if it were a file: beside the file of zeros."""
+    return Path(tempfile.gettempdir()) / "model.onnx"
+
+
+def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
+    """Open the model, find the node, and run it where the model asks for that."""
+    from partita.runtime.ort.errors import one_line
+    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+
+    verbose = one_node and bool(resolution.provider.says_why)
+    threads = 1 if one_node else None
+    try:
+        opening = Opening(threads=threads, explain=True, optimise=not one_node, verbose=verbose, model=model)
+        session = open_native(_place(), [resolution], opening)
+    except NativeFailureError as failure:
+        return failed(failure, resolution, one_node, legal=lambda: _legal_on_cpu(model))
+    try:
+        found = opened(session, resolution) if one_node else _in_session(session, resolution)
+        if found.outcome != "taken":
+            return found
+        if any(name.startswith(PREFIX) for name in os.environ):
+            original = session.metadata(ORIGINAL)
+            return _compare(model, json.loads(original)) if original and not found.said else found
+        said = session.failure_of_run(RUN)
+        return Placement("failed", f"it claims the node, and the run fails: {one_line(said)}") if said else found
+    finally:
+        session.close()
+
+
+def _legal_on_cpu(model: bytes) -> bool:
+    """Whether ONNX Runtime accepts the model without the provider, even if there is no kernel then.
+
+    A provider's own complaint can read like one about the model.
+    """
+    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+
+    cpu = Resolution(known_providers()["cpu"], "active")
+    try:
+        open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model)).close()
+    except NativeFailureError as failure:
+        return failed(failure, cpu, one_node=True, legal=lambda: False).outcome != "invalid"
+    return True
+
+
+def failed(
+    failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]
+) -> Placement:
+    """A session that could not be opened: there is no kernel, the model is not legal, or the provider failed.
+
+    `legal`: whether ONNX Runtime accepts the model without the provider.
+    """
+    from partita.runtime.ort.errors import one_line
+    from partita.runtime.ort.native_log import HEAD
+
+    kind, text = type(failure.error).__name__, plain_text(str(failure))
+    reason = _reason_in(failure.log, resolution.provider.node_patterns)
+    if kind == NO_KERNEL or UNPLACED.search(text):
+        return Placement("left", reason or text)
+    if one_node and CAST in text:  # around a kernel of another type, in an opset whose Cast does not have the type
+        return Placement("left", reason or CASTS)
+    illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
+    if illegal and not legal():
+        return Placement("invalid", text)
+    if one_node and (reason or CPU_KERNEL.search(str(failure))):
+        # The provider had left the node before: it was the CPU provider's kernel that failed.
+        return Placement("left", reason or text)
+    if one_node and not illegal and not legal():
+        return Placement("invalid", text)
+    fatal = [
+        one_line(match["text"]) for line in failure.log if (match := HEAD.match(line)) and match["severity"] in "EF"
+    ]
+    more = next((line for line in fatal if line not in text and text not in line), "")
+    both = f"{text} {more}"
+    if one_node and ABOUT_AUXILIARY.search(both) and not ABOUT_NODE.search(both):
+        return Placement("invalid", f"the provider fails on the node beside it: {text}")
+    return Placement("failed", f"{text}; {more}" if more else text)
+
+
+def plain_text(text: str) -> str:
+    """A message in one line, without the name of the file and of the node."""
+    from partita.runtime.ort.errors import one_line
+
+    text = LOADING.sub("", one_line(text))
+    for spelled in (f" node name: {NODE}", f" in node ({NODE})", f" with name '{NODE}'"):
+        text = text.replace(spelled, "")
+    return text.replace(f"Node ({NODE}) ", "Node ")
+
+
+def _in_session(session: Session, resolution: Resolution) -> Placement:
+    """Whether ONNX Runtime kept the provider in the session."""
+    name = resolution.provider.ort_name
+    if name in session.registered:
+        return Placement("taken")
+    return Placement("failed", f"ONNX Runtime left {name} out of the session")
+
+
+def opened(session: Session, resolution: Resolution) -> Placement:
+    """Where the node is in an open session.
+
+    The list of nodes can lack nodes of a provider that prefers another layout, and those around which ONNX Runtime puts
+    casts; the plan has those. An operator without a kernel is in both as the nodes of its function.
+    """
+    kept = _in_session(session, resolution)
+    if kept.outcome != "taken":
+        return kept
+    provider = resolution.provider
+    everything = session.assigned() or ()
+    nodes = [node for node in everything if not node.name.startswith(AUXILIARY)]
+    own = next((node.provider for node in nodes if node.name == NODE), None)
+    devices = session.plan_devices or ()
+    planned = {
+        node: devices[number] if number < len(devices) else ""
+        for number, stream in enumerate(session.plan or ())
+        for node in stream
+    }
+    casts = any(CAST in node for node in planned)
+    on_itself = provider.ort_name == CPU
+    if own == provider.ort_name and not (on_itself and casts):
+        return Placement("taken")
+    reason = _reason_in(session.log, provider.node_patterns)
+
+    def left(otherwise: str = "") -> Placement:
+        return Placement("left", reason or why_in(session.log, provider.says_why) or otherwise)
+
+    if any(NEIGHBOUR.fullmatch(name) for name in (*planned, *(node.name for node in everything))):
+        # Casts and nodes of functions may be those of the neighbours.
+        return left() if own == CPU else Placement("taken")
+    if own == CPU or casts:
+        return left(CASTS if casts else "")
+    placed = [node for node in planned if node == NODE or node.startswith(f"{NODE}_")]
+    if placed:
+        if provider.compiles:
+            return left(NOT_CLAIMED)
+        on_host = planned[placed[0]] == "0" and any(device != "0" for device in devices)
+        return left() if on_host or reason else Placement("taken")
+    # Its place is taken by the nodes of its function, or by none.
+    on_cpu = sorted({node.op_type for node in nodes if node.provider == CPU})
+    if on_cpu and not on_itself:
+        return left(f"of its function, {', '.join(on_cpu)} left to the CPU provider")
+    if not nodes and all(node.startswith(AUXILIARY) for node in planned):
+        return Placement("taken", NO_NODE_LEFT)
+    if provider.compiles and not any(not node.name or node.name.startswith(INLINED) for node in nodes):
+        return left()
+    return Placement("taken", AS_FUNCTION, unfolded=True)
+
+
+def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
+    """What the provider says of the node at VERBOSE, the most specific expression first."""
+    text = "\n".join(log)
+    for expression in expressions:
+        for match in re.finditer(expression, text):
+            if match["node"] == NODE:
+                return match["why"].replace(f" for node `{NODE}` of type", " for").strip(" .")
+    return ""
+
+
+def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
+    """The line in which the provider says something of the node; else of another, as of one in its subgraph."""
+    from partita.runtime.ort.native_log import HEAD
+
+    found = [(line, match) for pattern in patterns for line in log if (match := re.search(pattern.pattern, line))]
+    own = (line for line, match in found if match.groupdict().get("node") == NODE)
+    line = next(own, found[0][0] if found else "")
+    head = HEAD.match(line)
+    return plain_text(head["text"] if head else line)
+
+
+# --- dry runs: the changed node on the CPU provider, beside the original ---------------------------------------------
+
+
+def _compare(model: bytes, request: Mapping[str, Any]) -> Placement:
+    """A changed node that was placed in a dry run: invalid where the CPU provider cannot run it, or where it computes
+    something else although only the opset or the form of its inputs changed; placed where it could not be run.
+    """
+    from partita.runtime.ort.errors import one_line
+
+    sizes = request["sizes"]
+    if sizes is None:
+        return Placement("placed")
+    before, _ = _run_on_cpu(base64.b64decode(request["model"]), sizes)
+    after, failure = _run_on_cpu(model, sizes)
+    if after is None:
+        if failure and (before is not None or request["floats"]):
+            return Placement("invalid", f"the CPU provider cannot run the changed node: {one_line(failure)}")
+        return Placement("placed")
+    if request["same_values"] and before is None:
+        return Placement("placed")
+    if request["same_values"] and before is not None and not _close(before, after):
+        return Placement("invalid", "the changed node computes something else than the original")
+    return Placement("taken")
+
+
+def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[Any] | None, str]:
+    """Outputs of a model; else None, and why the run failed (empty: there is no kernel)."""
+    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
+
+    try:
+        cpu = Resolution(known_providers()["cpu"], "active")
+        session = open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model))
+    except NativeFailureError as failure:
+        return None, "" if type(failure.error).__name__ == NO_KERNEL else str(failure)
+    try:
+        feeds = {}
+        for port in session.inputs:
+            kind = dtypes.find(port.type.removeprefix("tensor(").removesuffix(")"))
+            if kind is None or kind.name not in np.sctypeDict:
+                return None, ""
+            shape = sizes.get(port.name, (1,))
+            values = np.random.default_rng(zlib.crc32(port.name.encode())).uniform(0.25, 1, shape)
+            feeds[port.name] = (values if "float" in kind.name else np.zeros(shape)).astype(kind.name)
+        return session.run_once(feeds)
+    finally:
+        session.close()
+
+
+def _close(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Whether outputs have the same shapes and values, as far as both nodes have them."""
+    return all(
+        first.shape == second.shape
+        and (first.dtype.kind not in "fiub" or np.allclose(first, second, TOLERANCE, TOLERANCE, equal_nan=True))
+        for first, second in zip(before, after, strict=False)
+    )

@@ -1,0 +1,415 @@
+"""Probing a run: which nodes, in which order, how long, and what came of it, as facts for the report.
+
+Experiments come after the run and outside its process: they change nothing that is reported of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from partita.diagnosis.precedence import shown_by
+from partita.diagnosis.probe_verdict import unprobed_nodes
+from partita.diagnosis.records import Skipped
+from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.diagnosis.why import nodes_to_probe, why
+from partita.errors import ProviderError
+from partita.observations.facts import (
+    FAILED,
+    NodeProbe,
+    RejectedPart,
+    RunFacts,
+    SessionFacts,
+)
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.records import ChainEntry, Memory, Probing, remedy_of
+from partita.observations.text_format import name_some, plural
+from partita.providers.resolve import Resolution
+from partita.remedies import Remedy, any_of
+from partita.runtime.advice import export_anew
+from partita.runtime.chain import ChainError, chain_entry, not_all_on
+from partita.runtime.lab.bisection import Search, find_rejected
+from partita.runtime.lab.exploration import Subject, explore, explore_surroundings, given_options, one_of_each_first
+from partita.runtime.lab.functions import Functions
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
+from partita.runtime.lab.laboratory import Lab, cache_for
+from partita.runtime.lab.surroundings import holder_in_run, neighbourhoods
+from partita.runtime.lab.variant import Variant, fingerprint, identity, node_variant, part_model, variant_model
+from partita.runtime.model_file import all_nodes, bodies
+from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.ort.errors import NoKernelError, NotOpenedError
+
+if TYPE_CHECKING:
+    import onnx
+
+Sizes = Mapping[str, tuple[int, ...]]
+AT_FAULT = frozenset({"initialisation_failed"})
+"""Reasons with which a provider is left out that can be the graph's fault."""
+FIX = Remedy("fix the sizes of the model's inputs")
+WITHOUT_SWITCH = Remedy("leave out {switch}, without which it opens this graph")
+REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
+CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or as it ends"
+NOTHING_RUN = SessionFacts(
+    file="",
+    phases=("run",),
+    graph=(),
+    plan=None,
+    assigned=None,
+    events=(),
+    runs=(),
+    log=(),
+    registered=(),
+    ports=(),
+    load_seconds=0.0,
+)
+MOST_NAMED = 5
+MOST_INSIDE = 40
+"""Most nodes in bodies of a rejected part that are tried."""
+FEW_NODES = 3
+"""A rejected part of so many nodes is looked at node by node."""
+
+
+def probe_run(
+    facts: RunFacts,
+    resolutions: tuple[Resolution, ...],
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Sizes],
+    seconds: float,
+) -> tuple[RunFacts, tuple[Resolution, ...]]:
+    """The facts with what experiments tell, and the chain: a provider that failed over this graph has another reason.
+
+    `models` and `sizes` (of graph inputs) go by file name. `seconds`: the budget; 0: no experiments.
+    """
+    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
+        return facts, resolutions
+    began = time.monotonic()
+    entries = tuple(map(chain_entry, resolutions))
+    experiments = cached = crashes = 0
+    for number, asked in enumerate(resolutions):
+        if asked.provider.ort_name == CPU or (asked.status != "active" and asked.reason not in AT_FAULT):
+            continue
+        with Lab(replace(asked, status="active"), cache_for(asked), began + seconds) as lab:
+            if asked.status == "active":
+                facts = _probe_nodes(facts, entries, entries[number], models, sizes, lab)
+            else:
+                facts, asked = _bisect_run(facts, asked, models, sizes, lab)
+                resolutions = (*resolutions[:number], asked, *resolutions[number + 1 :])
+        experiments, cached, crashes = experiments + lab.experiments, cached + lab.cached, crashes + lab.crashes
+    probed = any(known.probes for session in facts.sessions for known in session.providers.values())
+    if not experiments and not cached and not probed:
+        return facts, resolutions
+    took = Probing(
+        seconds=time.monotonic() - began,
+        budget_seconds=seconds,
+        experiments=experiments,
+        cached=cached,
+        crashes=crashes,
+        unprobed=tuple(
+            dict.fromkeys(
+                name
+                for session in facts.sessions
+                for known in session.providers.values()
+                for name in unprobed_nodes(known.probes)
+            )
+        ),
+    )
+    return replace(facts, probing=took, notes=(*facts.notes, *notes_on_gaps(facts.sessions))), resolutions
+
+
+def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
+    """A sentence for each ground on which experiments are missing, with the nodes."""
+    nodes: dict[str, list[str]] = {}
+    for known in (known for session in sessions for known in session.providers.values()):
+        for name, probe in known.probes.items():
+            if probe.unprobed and name not in nodes.setdefault(probe.unprobed, []):
+                nodes[probe.unprobed].append(name)
+    for ground, names in nodes.items():
+        more = len(names) - MOST_NAMED
+        named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        yield f"experiments on {plural(len(names), 'node')} are missing or not complete: {ground}: {named}"
+
+
+def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
+    """The refusal with what experiments tell: why each node would not go, or over which part the provider fails."""
+    facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
+    run = RunFacts(
+        sessions=(facts,),
+        states=(),
+        steps=(),
+        memory=Memory(
+            weight_bytes=0,
+            cache_bytes=0,
+            rss_before_load_bytes=None,
+            rss_after_load_bytes=None,
+            peak_rss_bytes=None,
+        ),
+        tokenizer_load_seconds=0.0,
+        first_token_seconds=None,
+        prompt_tokens=0,
+        new_tokens=0,
+        finish_reason=None,
+    )
+    probed, chain = probe_run(run, error.chain, {facts.file: model}, {facts.file: sizes}, seconds)
+    (session,) = probed.sessions
+    if error.facts is not None:
+        return not_all_on(error.path, chain, session)
+    answers = [_answer_of(session, was, now) for was, now in zip(error.chain, chain, strict=True)]
+    return _refused(error, answers) if any(answer.news for answer in answers) else error
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is to be said of a provider that none of a graph runs on."""
+
+    name: str
+    entry: ChainEntry
+    code: str
+    """Of the part that it rejects, where experiments found one, else of the provider."""
+    evidence: str
+    news: bool
+    """Experiments told something."""
+
+
+def _answer_of(session: SessionFacts, was: Resolution, now: Resolution) -> Refusal:
+    """What came of one provider of the chain, before and after the experiments."""
+    entry = chain_entry(now)
+    if session.of(entry.provider).rejected is None:
+        return Refusal(
+            now.provider.name, entry, entry.reason or "", entry.evidence or "", news=entry.reason != was.reason
+        )
+    told = _explained(session, entry)
+    return Refusal(now.provider.name, entry, told.reason, told.evidence, news=True)
+
+
+def _refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
+    """The refusal in other words, provider by provider. How a package can be made anew, for the first one of which
+    experiments told something and for which that helps, takes the place of its general remedy.
+    """
+    helps: list[Remedy | None] = []
+    anew = None
+    for answer in answers:
+        found = None
+        if anew is None and answer.news:
+            anew = found = export_anew(error.path, (answer.code, answer.entry.reason or ""), answer.entry.provider)
+        helps.append(found or remedy_of(answer.entry.remedies))
+    told = "; ".join(f"{answer.name}: {answer.entry.reason}: {answer.evidence}" for answer in answers)
+    return ProviderError(told, where=error.path, remedy=any_of(filter(None, helps)))
+
+
+def probe_missing_kernel(
+    error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
+) -> ProviderError:
+    """The same error with what is missing, the operator, its version, or the type it is wanted in, and its remedy.
+
+    ONNX Runtime does not tell these apart, so the node is tried alone on `asked`, then with one thing changed.
+    """
+    if seconds <= 0 or not error.node:
+        return error
+    try:
+        subject = Subject(node_variant(cut_graph(model, sizes), error.node), [(0, error.node)])
+    except CannotProbeError:
+        return error
+    with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
+        explore([subject], lab)
+    shown = shown_by(subject.probe(error.node), asked.provider.ort_name)
+    if shown is None:
+        return error
+    code, evidence = shown
+    remedy, told = export_anew(error.path, (code,), asked.provider.ort_name, asking=False), error.what
+    if remedy is None:  # who changes the file has to know what; what was said of the node is in the error
+        told += f"; {asked.provider.ort_name}: {code}: {evidence.replace(f' ({subject.trials[0].said})', '')}"
+    return NoKernelError(told, error.path, error.node, remedy=remedy)
+
+
+def probe_not_opened(
+    error: NotOpenedError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
+) -> ProviderError:
+    """The same error with the smallest parts of the graph that `asked` does not open: what it says names no node."""
+    if seconds <= 0:
+        return error
+    graph = cut_graph(model, sizes)
+    with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
+        rejected = find_rejected(Search(graph, lab))
+    parts = [part for part in rejected.parts if part.minimal] if rejected is not None else []
+    if not parts:
+        return error
+    listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
+    named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
+    rest = ""
+    if rejected is not None and rejected.rest_opens:
+        rest = "; the rest opens"
+    return NotOpenedError(f"{error.what}; it fails over node {named}{rest}", error.path, remedy=error.remedy)
+
+
+def _explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
+    """What is to be said of the part that is rejected."""
+    part = session.of(wanted.provider).rejected
+    assert part is not None
+    return why(index_session(session), part.nodes[0], None, UNKNOWN, wanted)
+
+
+def _probe_nodes(
+    facts: RunFacts,
+    chain: Sequence[ChainEntry],
+    asked: ChainEntry,
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Sizes],
+    lab: Lab,
+) -> RunFacts:
+    """Experiments on `asked` with every node that is on a later provider of `chain` and that no source explains."""
+    subjects: dict[tuple[object, ...], Subject] = {}
+    found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
+    graphs: dict[int, Graph] = {}
+    holders: dict[tuple[int, str], str] = {}
+    for number, session in enumerate(facts.sessions):
+        index = index_session(session)
+        names = nodes_to_probe(index, chain, asked)
+        if not names or session.file not in models:
+            continue
+        graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
+        functions, graphs[number] = Functions(graph), graph
+        for name in names:
+            try:
+                variant = _part_variant(functions, index, name) if name in index.parts else node_variant(graph, name)
+                key = identity(variant)
+            except CannotProbeError as error:
+                found[number][name] = NodeProbe(name, (), str(error))
+                continue
+            subjects.setdefault(key, Subject(variant, [])).nodes.append((number, name))
+            if holder := holder_in_run(index, graph, name):
+                holders[number, name] = holder
+    explore(one_of_each_first(subjects.values()), lab)
+    distinct = list(subjects.values())
+    explore_surroundings(distinct, lambda number, name: neighbourhoods(graphs[number], name), holders, lab)
+    for subject in subjects.values():
+        for number, name in subject.nodes:
+            found[number][name] = subject.probe(name, number)
+    sessions = tuple(
+        session.with_provider(asked.provider, probes=probes) if probes else session
+        for session, probes in zip(facts.sessions, found, strict=True)
+    )
+    return replace(facts, sessions=sessions)
+
+
+def _part_variant(functions: Functions, index: SessionIndex, name: str) -> Variant:
+    """The variant of a node without a name. Raises CannotProbeError."""
+    ran = next((event for event in index.facts.events if event.name == name), None)
+    return functions.variant(index.parts[name], index.op_type(name), ran.output_shapes if ran else ())
+
+
+def _session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
+    """The graph of a session, with types that only its run has shown."""
+    return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
+
+
+def _bisect_run(
+    facts: RunFacts, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
+) -> tuple[RunFacts, Resolution]:
+    """The smallest part over which a provider failed, where it does start for other graphs; and what became of it."""
+    sessions = []
+    graphs = []
+    for session in facts.sessions:
+        if session.file in models:
+            graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
+            graphs.append(graph)
+            if not lab.starts():
+                return facts, failed
+            if _opens_when_fixed(graph, lab):
+                return facts, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
+            search = Search(graph, lab)
+            part = find_rejected(search)
+            if part is None and failed.crashed and not search.untried:
+                return facts, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
+            part = part or _whole_graph(search, failed)
+            first, *others = (replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts)
+            part = replace(first, others=tuple(others))
+            probes: dict[str, NodeProbe] = {}
+            for each in part.parts:
+                few = each.nodes if len(each.nodes) <= FEW_NODES else ()
+                probes |= _probe_each(graph, (*few, *each.inside), lab)
+            session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
+        sessions.append(session)
+    if tuple(sessions) == facts.sessions:
+        return facts, failed
+    remedy = next((found for graph in graphs if (found := _without_a_switch(graph, lab))), REJECTED_REMEDY)
+    rejected = replace(failed, reason="subgraph_rejected", remedy=remedy)
+    return replace(facts, sessions=tuple(sessions)), rejected
+
+
+def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
+    """To leave out the switch without which the provider opens the graph as the file has it, where there is one."""
+    switches = [option for option in given_options(lab) if option.kind == "bool"]
+    for option in switches:
+        try:
+            model = part_model(graph, tuple(node.name for node in graph.proto.graph.node), fixed=False)
+        except CannotProbeError:
+            return None
+        (answer,) = lab.try_with(option.name, option.default, [model], one_node=False)
+        if answer is not None and answer.outcome == "taken":
+            told = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
+            return any_of([WITHOUT_SWITCH.filled(switch=told), REJECTED_REMEDY])
+    return None
+
+
+def _whole_graph(search: Search, failed: Resolution) -> RejectedPart:
+    """All nodes, for a provider that opens other graphs and fails over this one only as the file has it."""
+    names = tuple(node.name for node in search.graph.proto.graph.node)
+    said = failed.evidence or ""
+    return RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
+
+
+def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
+    """Whether the provider opens the graph once its sizes are fixed, and fails over it as the file has them."""
+    names = tuple(node.name for node in graph.proto.graph.node)
+    try:
+        models = [part_model(graph, names, fixed=False), part_model(graph, names)]
+    except CannotProbeError:
+        return False
+    if fingerprint(models[0]) == fingerprint(models[1]):
+        return False
+    as_it_is, fixed = lab.try_all(models, one_node=False)
+    return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "taken"
+
+
+def _with_sizes(resolution: Resolution) -> str:
+    """The evidence of a provider that needs fixed sizes."""
+    return f"with all shapes static the provider loads this graph; unchanged, it fails on it ({resolution.evidence})"
+
+
+def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
+    """Nodes in bodies of the part's nodes over which the provider fails when they are alone."""
+    inner = {
+        node.name: node
+        for name in part.nodes
+        if name in graph.nodes and len(part.nodes) <= FEW_NODES
+        for body in bodies(graph.nodes[name])
+        for node in all_nodes(body)
+        if node.name in graph.nodes
+    }
+    cases: dict[str, onnx.ModelProto] = {}
+    for name in list(inner)[:MOST_INSIDE]:
+        with contextlib.suppress(CannotProbeError):
+            cases[name] = variant_model(node_variant(graph, name), auxiliary=lab.compiles)
+    answers = lab.try_all(list(cases.values()))
+    failing = (name for name, each in zip(cases, answers, strict=True) if each is not None and each.outcome in FAILED)
+    return tuple(failing)[:FEW_NODES]
+
+
+def _probe_each(graph: Graph, names: Sequence[str], lab: Lab) -> dict[str, NodeProbe]:
+    """Experiments on nodes that are rejected: what about them the provider cannot do.
+
+    A node that is rejected only together with others is taken when it is alone.
+    """
+    found: dict[str, NodeProbe] = {}
+    for name in names:
+        try:
+            subject = Subject(node_variant(graph, name), [(0, name)])
+        except CannotProbeError as error:
+            found[name] = NodeProbe(name, (), str(error))
+            continue
+        explore([subject], lab)
+        found[name] = subject.probe(name)
+    return found

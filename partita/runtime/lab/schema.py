@@ -1,0 +1,267 @@
+"""Operator schemas: every version of an operator, its inputs, outputs, attributes and type constraints.
+
+ONNX's own operators are described by the onnx package, ONNX Runtime's by ONNX Runtime. Types are spelled as schemas
+spell them: tensor(float), seq(tensor(int64)).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
+
+from partita import dtypes
+from partita.runtime.ort.registry import all_operator_schemas
+
+if TYPE_CHECKING:
+    import onnx
+
+INTERNAL = ("com.ms.", "com.microsoft.", "ai.onnx.preview")
+"""Prefixes of domains whose operators do not occur in files."""
+NOT_IN_FILES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+ONNX_NAME = "ai.onnx"
+"""The other name of the domain without a name."""
+OLDEST_OPSET = 7
+"""ONNX Runtime guarantees support from this opset on."""
+TYPE_ATTRIBUTES = ("to", "dtype")
+"""Attributes that hold nothing but the element type of an output."""
+OUTPUT_TYPES = (*TYPE_ATTRIBUTES, "output_dtype", "output_datatype")
+"""And those that also choose how it is computed."""
+RANK = re.compile(r"\b(\d)-?D\b", re.IGNORECASE)
+SHAPE = re.compile(
+    r"(?<!broadcastable to )\b(?P<rank>\d)-?D (?:tensor|input|feature map) (?:of|with) shape `?\((?P<sizes>[^)]*)\)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One formal input or output."""
+
+    name: str
+    variable: str
+    """Slots with the same type variable have the same type; a fixed type stands for itself."""
+    types: tuple[str, ...]
+    optional: bool
+    variadic: bool
+    rank: int | None = None
+    """The only rank that the description allows; None where it names none or several."""
+
+    @cached_property
+    def elements(self) -> frozenset[int]:
+        """Element types of the tensors that it allows, as ONNX numbers them."""
+        return frozenset(element.number for text in self.types if (element := element_in(text)) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute. `kind`: ints, tensor, graph. `default`: a serialised AttributeProto; empty without one."""
+
+    kind: str
+    required: bool
+    default: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operator:
+    """One version of an operator. There is one object for each version; it is compared by identity."""
+
+    domain: str
+    name: str
+    since: int
+    until: int | None
+    """The last opset in which it is in force; None while it is the newest version."""
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    attributes: Mapping[str, Attribute]
+
+    def input(self, index: int) -> Slot | None:
+        """The slot of the input at `index`; the last one of a variadic operator takes all that follow."""
+        return _at(self.inputs, index)
+
+    def output(self, index: int) -> Slot | None:
+        """The slot of the output at `index`, as for an input."""
+        return _at(self.outputs, index)
+
+    @property
+    def opset(self) -> int:
+        """The opset of a model that has this version: the first that ONNX Runtime guarantees."""
+        oldest = max(self.since, min(OLDEST_OPSET, self.until or OLDEST_OPSET))
+        return oldest if self.domain == "" else self.since
+
+    def outputs_of(self, node: onnx.NodeProto, elements: Mapping[str, int]) -> dict[str, int]:
+        """Element types of a node's outputs that follow from those of its inputs: they share a type variable."""
+        bound = {
+            slot.variable: elements[name]
+            for position, name in enumerate(node.input)
+            if (slot := self.input(position)) is not None and elements.get(name)
+        }
+        found = {}
+        for position, name in enumerate(node.output):
+            slot = self.outputs[min(position, len(self.outputs) - 1)] if self.outputs else None
+            if slot is not None and name:
+                only = next(iter(slot.elements)) if len(slot.elements) == 1 else None
+                element = bound.get(slot.variable, only)
+                if element is not None:
+                    found[name] = element
+        return found
+
+
+def _at(slots: tuple[Slot, ...], index: int) -> Slot | None:
+    """The slot at a position."""
+    if index < len(slots):
+        return slots[index]
+    return slots[-1] if slots and slots[-1].variadic else None
+
+
+@cache
+def operators() -> tuple[Operator, ...]:
+    """Every version of every operator that a file may have, by domain and name, oldest first."""
+    return tuple(
+        operator
+        for (domain, name) in sorted(_schemas())
+        if not domain.startswith(INTERNAL) and name not in NOT_IN_FILES
+        for operator in history(domain, name)
+    )
+
+
+@cache
+def history(domain: str, op_type: str) -> tuple[Operator, ...]:
+    """Every version of an operator that is not deprecated, oldest first; empty for an unknown operator."""
+    versions = _schemas().get((plain_domain(domain), op_type), {})
+    order = sorted(versions)
+    return tuple(
+        _read(versions[since], None if after is None else after - 1)
+        for since, after in itertools.zip_longest(order, order[1:])
+        if not versions[since].deprecated
+    )
+
+
+def find_operator(domain: str, op_type: str, opset: int) -> Operator | None:
+    """The version of an operator that is in force in this opset of its domain; None for an unknown operator."""
+    return next((entry for entry in reversed(history(domain, op_type)) if entry.since <= opset), None)
+
+
+def plain_domain(domain: str) -> str:
+    """The domain as most files write it."""
+    return "" if domain == ONNX_NAME else domain
+
+
+@cache
+def _schemas() -> dict[tuple[str, str], dict[int, Any]]:
+    """Native schemas by domain and name, then by version."""
+    import onnx
+
+    found: dict[tuple[str, str], dict[int, Any]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        found.setdefault((plain_domain(schema.domain), schema.name), {})[schema.since_version] = schema
+    own = set(found)
+    for schema in all_operator_schemas():
+        if (key := (plain_domain(schema.domain), schema.name)) not in own:
+            found.setdefault(key, {})[schema.since_version] = schema
+    return found
+
+
+def _read(schema: Any, until: int | None) -> Operator:
+    """A native schema as plain data; those of onnx and ONNX Runtime have nearly the same fields."""
+    allowed = {entry.type_param_str: tuple(sorted(entry.allowed_type_strs)) for entry in schema.type_constraints}
+    return Operator(
+        domain=plain_domain(str(schema.domain)),
+        name=str(schema.name),
+        since=int(schema.since_version),
+        until=until,
+        inputs=tuple(_read_slot(entry, allowed) for entry in schema.inputs),
+        outputs=tuple(_read_slot(entry, allowed) for entry in schema.outputs),
+        attributes={
+            name: Attribute(_last_word(entry.type), bool(entry.required), _default_of(entry))
+            for name, entry in dict(schema.attributes).items()
+        },
+    )
+
+
+def _read_slot(entry: Any, allowed: Mapping[str, tuple[str, ...]]) -> Slot:
+    """One formal parameter."""
+    variable = str(getattr(entry, "type_str", None) or getattr(entry, "typeStr", ""))
+    option = _last_word(entry.option)
+    return Slot(
+        str(entry.name),
+        variable,
+        allowed.get(variable, (variable,)),
+        option == "optional",
+        option == "variadic",
+        _only_rank(str(getattr(entry, "description", ""))),
+    )
+
+
+def _only_rank(description: str) -> int | None:
+    """The rank in descriptions like `4-D tensor of shape (N, C, H, W)`."""
+    ranks, shape = set(RANK.findall(description)), SHAPE.search(description)
+    if shape is None or len(ranks) != 1:
+        return None
+    rank, sizes = int(shape["rank"]), [size for size in shape["sizes"].split(",") if size.strip()]
+    return rank if rank == len(sizes) else None
+
+
+def _last_word(value: Any) -> str:
+    """The last word of a native enumeration's value, in small letters."""
+    return str(value).rpartition(".")[2].lower()
+
+
+def _default_of(attribute: Any) -> bytes:
+    """The default of an attribute, serialised; empty when it has none."""
+    raw = getattr(attribute, "_default_value", None)
+    if isinstance(raw, bytes):
+        return raw
+    value = getattr(attribute, "default_value", None)
+    return bytes(value.SerializeToString()) if value is not None and value.name else b""
+
+
+# --- types as schemas spell them -----------------------------------------------------------------------------------
+
+
+def element_in(text: str) -> dtypes.ElementType | None:
+    """The element type of tensor(float); None for a sequence and the like."""
+    return dtypes.find(text[len("tensor(") : -1]) if text.startswith("tensor(") else None
+
+
+def spell_type(kind: onnx.TypeProto) -> str:
+    """A type as schemas spell it; empty for one that they do not have."""
+    import onnx
+
+    which = kind.WhichOneof("value")
+    if which == "tensor_type":
+        return f"tensor({onnx.TensorProto.DataType.Name(kind.tensor_type.elem_type).lower()})"
+    if which == "sequence_type":
+        return f"seq({spell_type(kind.sequence_type.elem_type)})"
+    if which == "optional_type":
+        return f"optional({spell_type(kind.optional_type.elem_type)})"
+    return ""
+
+
+def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
+    """The type that schemas spell `text`, its tensors of this shape. Raises ValueError for an unknown type."""
+    import onnx
+
+    kind = onnx.TypeProto()
+    outer, _, inner = text.partition("(")
+    inner = inner[:-1]
+    if outer == "tensor":
+        kind.tensor_type.elem_type = dtypes.named(inner).number
+        kind.tensor_type.shape.SetInParent()
+        for size in shape:
+            kind.tensor_type.shape.dim.add(dim_value=size)
+    elif outer == "seq":
+        kind.sequence_type.elem_type.CopyFrom(parse_type(inner, shape))
+    elif outer == "optional":
+        kind.optional_type.elem_type.CopyFrom(parse_type(inner, shape))
+    elif outer == "map":
+        key, _, value = (part.strip() for part in inner.partition(","))
+        kind.map_type.key_type = dtypes.named(key).number
+        made = parse_type(value, shape) if "(" in value else parse_type(f"tensor({value})", ())
+        kind.map_type.value_type.CopyFrom(made)
+    else:
+        raise ValueError(f"{text!r} is not a known type")
+    return kind

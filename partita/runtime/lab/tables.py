@@ -1,0 +1,262 @@
+"""Support tables: one form of each operator before any has its second, the newest versions first, then types and ranks.
+
+Types are tested in a form that the provider supports, where there is one: else a form would be mistaken for a type.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from partita.providers.resolve import Resolution
+from partita.runtime.lab.forms import Form, TypedForm, Types, as_example, assignments, forms, ir_version, ranks
+from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.laboratory import Answer, Cache, Lab
+from partita.runtime.lab.schema import Operator, find_operator, operators, spell_type
+from partita.runtime.lab.variant import variant_model
+from partita.support import answers as support
+
+if TYPE_CHECKING:
+    import onnx
+
+FIRST_FORMS = 3
+"""Forms of a version that are tested before its types; forms with other constants come on top."""
+AT_ONCE = 256
+"""Typed forms whose answers come together."""
+Key = tuple[object, ...]
+"""Of a typed form."""
+
+
+def measure(
+    resolution: Resolution, what: Mapping[str, Any], seconds: float, environment: Mapping[str, str] | None = None
+) -> support.Measured:
+    """Test a provider within so many seconds. Ctrl-C ends that, and the answers so far count.
+
+    `what`: `operators`, a list of [domain, name], None for all; or `model`, the path of an ONNX file. `environment`: of
+    the worker process; None for that of this process.
+    """
+    began, interrupted = time.monotonic(), False
+    with Lab(resolution, Cache(None), began + seconds, environment) as lab:
+        table = Table(lab)
+        try:
+            table.fill(what)
+        except KeyboardInterrupt:
+            interrupted = True
+    measured = tuple(_answer(typed, table.answers.get(key)) for key, typed in table.planned.items())
+    return support.Measured(
+        answers=measured,
+        needs=table.needs,
+        without_example=table.without_example,
+        beyond=tuple(((entry.domain, entry.name, entry.since), count) for entry, count in table.left_out.items()),
+        newest_opset=table.newest_opset,
+        sessions=lab.experiments,
+        crashes=sum(answer.outcome == "crashed" for answer in measured),
+        seconds=time.monotonic() - began,
+        complete=table.complete,
+        interrupted=interrupted,
+        unusable=lab.unusable,
+    )
+
+
+class Table:
+    """What is known of one provider."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.planned: dict[Key, TypedForm] = {}
+        self.answers: dict[Key, Answer] = {}
+        self.needs: tuple[support.Need, ...] = ()
+        self.without_example: tuple[str, ...] = ()
+        self.newest_opset: int | None = None
+        self.left_out: dict[Operator, int] = {}
+        self.complete = False
+
+    def fill(self, what: Mapping[str, Any]) -> None:
+        """Test everything that is wanted, until the time is up."""
+        opset = _newest_opset(self.lab)
+        if opset is None:
+            return
+        self.newest_opset = opset
+        wanted, self.needs = find_wanted(what, opset)
+        outcomes: dict[Key, str] = {}
+        plan = Plan(wanted, outcomes, by_need=bool(self.needs))
+        self.left_out = plan.left_out
+        self.without_example = tuple(_name_of(operator) for operator, listed in plan.forms.items() if not listed)
+        for wave in plan.waves():
+            new = {typed.key: typed for typed in wave}
+            self.planned = {**new, **self.planned}
+            waiting = [(key, typed) for key, typed in new.items() if key not in outcomes]
+            for start in range(0, len(waiting), AT_ONCE):
+                part = waiting[start : start + AT_ONCE]
+                models = [variant_model(typed.build(), auxiliary=self.lab.compiles) for _, typed in part]
+                for (key, _), answer in zip(part, self.lab.try_all(models), strict=True):
+                    if answer is None:
+                        return
+                    self.answers[key], outcomes[key] = answer, answer.outcome
+        self.complete = True
+
+
+def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
+    """The answer for a typed form as the table has it; untried where there is none."""
+    form, operator = typed.form, typed.form.operator
+    outcome = "untried" if answer is None else "crashed" if answer.outcome == "timed_out" else answer.outcome
+    return support.Answer(
+        domain=operator.domain,
+        operator=operator.name,
+        since=operator.since,
+        until=operator.until,
+        kind=cast("support.Kind", typed.kind),
+        types=typed.types,
+        what=form.note,
+        factors=form.factors,
+        outcome=cast("support.Outcome", outcome),
+        said="" if answer is None else answer.said,
+        replaced=answer is not None and answer.outcome == "taken" and bool(answer.said),
+    )
+
+
+class Plan:
+    """Typed forms wave by wave, from `outcomes` by key, which the caller completes between waves.
+
+    `by_need`: the types of a model's nodes are tested, and nothing else.
+    """
+
+    def __init__(
+        self, wanted: Mapping[Operator, frozenset[Types]], outcomes: Mapping[Key, str], *, by_need: bool
+    ) -> None:
+        self.wanted, self.outcomes, self.by_need = wanted, outcomes, by_need
+        self.forms = {operator: forms(operator) for operator in wanted}
+        latest = set({(operator.domain, operator.name): operator for operator in wanted}.values())
+        self.newest = [operator for operator in wanted if by_need or operator in latest]
+        self.older = [operator for operator in wanted if not by_need and operator not in latest]
+        self.left_out: dict[Operator, int] = {}
+        """Assignments of types beyond the most that are tested."""
+
+    def waves(self) -> Iterator[list[TypedForm]]:
+        """Lists of typed forms; each may depend on the outcomes of the ones before."""
+        for group in (self.newest, self.older):
+            yield [as_example(form) for operator in group for form in self.first(operator)]
+            yield [typed for operator in group for typed in self.typed(operator)]
+            if not self.by_need:
+                yield [as_example(form) for operator in group for form in self.forms[operator]]
+            yield [typed for operator in group if not self.any_type(operator) for typed in self.typed(operator)]
+        if not self.by_need:
+            yield [
+                as_example(form) for operator in self.newest if (best := self.best(operator)) for form in ranks(best)
+            ]
+
+    def first(self, operator: Operator) -> list[Form]:
+        """The plainest forms."""
+        listed = self.forms[operator]
+        plain = [form for form in listed if form.kind == "form"][:FIRST_FORMS]
+        return [form for form in listed if form.kind != "form" or form in plain]
+
+    def best(self, operator: Operator) -> Form | None:
+        """The first form that is supported, else the first that is legal."""
+        known = [(form, self.outcomes.get(as_example(form).key)) for form in self.forms[operator]]
+        supported = next((form for form, outcome in known if outcome == "taken"), None)
+        return supported or next((form for form, outcome in known if outcome != "invalid"), None)
+
+    def typed(self, operator: Operator) -> Iterator[TypedForm]:
+        """The best form with every assignment of types."""
+        best = self.best(operator)
+        if best is None:
+            return
+        listed, more = assignments(best)
+        if more:
+            self.left_out[operator] = more
+        for types in listed:
+            if not self.by_need or _is_needed(types, self.wanted[operator]):
+                yield TypedForm(best, types, "types")
+
+    def any_type(self, operator: Operator) -> bool:
+        """Whether the types were tested in a form that is supported already, or no form is."""
+        best = self.best(operator)
+        return (
+            best is None
+            or self.outcomes.get(as_example(best).key) != "taken"
+            or any(self.outcomes.get(typed.key) == "taken" for typed in self.typed(operator))
+        )
+
+
+def _is_needed(types: Types, needed: Collection[Types]) -> bool:
+    """Whether an assignment is one of those that a model has, which may not say the type of every variable."""
+    given = dict(types)
+    return any(all(given.get(name, kind) == kind for name, kind in entry) for entry in needed)
+
+
+# --- what is tested ------------------------------------------------------------------------------------------------
+
+
+def find_wanted(
+    what: Mapping[str, Any], opset: int
+) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.Need, ...]]:
+    """The versions of operators to test, with the types that a model has them in; and how many nodes it has of each.
+
+    `what`: see `measure`. `opset`: the newest that ONNX Runtime supports.
+    """
+    known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
+    if what.get("model"):
+        needed = _needs_of(Path(what["model"]), set(known))
+        needs = tuple(
+            support.Need(operator.domain, operator.name, operator.since, types, nodes)
+            for operator, counted in needed.items()
+            for types, nodes in counted.items()
+        )
+        return {operator: frozenset(counted) for operator, counted in needed.items()}, needs
+    named = what.get("operators")
+    chosen = (entry for entry in known if named is None or [entry.domain, entry.name] in named)
+    return dict.fromkeys(chosen, frozenset()), ()
+
+
+def _name_of(operator: Operator) -> str:
+    """com.microsoft:Attention-1."""
+    domain = f"{operator.domain}:" if operator.domain else ""
+    return f"{domain}{operator.name}-{operator.since}"
+
+
+def _newest_opset(lab: Lab) -> int | None:
+    """The newest opset of ONNX's domain that this ONNX Runtime opens; None where the provider cannot be tested."""
+    import onnx
+    from onnx import helper
+
+    port = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "opset", port[:1], port[1:])
+    for opset in range(onnx.defs.onnx_opset_version(), 0, -1):
+        opsets = [helper.make_opsetid("", opset)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version(opset))
+        (answer,) = lab.try_all([model], one_node=False)
+        if answer is None or answer.outcome != "invalid":
+            return None if answer is None else opset
+    return None
+
+
+def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter[Types]]:
+    """How many nodes of a model have which version of an operator, in which types."""
+    from partita.runtime.onnx_model import read_onnx
+
+    graph = cut_graph(read_onnx(path), {})
+    kinds = {**graph.fixed, **graph.types}
+    versions = {entry.domain: entry.version for entry in graph.proto.opset_import}
+    found: dict[Operator, Counter[Types]] = {}
+    for node in graph.nodes.values():
+        operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
+        if operator is not None and operator in known:
+            found.setdefault(operator, Counter())[_types_of(node, operator, kinds)] += 1
+    return found
+
+
+def _types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> Types:
+    """The types of a node by type variable, as far as they are known: of its inputs, and of its first output."""
+    slots = [(operator.input(index), name) for index, name in enumerate(node.input)]
+    output = operator.output(0)
+    if output is not None and len(output.types) > 1:
+        slots += [(output, name) for name in node.output[:1]]
+    found: dict[str, str] = {}
+    for slot, name in slots:
+        if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
+            found.setdefault(slot.variable, text)
+    return tuple(found.items())

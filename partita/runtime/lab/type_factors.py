@@ -1,0 +1,275 @@
+"""Other element types: of the inputs, of what an attribute makes, and of attributes that go with a type.
+
+An operator with an attribute for each type says so in their names alone: keys_strings, keys_int64s and keys_floats are
+one attribute, as int64_vocabulary and string_vocabulary are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from partita import dtypes
+from partita.observations.facts import Swap
+from partita.runtime.lab.change import Change, Idea, cast, copy_attribute, operator_of
+from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
+from partita.runtime.lab.variant import Feed, Variant
+from partita.runtime.tensor_types import element_of, is_small
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOAT, UINT8, INT8, INT32, INT64 = dtypes.numbers("float32", "uint8", "int8", "int32", "int64")
+FLOAT16, DOUBLE, UINT32, BFLOAT16, STRING = dtypes.numbers("float16", "float64", "uint32", "bfloat16", "string")
+FLOATS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
+INTEGERS = (INT32, INT64, UINT32, UINT8, INT8)
+OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
+"""Element types to try, likeliest first, for floats, for integers, and for the rest."""
+VALUE_ATTRIBUTES = frozenset({"value"})
+"""Attributes that hold a tensor, whose type is that of an output."""
+MOST_TYPES = 5
+PAIRS = ((FLOAT, INT32), (FLOAT, FLOAT16), (INT32, FLOAT), (FLOAT16, FLOAT), (FLOAT, UINT8), (INT64, FLOAT))
+"""Types of inputs and of what is made of them, likeliest first."""
+WORDS: Mapping[str, int] = {"float": FLOAT, "int": INT64, "int64": INT64, "string": STRING}
+"""Words for a type in the name of an attribute, and the element type that they stand for; with an s for a list."""
+Attributes = dict[str, "onnx.AttributeProto | None"]
+"""What a node has instead, by name; None: left out."""
+
+
+def other_types(variant: Variant) -> Iterator[Idea]:
+    """Each element type of the inputs in place by another, wherever the operator allows it."""
+    operator = operator_of(variant)
+    for old in dict.fromkeys(element_of(feed.kind) for feed in variant.feeds):
+        if old is not None:
+            ideas = (
+                Idea("type", change, swap=_types(old, new))
+                for new in _candidates(old)
+                if (elements := _in_new_type(variant, operator, variant.feeds, old, new))
+                for change in _with_attributes(variant, operator, Change(elements=elements), old, new)
+            )
+            yield from islice(ideas, MOST_TYPES)
+    yield from _other_output_types(variant)
+    yield from _other_attribute_types(variant, operator)
+    yield from _one_variable(variant, operator)
+    yield from _both_types(variant, operator)
+
+
+def _with_attributes(
+    variant: Variant, operator: Operator | None, change: Change, old: int, new: int
+) -> Iterator[Change]:
+    """A change of the inputs' type with the attributes that are of the old type in the new one: all of them, then each
+    alone, for some may be of what the node makes.
+    """
+    given = {entry.name: entry for entry in variant.node.attribute if entry.name not in VALUE_ATTRIBUTES}
+    moved = list(_retyped(given, operator, old, new))
+    everything: Attributes = {name: entry for _, changed in moved for name, entry in changed.items()}
+    yield change | Change(attributes=everything)
+    if len(moved) > 1:
+        yield from (change | Change(attributes=changed) for _, changed in moved)
+
+
+def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+    """Each attribute that has another name in every type, in another type: it may be that of what the node makes."""
+    given = {entry.name: entry for entry in variant.node.attribute}
+    for stem, (old, others) in _typed_attributes(given, operator).items():
+        for new in others:
+            for found, changed in _retyped(given, operator, old, new):
+                if found == stem:
+                    yield Idea(
+                        "type", Change(attributes=changed), swap=_types(old, new, f"as {stem.removesuffix('[]')}")
+                    )
+
+
+def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+    """The type of the inputs and the one that an attribute chooses, both at once: a Cast between two other types."""
+    chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
+    old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
+    if chosen is None or old is None:
+        return
+    for new, made in PAIRS:
+        elements = _in_new_type(variant, operator, variant.feeds, old, new) if new != old else {}
+        if elements and made != chosen.i:
+            swap = Swap(f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}")
+            change = Change(elements=elements, attributes={chosen.name: _attribute_in(chosen, made)})
+            yield Idea("type", change, swap=swap)
+
+
+def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
+    """The type of one type variable alone, where several have the same type."""
+    if operator is None:
+        return
+    groups: dict[str, list[Feed]] = {}
+    for position, name in enumerate(variant.node.input):
+        slot, feed = operator.input(position), variant.feed(name)
+        if slot is not None and feed is not None and len(slot.types) > 1:
+            groups.setdefault(slot.variable, []).append(feed)
+    if len(groups) < 2:
+        return
+    for feeds in groups.values():
+        old = element_of(feeds[0].kind)
+        shared = sum(element_of(others[0].kind) == old for others in groups.values())
+        if old is None or shared < 2:
+            continue
+        where = f"in {_listed_inputs(variant, operator, {feed.name for feed in feeds})}"
+        for new in _candidates(old)[:MOST_TYPES]:
+            elements = _in_new_type(variant, operator, feeds, old, new)
+            if elements:
+                yield Idea("type", Change(elements=elements), swap=_types(old, new, where, partly=True))
+
+
+def _listed_inputs(variant: Variant, operator: Operator, names: Collection[str]) -> str:
+    """Inputs as the operator calls them."""
+    slots = [operator.input(position) for position, name in enumerate(variant.node.input) if name in names]
+    return " and ".join(dict.fromkeys(slot.name for slot in slots if slot is not None))
+
+
+def _other_output_types(variant: Variant) -> Iterator[Idea]:
+    """Another element type in an attribute that decides the type of an output."""
+    for attribute in variant.node.attribute:
+        if attribute.name in TYPE_ATTRIBUTES and attribute.i:
+            old = attribute.i
+        elif attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data:
+            old = attribute.t.data_type
+        else:
+            continue
+        for new in _candidates(old)[:MOST_TYPES]:
+            change = Change(attributes={attribute.name: _attribute_in(attribute, new)})
+            yield Idea("type", change, swap=_types(old, new, f"as {attribute.name}"))
+
+
+def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
+    """An attribute that holds an element type, or a tensor, with another one."""
+    copy = copy_attribute(attribute)
+    if attribute.name in TYPE_ATTRIBUTES:
+        copy.i = new
+    else:
+        copy.t.CopyFrom(cast(attribute.t, new))
+    return copy
+
+
+def _candidates(old: int) -> tuple[int, ...]:
+    """Element types to try in place of one, likeliest first. How many is limited once it is known which of them fit."""
+    order: tuple[int, ...] = (
+        (*FLOATS, INT32, INT8, UINT8) if old in FLOATS else (INT32, INT64, FLOAT, FLOAT16, INT8, UINT8, UINT32)
+    )
+    if old not in FLOATS and old not in INTEGERS:
+        order = OTHERS
+    return tuple(entry for entry in order if entry != old)
+
+
+def _in_new_type(
+    variant: Variant, operator: Operator | None, feeds: Iterable[Feed], old: int, new: int
+) -> dict[str, int]:
+    """The inputs among `feeds` that have the old type, in the new one, where the operator allows it."""
+    return {
+        feed.name: new for feed in feeds if element_of(feed.kind) == old and _allows(variant, operator, feed.name, new)
+    }
+
+
+def _allows(variant: Variant, operator: Operator | None, name: str, new: int) -> bool:
+    """Whether the operator takes the type at every place where the node reads `name`; unknown operators may."""
+    places = [position for position, other in enumerate(variant.node.input) if other == name]
+    if operator is None:
+        return True
+    slots = [operator.input(position) for position in places]
+    return bool(places) and all(slot is not None and new in slot.elements for slot in slots)
+
+
+def _types(old: int, new: int, where: str = "", *, partly: bool = False) -> Swap:
+    """`float32 in place of int64`."""
+    return Swap(_type_name(new), _type_name(old), where, partly)
+
+
+def _type_name(element: int) -> str:
+    """float32 for FLOAT."""
+    return dtypes.numbered(element).name
+
+
+# --- attributes that have another name, or hold a tensor, for each type -----------------------------------------------
+
+
+def _retyped(
+    attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None, old: int, new: int
+) -> Iterator[tuple[str, Attributes]]:
+    """Each attribute that is of the old type, in the new one: its name without a type, and the change.
+
+    None for an attribute that the operator has not for the new type.
+    """
+    for name, attribute in attributes.items():
+        if attribute.HasField("t"):
+            if attribute.t.data_type == old and (made := _tensor_in(attribute, new)) is not None:
+                yield name, {name: made}
+            continue
+        found = _typed(name)
+        if found is None or found[1] != old or operator is None:
+            continue
+        for other in operator.attributes:
+            typed = _typed(other)
+            if typed is not None and typed[0] == found[0] and typed[1] == new:
+                yield found[0], {name: None, other: _list_in(attribute, other, new)}
+                break
+
+
+def _typed_attributes(
+    attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None
+) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Attributes that the operator has in several types, without the type in their names: the type that each has, and
+    the others.
+    """
+    found = {}
+    known = [
+        typed for name in (operator.attributes if operator is not None else ()) if (typed := _typed(name)) is not None
+    ]
+    for name in attributes:
+        own = _typed(name)
+        others = tuple(element for stem, element in known if own is not None and stem == own[0] and element != own[1])
+        if own is not None and others:
+            found[own[0]] = (own[1], others)
+    return found
+
+
+def _typed(name: str) -> tuple[str, int] | None:
+    """The name without its type, a list told from a single value, and the type; None where the name has no type."""
+    words = name.split("_")
+    places = [place for place, word in enumerate(words) if word.removesuffix("s") in WORDS]
+    if len(places) != 1 or len(words) == 1:
+        return None
+    word = words.pop(places[0])
+    return "_".join(words) + ("[]" if word.endswith("s") else ""), WORDS[word.removesuffix("s")]
+
+
+def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.AttributeProto:
+    """An attribute of a value or a list of them under another name, in another type."""
+    import onnx
+
+    value = onnx.helper.get_attribute_value(attribute)
+    several = isinstance(value, list | tuple) or not isinstance(value, str | bytes | int | float)
+    made = _values_in(list(value) if several else [value], new)
+    return onnx.helper.make_attribute(name, made if several else made[0])
+
+
+def _tensor_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto | None:
+    """An attribute that holds a small tensor, in another type; None where it is large, or cannot be in that type."""
+    import onnx
+
+    if not is_small(attribute.t):
+        return None
+    try:
+        values = _values_in(onnx.numpy_helper.to_array(attribute.t).reshape(-1).tolist(), new)
+        tensor = onnx.helper.make_tensor(attribute.t.name, new, list(attribute.t.dims), values)
+    except (TypeError, ValueError, KeyError, OverflowError):
+        return None
+    return onnx.helper.make_attribute(attribute.name, tensor)
+
+
+def _values_in(values: list[Any], new: int) -> list[Any]:
+    """The values in another type: keys that were different stay so, and texts that are no numbers are counted."""
+    if new == STRING:
+        return [each.decode("utf-8", errors="replace") if isinstance(each, bytes) else str(each) for each in values]
+    convert = float if dtypes.numbered(new).kind == "float" else int
+    try:
+        made = [convert(each) for each in values]
+    except (TypeError, ValueError):
+        made = []
+    return made if len(set(made)) == len(set(values)) else [convert(place) for place in range(len(values))]

@@ -1,0 +1,57 @@
+"""What a provider says of a graph: what it does not take, and what nobody knows."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from partita.observations.facts import Outcome
+from partita.runtime.lab.acceptance import Asked, ask
+from partita.runtime.lab.laboratory import Answer, Lab
+
+ONE = {"x": (2,)}
+
+
+def chain_of(*operators: str) -> bytes:
+    """A model of one node after the other."""
+    names = ["x", *(f"v{index}" for index in range(len(operators) - 1)), "y"]
+    ports = [helper.make_tensor_value_info(port, TensorProto.FLOAT, [2]) for port in ("x", "y")]
+    nodes = [helper.make_node(op, [names[i]], [names[i + 1]], name=op) for i, op in enumerate(operators)]
+    graph = helper.make_graph(nodes, "chain", ports[:1], ports[1:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+
+
+def asked(lab: Lab, monkeypatch: pytest.MonkeyPatch, outcome: Outcome, whole: Outcome = "taken") -> Asked:
+    """What is told when a Neg has this outcome, and the whole graph that one."""
+
+    def try_all(models, *, one_node=True):
+        outcomes = []
+        for model in models:
+            operators = {node.op_type for node in onnx.ModelProto.FromString(model.SerializeToString()).graph.node}
+            of_node: Outcome = outcome if "Sqrt" in operators else "taken"
+            outcomes.append(Answer(of_node if one_node else whole, "said"))
+        return outcomes
+
+    monkeypatch.setattr(lab, "try_all", try_all)
+    return ask(chain_of("Relu", "Sqrt", "Exp"), ONE, lab)
+
+
+@pytest.mark.parametrize("outcome", ["left", "failed", "crashed"])
+def test_what_a_provider_refuses_or_dies_of_it_does_not_take(bench, monkeypatch, outcome):
+    told = asked(bench.lab(), monkeypatch, outcome)
+    assert (told.nodes, told.left, told.unasked) == (3, {"Sqrt": 1}, 0)
+
+
+@pytest.mark.parametrize("outcome", ["timed_out", "invalid"])
+def test_what_was_not_answered_is_not_known(bench, monkeypatch, outcome):
+    """A slow machine is no property of the provider."""
+    told = asked(bench.lab(), monkeypatch, outcome)
+    assert (told.nodes, told.left, told.unasked, told.fails) == (3, {}, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "fails"), [("failed", "said"), ("crashed", "said"), ("timed_out", ""), ("taken", "")]
+)
+def test_a_whole_graph_that_comes_too_late_has_not_failed(bench, monkeypatch, outcome, fails):
+    assert asked(bench.lab(), monkeypatch, "taken", outcome).fails == fails

@@ -1,0 +1,155 @@
+"""A changed node that a provider claims is also run: one that it claims and cannot run is no remedy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper, parser
+
+from partita.providers.cuda_dry_run.devices import PREFIX
+from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.lab import placement
+from partita.runtime.lab.change import Change, vary
+from partita.runtime.lab.exploration import Subject, _experiment
+from partita.runtime.lab.factors import as_it_is, single
+from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.laboratory import Cache, Lab
+from partita.runtime.lab.variant import (
+    MOST_RUN,
+    ORIGINAL,
+    RUN,
+    Variant,
+    node_variant,
+    to_run,
+    variant_model,
+    with_original,
+)
+from partita.runtime.onnx_model import read_onnx
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
+CPU = Resolution(known_providers()["cpu"], "active")
+ADD = "g (float[N] x, float[M] y) => (float[K] z) {\n  [n] z = Add(x, y)\n}"
+SLICE = "g (float[4] x, int64[1] a, int64[1] b) => (float[K] z) {\n  [n] z = Slice(x, a, a, a, b)\n}"
+
+
+def case_of(text: str, folder: Path, **sizes: tuple[int, ...]) -> Variant:
+    path = folder / "given.onnx"
+    onnx.save(parser.parse_model(HEAD + text), path)
+    return node_variant(cut_graph(read_onnx(path), sizes), "n")
+
+
+def tried(model: onnx.ModelProto) -> placement.Placement:
+    return placement._measure(model.SerializeToString(), CPU, one_node=True)
+
+
+def test_a_node_that_is_claimed_and_does_not_run_is_not_taken(tmp_path: Path) -> None:
+    broken = case_of(ADD, tmp_path, x=(2,), y=(3,))
+    assert tried(variant_model(broken)).outcome == "taken"
+    found = tried(to_run(variant_model(broken), broken))
+    assert found.outcome == "failed" and found.said.startswith("it claims the node, and the run fails: ")
+    sound = case_of(ADD, tmp_path, x=(3,), y=(3,))
+    assert tried(to_run(variant_model(sound), sound)).outcome == "taken"
+
+
+def test_a_node_whose_inputs_could_make_its_run_fail_is_not_run(tmp_path: Path) -> None:
+    """Inputs of integers may be positions or sizes: a Slice with steps of 0 fails on every provider."""
+    stepping = case_of(SLICE, tmp_path)
+    assert not to_run(variant_model(stepping), stepping).metadata_props
+    adding = case_of(ADD, tmp_path, x=(3,), y=(3,))
+    declaring = replace(adding, declared={"o0": adding.fixed["i0"]})
+    assert not to_run(variant_model(declaring), declaring).metadata_props
+
+
+def test_changed_nodes_are_run_where_their_sizes_are_known_and_small(tmp_path: Path) -> None:
+    def sizes(model: onnx.ModelProto) -> dict[str, list[int]] | None:
+        found = {entry.key: entry.value for entry in model.metadata_props}
+        return json.loads(found[RUN]) if RUN in found else None
+
+    case = case_of(ADD, tmp_path, x=(2,), y=(3,))
+    lab = Lab(CPU, Cache(None), 0.0, {})
+    marked = {each.change: sizes(_experiment(Subject(case, []), each, lab).model) for each in single(case)}
+    assert marked["float64 in place of float32"] == marked["Add of opset 13 in place of 14"] == {"i0": [2], "i1": [3]}
+    assert marked["int32 in place of float32"] is None
+    assert sizes(_experiment(Subject(case, []), as_it_is(case), lab).model) is None
+    assert sizes(to_run(variant_model(case), case)) == {"i0": [2], "i1": [3]}
+    for unknown in (case_of(ADD, tmp_path, x=(2,)), case_of(ADD, tmp_path, x=(MOST_RUN,), y=(1,))):
+        assert sizes(to_run(variant_model(unknown), unknown)) is None
+
+
+# in a dry run, where the provider runs nothing
+
+SOFTMAX = "g (float[2,3,4] x) => (float[K] z) {\n  [n] z = Softmax<axis=1>(x)\n}"
+POOL = "g (float[1,2,8,8] x) => (float[K] z) {\n  [n] z = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)\n}"
+GATHER = "g (float[4] x, int64[2] i) => (float[K] z) {\n  [n] z = Gather(x, i)\n}"
+PADS = helper.make_attribute("pads", [3, 3, 3, 3])
+UNKNOWN = "g (float[N] x) => (float[K] z) {\n  [n] z = Relu(x)\n}"
+BRAINS = "g (bfloat16[2] x) => (bfloat16[K] z) {\n  [n] z = Relu(x)\n}"
+INVALID = {
+    "opset: other values": (SOFTMAX, Change(opset=11), "opset", "computes something else"),
+    "type": (ADD, Change(elements={"i0": TensorProto.FLOAT16}), "type", "cannot run"),
+    "attribute": (
+        POOL,
+        Change(attributes={"pads": PADS}),
+        "attribute",
+        "cannot run",
+    ),
+    "axis": (SOFTMAX, Change(attributes={"axis": helper.make_attribute("axis", 3)}), "attribute", "cannot run"),
+    "rank": (GATHER, Change(sizes={"i0": ()}), "rank", "cannot run"),
+    "sizes": (ADD, Change(sizes={"i1": (5,)}), "static_shape", "cannot run"),
+}
+VALID = {
+    "opset": (POOL, Change(opset=12), "opset"),
+    "type": (POOL, Change(elements={"i0": TensorProto.FLOAT16}), "type"),
+    "integers": (GATHER, Change(elements={"i1": TensorProto.INT32}), "type"),
+    "attribute": (SOFTMAX, Change(attributes={"axis": None}), "attribute"),
+}
+UNRUN = {
+    "sizes that nobody knows": (UNKNOWN, Change(opset=13), "opset"),
+    "no kernel on the CPU provider": (BRAINS, Change(opset=13), "opset"),
+}
+
+
+def dry(text: str, change: Change, factor: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> placement.Placement:
+    """What a dry run finds of a changed node that the provider claims."""
+    monkeypatch.setenv(f"{PREFIX}NAME", "h100")
+    original = case_of(text, folder, **({"x": (2,), "y": (2,)} if text is ADD else {}))
+    changed = vary(original, change)
+    assert changed is not None
+    model = with_original(variant_model(changed), changed, original, factor)
+    (request,) = (entry.value for entry in model.metadata_props if entry.key == ORIGINAL)
+    return placement._compare(model.SerializeToString(), json.loads(request))
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_in_a_dry_run_an_invalid_node_is_not_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, change, factor, said = INVALID[name]
+    found = dry(text, change, factor, tmp_path, monkeypatch)
+    assert found.outcome == "invalid" and said in found.said
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_in_a_dry_run_a_node_that_the_cpu_runs_is_taken(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dry(*VALID[name], tmp_path, monkeypatch) == placement.Placement("taken", "")
+
+
+@pytest.mark.parametrize("name", UNRUN)
+def test_in_a_dry_run_a_node_that_cannot_be_run_is_marked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dry(*UNRUN[name], tmp_path, monkeypatch) == placement.Placement("placed")
+
+
+@pytest.mark.parametrize(("rank", "there"), [(4, True), (5, False)])
+def test_an_opset_that_documents_another_rank_is_no_variant(rank: int, there: bool, tmp_path: Path) -> None:
+    """Shape inference and the CPU provider accept a 5-D GridSample of opset 16, which is defined for 4-D alone."""
+    sizes = ",".join("2" * (rank - 1))
+    text = (
+        f"g (float[1,{sizes}] x, float[1,{sizes[:-1]}{rank - 2}] y) => (float[K] z) {{\n  [n] z = GridSample(x, y)\n}}"
+    )
+    assert (vary(case_of(text, tmp_path), Change(opset=16)) is not None) == there

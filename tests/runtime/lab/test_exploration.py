@@ -1,0 +1,276 @@
+"""What is tried besides the node alone: other options of the provider, and the nodes around one that is taken alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita import dtypes
+from partita.diagnosis.precedence import shown_by
+from partita.diagnosis.probe_verdict import conclusions
+from partita.observations.facts import COMBINED, NEIGHBOURS, OPTION
+from partita.providers.base import Opens, Option
+from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
+from partita.runtime.lab.factors import MOST_COMBINED
+from partita.runtime.lab.graph import Graph, cut_graph
+from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
+from partita.runtime.lab.surroundings import MOST_TOGETHER, neighbourhoods
+from partita.runtime.lab.variant import AUXILIARY, NODE, node_variant
+from partita.runtime.onnx_model import read_onnx
+
+WEBGPU = replace(known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", opens=Opens("1", ("int64",))),))
+CHAIN = (
+    '<ir_version: 10, opset_import: ["" : 21]>\n'
+    "g (int64[2,4] x) => (float[2,4] y) {\n  [a] h = Neg(x)\n  [b] i = Cast<to=1>(h)\n  [c] j = Relu(i)\n"
+    "  [d] k = Elu(j)\n  [e] y = Softplus(k)\n}"
+)
+
+
+class Scripted(Lab):
+    """Leaves int64 unless the option is set, and a Relu that has a Softplus somewhere in its company."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
+        self.asked: list[tuple[str, str]] = []
+
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
+        return [self.answer(model) for model in models]
+
+    def try_with(
+        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+    ) -> list[Answer | None]:
+        self.asked.append((option, value))
+        return [Answer("taken", "") for _ in models]
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        node = next(node for node in model.graph.node if node.name == NODE)
+        kinds = {port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)}
+        others = {each.op_type for each in model.graph.node}
+        kinds |= {each.i for each in node.attribute if each.name == "to"}
+        left = onnx.TensorProto.INT64 in kinds or (node.op_type == "Relu" and "Softplus" in others)
+        return Answer("left", "") if left else Answer("taken", "")
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    onnx.save(parser.parse_model(CHAIN), tmp_path / "m.onnx")
+    return cut_graph(read_onnx(tmp_path / "m.onnx"), {})
+
+
+def explored(graph: Graph, name: str, lab: Scripted) -> Subject:
+    subject = Subject(node_variant(graph, name), [(0, name)])
+    explore([subject], lab)
+    return subject
+
+
+def surround(subject: Subject, graph: Graph, lab: Lab) -> None:
+    explore_surroundings([subject], lambda _, name: neighbourhoods(graph, name), {}, lab)
+
+
+def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:
+    lab = Scripted()
+    trials = explored(graph, "a", lab).trials
+    assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "left"), (OPTION, "taken")]
+    assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+
+
+NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))
+
+
+class Nothing(Scripted):
+    """Takes nothing with the option that it was given, or, where it is `picky`, all but int64."""
+
+    def __init__(self, *, picky: bool = False, **options: str) -> None:
+        super().__init__()
+        self.resolution, self.picky = Resolution(NOTHING, "active", options=options), picky
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        return super().answer(model) if self.picky else Answer("left", "")
+
+
+def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Graph) -> None:
+    lab = Nothing(device="TOASTER", speed="1")
+    subject = explored(graph, "c", lab)
+    assert lab.asked == [("device", "GPU")] and len(subject.trials) == 2
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.evidence.startswith("with webgpu.device=GPU in place of webgpu.device=TOASTER")
+    assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
+
+
+def test_an_option_with_which_the_provider_takes_other_nodes_is_not_looked_into(graph: Graph) -> None:
+    for lab in (Nothing(picky=True, device="TOASTER"), Nothing(), Nothing(device="GPU")):
+        assert explored(graph, "a", lab).trials[0].outcome == "left" and lab.asked == []
+
+
+class Both(Scripted):
+    """Wants the option and an older operator."""
+
+    def try_with(
+        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+    ) -> list[Answer | None]:
+        self.asked.append((option, str(len(models))))
+        older = [model.opset_import[0].version < 13 for model in models]
+        return [Answer("taken", "") if old else Answer("left", "") for old in older]
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        return Answer("left", "")
+
+
+def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(graph: Graph) -> None:
+    lab = Both()
+    subject = explored(graph, "a", lab)
+    told = [trial for trial in subject.trials if trial.outcome == "taken"]
+    assert {trial.parts for trial in told} == {(OPTION, "opset")}
+    (shown,) = conclusions(subject.probe("a"))
+    assert shown.factors == (OPTION, "opset")
+    assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")
+    assert (shown_by(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
+
+
+def test_an_option_with_changes_stays_within_what_is_tried_of_combinations(graph: Graph) -> None:
+    class Never(Both):
+        def try_with(
+            self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+        ) -> list[Answer | None]:
+            super().try_with(option, value, models)
+            return [Answer("left", "") for _ in models]
+
+    subject = explored(graph, "a", Never())
+    combinations = [trial for trial in subject.trials if trial.factor == COMBINED]
+    assert len(combinations) <= MOST_COMBINED and sum(OPTION in trial.parts for trial in combinations) > 0
+    (shown,) = conclusions(subject.probe("a"))
+    assert shown.code == "no_kernel_op" and shown.evidence.endswith("of this operator, with another option neither")
+    assert all("float" not in trial.change for trial in combinations if OPTION in trial.parts), "int64 is what it opens"
+
+
+def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_not_matter(graph: Graph) -> None:
+    set_already = Scripted(wide="1")
+    assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).trials}
+    asked_otherwise = explored(graph, "a", Scripted(wide="0")).trials[-1]
+    assert (asked_otherwise.factor, asked_otherwise.outcome) == (OPTION, "taken")
+    taken = Scripted()
+    explored(graph, "c", taken)
+    assert set_already.asked == taken.asked == []
+
+
+def test_what_a_node_writes_counts_as_what_it_reads(graph: Graph, tmp_path: Path) -> None:
+    text = CHAIN.replace(
+        "[b] i = Cast<to=1>(h)", "[b1] m = Cast<to=1>(h)\n  [b2] n = Cast<to=7>(m)\n  [b] i = Cast<to=1>(n)"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "other.onnx")
+    lab = Scripted()
+    explored(cut_graph(read_onnx(tmp_path / "other.onnx"), {}), "b2", lab)
+    assert lab.asked == [("wide", "1")]
+
+
+def test_a_node_that_is_taken_alone_is_tried_with_each_of_the_nodes_around_it(graph: Graph) -> None:
+    lab = Scripted()
+    subject = explored(graph, "c", lab)
+    surround(subject, graph, lab)
+    trials = subject.probe("c").trials
+    assert [trial.change for trial in trials[1:]] == [
+        "b (Cast)",
+        "d (Elu)",
+        "b (Cast), d (Elu)",
+    ]
+    assert {trial.factor for trial in trials[1:]} == {NEIGHBOURS}
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.code == "not_claimed"
+
+
+def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> None:
+    subject = explored(graph, "d", Scripted())
+    relu = explored(graph, "c", Scripted())
+
+    class Fussy(Scripted):
+        def answer(self, model: onnx.ModelProto) -> Answer:
+            return Answer("left", "in company") if len(model.graph.node) > 2 else Answer("taken", "")
+
+    lab = Fussy()
+    surround(relu, graph, lab)
+    (shown,) = conclusions(relu.probe("c"))
+    assert shown.evidence.endswith("together with b (Cast), d (Elu) it does not claim it (in company)")
+    assert conclusions(subject.probe("d"))[0].evidence.endswith("the provider accepts it"), "nothing else was tried"
+
+
+def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
+    lines = "".join(f"  [r{n}] h{n} = Relu(h)\n" for n in range(MOST_TOGETHER + 1))
+    outputs = ", ".join(f"float[2] h{n}" for n in range(MOST_TOGETHER + 1))
+    text = f'<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x) => ({outputs}) {{\n  [hub] h = Neg(x)\n{lines}}}'
+    onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
+    found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
+    assert found and max(len(each.model.graph.node) for each in found) == 2
+
+
+def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x, bool c) => (float[2] y) {\n  [first] h = Neg(x)\n'
+        "  [choice] y = If(c)<then_branch = t () => (float[2] a) { [inner] a = Relu(h) }, "
+        "else_branch = e () => (float[2] b) { [other] b = Neg(h) }>\n}"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
+    (found,) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
+    assert found.words == "choice (If), in whose body it is,"
+    (holder,) = found.model.graph.node
+    assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
+
+
+def test_nodes_that_are_alike_are_told_of_their_own_neighbours(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]>\n'
+        "g (float[2] x) => (float[2] y) {\n  [a] h = Elu(x)\n  [b] i = Relu(h)\n  [c] j = Softplus(i)\n"
+        "  [d] k = Relu(j)\n  [e] y = Neg(k)\n}"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
+    subject = Subject(node_variant(graph, "b"), [(0, "b"), (0, "d")])
+    lab = Scripted()
+    explore([subject], lab)
+    surround(subject, graph, lab)
+    first, second = (conclusions(subject.probe(name))[0].evidence for name in ("b", "d"))
+    assert first.endswith("together with c (Softplus) it does not claim it")
+    assert second.endswith("together with c (Softplus) it does not claim it")
+    beside = [trial.change for trial in subject.probe("d").trials if trial.factor == NEIGHBOURS]
+    assert beside[:2] == ["c (Softplus)", "e (Neg)"], "and none of those of the other"
+
+
+def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -> None:
+    wide = Option("wide", "bool", "0", "", opens=Opens("1", operators=("Relu",)))
+    lab = Scripted()
+    lab.resolution = replace(lab.resolution, provider=replace(WEBGPU, options=(wide,)))
+    subject = explored(graph, "c", lab)
+    surround(subject, graph, lab)
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
+    assert "b (Cast) it does not claim it; with webgpu.wide=1" in shown.evidence
+
+
+def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) -> None:
+    class Failing(Scripted):
+        def answer(self, model: onnx.ModelProto) -> Answer:
+            return Answer("failed", "no") if len(model.graph.node) > 1 else Answer("taken", "")
+
+    lab = Failing()
+    subject = explored(graph, "c", lab)
+    surround(subject, graph, lab)
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.evidence.endswith("a model of it and b (Cast) makes the provider fail (no)")
+
+
+def test_options_that_open_kernels_are_ones_of_the_provider_with_another_default() -> None:
+    every = [(provider, option) for provider in known_providers().values() for option in provider.options]
+    opening = [pair for pair in every if pair[1].opens is not None]
+    assert opening
+    for provider, option in opening:
+        assert option.opens is not None and option.opens.value != option.default, provider.name
+        assert not option.session_key, "experiments pass on what the provider itself takes"
+        assert all(dtypes.find(name) is not None for name in option.opens.elements)

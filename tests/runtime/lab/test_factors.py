@@ -1,0 +1,410 @@
+"""What is tried on a node besides the node as it is: one factor at a time, legal, and told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+from partita.diagnosis.reasons.base import load_reasons
+from partita.observations.facts import OPTION
+from partita.runtime.lab.attribute_factors import other_attributes
+from partita.runtime.lab.factors import as_it_is, combined, factors, single
+from partita.runtime.lab.forms import as_example, forms
+from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.schema import find_operator, history, operators
+from partita.runtime.lab.variant import Variant, fingerprint, node_variant, variant_model
+from partita.runtime.onnx_model import read_onnx
+
+HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1, "own" : 1]>\n'
+ATTENTION = (
+    "g (float[1,1,64] x, float[1,1,32] k, float[1,1,32] v, float[1,2,16,16] pk, float[1,2,16,16] pv, int32[1] s, "
+    "int32 t) => (float[1,1,64] y, float[1,2,16,16] nk, float[1,2,16,16] nv) {\n"
+    "  [n] y, nk, nv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2, scale=0.5>(x, k, v, pk, pv, s, t)"
+    "\n}"
+)
+CaseOf = Callable[..., Variant]
+
+
+@pytest.fixture
+def case(tmp_path) -> CaseOf:
+    """Factory: the case of the node `n` of a model text."""
+
+    def make(text: str, opset: int = 21, **sizes: tuple[int, ...]) -> Variant:
+        path = tmp_path / "m.onnx"
+        onnx.save(parser.parse_model(HEAD.format(opset=opset) + text), path)
+        return node_variant(cut_graph(read_onnx(path), sizes), "n")
+
+    return make
+
+
+def changes(case: Variant, factor: str) -> list[str]:
+    return [variation.change for variation in single(case) if variation.factor == factor]
+
+
+def inputs(case: Variant) -> list[tuple[int, list[int]]]:
+    """Element type and sizes of every input."""
+    return [
+        (feed.kind.tensor_type.elem_type, [size.dim_value for size in feed.kind.tensor_type.shape.dim])
+        for feed in case.feeds
+    ]
+
+
+def opens(case: Variant) -> bool:
+    """Whether ONNX Runtime takes the model for a legal one: its CPU provider may have no kernel for it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(variant_model(case).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - its exceptions have no common class of their own
+        assert type(error).__name__ in ("NotImplemented", "InvalidGraph", "Fail"), error
+        return type(error).__name__ == "NotImplemented"
+    return True
+
+
+TEXTS = {
+    "Elu": "g (float[N,4] x) => (float[N,4] y) {\n  [n] y = Elu<alpha=2.0>(x)\n}",
+    "Clip": "g (float[4] x, float low) => (float[4] y) {\n  [n] y = Clip(x, low)\n}",
+    "Gather": "g (int64[4,4] x, int64[2] i) => (int64[2,4] y) {\n  [n] y = Gather(x, i)\n}",
+    "Squeeze": "g (float[1,4] x) => (float[4] y) <int64[1] a = {0}> {\n  [n] y = Squeeze(x, a)\n}",
+    "Softmax": "g (float[4,8] x) => (float[4,8] y) {\n  [n] y = Softmax(x)\n}",
+    "GroupQueryAttention": ATTENTION,
+}
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_variation_is_another_model_and_leaves_the_case_as_it_was(case, name):
+    plain = case(TEXTS[name], N=(2, 4))
+    before = fingerprint(variant_model(as_it_is(plain).variant))
+    found = [*single(plain), *combined(plain)]
+    assert found and fingerprint(variant_model(plain)) == before
+    for variation in found:
+        assert variation.change and variation.variant.node.op_type == plain.node.op_type
+        assert fingerprint(variant_model(variation.variant)) != before, variation.change
+    assert len({variation.change for variation in found}) == len(found), "each is told in words of its own"
+
+
+@pytest.mark.parametrize("name", ["Elu", "Clip", "Gather", "Squeeze", "Softmax"])
+@pytest.mark.parametrize("factor", ["static_shape", "type", "attribute", "input"])
+def test_single_variations_are_legal(case, name, factor):
+    for variation in single(case(TEXTS[name], x=(2, 4))):
+        assert variation.factor != factor or opens(variation.variant), variation.change
+
+
+def test_single_variations_have_one_factor_and_reasons_know_it(case):
+    known = [factor for reason in load_reasons() for factor in reason.factors]
+    own = [OPTION, *(factor.name for factor in factors())]
+    assert sorted(known) == sorted(own), "each factor shows one reason"
+    for text in TEXTS.values():
+        assert {variation.factor for variation in single(case(text))} <= set(known)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_rank_is_tried_as_that_of_the_run_and_its_sizes_stay_open(case):
+    text = "g (float[] x, float[N] z) => (float[] y) {\n  [n] y = Add(x, z)\n}"
+    (found,) = [entry for entry in single(case(text, x=(2, 4), z=(4,))) if entry.factor == "rank"]
+    assert found.change == "a known rank in place of an unknown rank" and opens(found.variant)
+    shapes = [feed.kind.tensor_type.shape.dim for feed in found.variant.feeds]
+    assert [[size.HasField("dim_value") for size in shape] for shape in shapes] == [[False, False], [False]]
+    assert changes(case(TEXTS["Elu"], x=(2, 4)), "rank") == [], "that of another is known"
+    assert changes(case(text), "rank") == [], "the run has none"
+
+
+def test_symbolic_sizes_are_fixed_to_those_of_the_run(case):
+    (found,) = [entry for entry in single(case(TEXTS["Elu"], x=(2, 4))) if entry.factor == "static_shape"]
+    assert found.change == "all sizes fixed" and inputs(found.variant) == [(TensorProto.FLOAT, [2, 4])]
+
+
+def test_sizes_that_are_fixed_give_nothing_to_try(case):
+    assert changes(case(TEXTS["Softmax"]), "static_shape") == []
+
+
+@pytest.mark.parametrize(("sizes", "number"), [({"x": (0, 4)}, 2), ({}, 1)])
+def test_sizes_that_are_zero_in_the_run_or_not_known_are_also_tried_as_one(case, sizes, number):
+    found = [entry for entry in single(case(TEXTS["Elu"], **sizes)) if entry.factor == "static_shape"]
+    assert len(found) == number and found[-1].change == "all sizes fixed, to 1 where the run has 0 or none"
+    assert inputs(found[-1].variant) == [(TensorProto.FLOAT, [1, 4])] and opens(found[-1].variant)
+
+
+@pytest.mark.parametrize(("sizes", "fixed"), [({"x": (2, 4)}, [2, 4]), ({}, [1, 4])])
+def test_a_size_below_zero_is_one_that_is_not_known(case, sizes, fixed):
+    """So some exporters write it, and so ONNX Runtime reads it."""
+    text = TEXTS["Elu"].replace("[N,4]", "[-1,4]")
+    (found,) = [entry for entry in single(case(text, **sizes)) if entry.factor == "static_shape"]
+    assert inputs(found.variant) == [(TensorProto.FLOAT, fixed)] and opens(found.variant)
+
+
+def test_a_value_that_follows_from_the_sizes_is_a_constant_once_they_are_fixed(case):
+    text = (
+        "g (float[N,4] x) => (float[A] y) {\n  s = Shape(x)\n  p = ReduceProd<keepdims=1>(s)\n"
+        "  [n] y = Reshape(x, p)\n}"
+    )
+    (found,) = [entry for entry in single(case(text, x=(3, 4))) if entry.factor == "static_shape"]
+    (constant,) = variant_model(found.variant).graph.initializer
+    assert numpy_helper.to_array(constant).tolist() == [12] and opens(found.variant)
+
+
+# --- types ---------------------------------------------------------------------------------------------------------
+
+
+def test_types_are_only_those_that_the_operator_allows(case):
+    assert changes(case(TEXTS["Softmax"]), "type") == [
+        "float16 in place of float32",
+        "bfloat16 in place of float32",
+        "float64 in place of float32",
+    ]
+    assert changes(case(TEXTS["Softmax"], 11), "type") == ["float16 in place of float32", "float64 in place of float32"]
+
+
+def test_inputs_of_one_type_change_together(case):
+    text = "g (float[4] x, float[4] z) => (float[4] y) {\n  [n] y = Add(x, z)\n}"
+    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "type"}
+    assert inputs(found["float16 in place of float32"]) == [(TensorProto.FLOAT16, [4])] * 2
+
+
+def test_two_roles_of_one_type_are_also_changed_one_by_one(case):
+    found = {entry.change: entry.variant for entry in single(case(TEXTS["Gather"])) if entry.factor == "type"}
+    assert inputs(found["float32 in place of int64 in data"])[0][0] == TensorProto.FLOAT
+    assert inputs(found["float32 in place of int64 in data"])[1][0] == TensorProto.INT64
+    assert inputs(found["int32 in place of int64 in indices"])[1][0] == TensorProto.INT32
+    assert "float32 in place of int64 in indices" not in found, "an index is a whole number"
+
+
+def test_a_type_in_an_attribute_is_changed_there(case):
+    text = "g (float[4] x) => (string[4] y) {\n  [n] y = Cast<to=8>(x)\n}"
+    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "type"}
+    assert found["float16 in place of string as to"].node.attribute[0].i == TensorProto.FLOAT16
+    assert inputs(found["float16 in place of string as to"]) == [(TensorProto.FLOAT, [4])]
+    assert inputs(found["float16 in place of float32"]) == [(TensorProto.FLOAT16, [4])]
+
+
+def test_a_constant_changes_its_type_and_keeps_its_values(case):
+    text = "g (int64[4] x) => (int64[4] y) <int64[4] w = {1, 2, 3, 4}> {\n  [n] y = Mul(x, w)\n}"
+    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "type"}
+    (weight,) = variant_model(found["float32 in place of int64"]).graph.initializer
+    assert weight.data_type == TensorProto.FLOAT and numpy_helper.to_array(weight).tolist() == [1, 2, 3, 4]
+
+
+def test_operators_of_onnx_runtime_are_known_from_its_own_schemas(case):
+    plain = case(ATTENTION)
+    found = changes(plain, "type")
+    assert "float16 in place of float32" in found and not any(change.startswith("int32") for change in found)
+    assert "without the optional input past_key" in changes(plain, "input")
+    wanted = ["without scale=0.5", "without scale=0.5 and its optional outputs"]
+    assert [each for each in changes(plain, "attribute") if each.startswith("without")] == wanted, (
+        "num_heads is required"
+    )
+    assert history("com.microsoft", "GroupQueryAttention") and not history("own", "Mystery")
+
+
+def test_an_operator_that_nobody_knows_is_tried_with_what_can_be_told(case):
+    plain = case("g (float[4] x) => (float[4] y) {\n  [n] y = own.Mystery<a=1>(x)\n}")
+    assert {entry.factor for entry in single(plain)} == {"type", "input"}
+    assert find_operator("own", "Mystery", 1) is None
+
+
+def test_a_sequence_is_left_as_it_is(case):
+    text = "g (float[4] x, int64 at) => (float[4] y) {\n  s = SequenceConstruct(x, x)\n  [n] y = SequenceAt(s, at)\n}"
+    for variation in single(case(text)):
+        assert variation.variant.feeds[0].kind.WhichOneof("value") == "sequence_type"
+
+
+# --- operator sets -------------------------------------------------------------------------------------------------
+
+
+def test_other_versions_of_an_operator_older_and_newer(case):
+    text = "g (float[1,4,8,8] x) => (float[1,4,4,4] y) {\n  [n] y = MaxPool<kernel_shape=[2,2]>(x)\n}"
+    assert changes(case(text, 22), "opset")[0] == "MaxPool of opset 12 in place of 22"
+    assert changes(case(text, 21), "opset")[-1] == "MaxPool of opset 22 in place of 12"
+    for variation in single(case(text, 22)):
+        assert variation.factor != "opset" or opens(variation.variant), variation.change
+
+
+def test_an_input_that_was_an_attribute_is_moved(case):
+    """Opset 13 made the axes of Squeeze an input."""
+    found = {entry.change: entry.variant for entry in single(case(TEXTS["Squeeze"])) if entry.factor == "opset"}
+    older = found["Squeeze of opset 11 in place of 21"]
+    assert [attribute.name for attribute in older.node.attribute] == ["axes"] and len(older.feeds) == 1
+    assert opens(older)
+
+
+def test_a_version_that_cannot_say_the_same_is_left_out(case):
+    dilated = "g (float[1,4,8,8] x) => (float[1,4,C,D] y) {\n  [n] y = MaxPool<kernel_shape=[2,2], ceil_mode=1>(x)\n}"
+    assert "MaxPool of opset 8 in place of 12" not in changes(case(dilated), "opset"), "ceil_mode came with opset 10"
+    half = "g (bfloat16[4,8] x) => (bfloat16[4,8] y) {\n  [n] y = Softmax(x)\n}"
+    assert "Softmax of opset 11 in place of 13" not in changes(case(half), "opset"), "bfloat16 came with opset 13"
+
+
+def test_a_version_without_what_the_node_can_spare_is_tried_as_several_changes(case):
+    dilated = "g (float[1,4,8,8] x) => (float[1,4,6,6] y) {\n"
+    dilated += "  [n] y = AveragePool<kernel_shape=[2,2], dilations=[2,2]>(x)\n}"
+    assert not any("opset 11" in change for change in changes(case(dilated), "opset")), "dilations came with opset 19"
+    found = {entry.change: entry for entry in combined(case(dilated))}
+    older = found["AveragePool of opset 11 in place of 19 and without dilations=[2,2]"]
+    assert older.parts == ("opset", "attribute") and opens(older.variant)
+
+
+def test_an_optional_input_that_a_version_does_not_know_is_left_out_with_it(case):
+    text = "g (float[2,8] x) => (float[A,B] y) <int64[2] p = {1,1}, float v = {0.5}, int64[1] a = {1}> {\n"
+    text += "  [n] y = Pad(x, p, v, a)\n}"
+    older = {entry.change: entry for entry in combined(case(text))}
+    found = older["Pad of opset 13 in place of 21 and without the optional input axes"]
+    assert found.parts == ("opset", "input") and list(found.variant.node.input) == ["i0", "i1", "i2"]
+
+
+def test_an_attribute_at_its_default_keeps_no_version_away(case):
+    text = "g (float[1,4,8,8] x) => (float[1,4,C,D] y) <float[4] s = {1.0,1.0,2.0,2.0}> {\n"
+    text += '  [n] y = Resize<mode="linear", antialias=0>(x, "", s)\n}'
+    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "opset"}
+    older = found["Resize of opset 13 in place of 19"]
+    assert [entry.name for entry in older.node.attribute] == ["mode"] and opens(older)
+    assert "Resize of opset 13 in place of 19" not in changes(case(text.replace("antialias=0", "antialias=1")), "opset")
+
+
+def test_combined_versions_are_legal_for_the_type_they_come_with(case):
+    found = [entry for entry in combined(case(TEXTS["Squeeze"])) if "bfloat16" in entry.change]
+    assert found and not any("of opset 11" in entry.change for entry in found)
+
+
+# --- attributes and inputs -----------------------------------------------------------------------------------------
+
+
+def test_attributes_that_say_something_are_left_out_one_by_one(case):
+    text = "g (float[4] x) => (float[4] y) {\n  [n] y = HardSigmoid<alpha=0.5, beta=0.25>(x)\n}"
+    assert changes(case(text), "attribute") == ["without alpha=0.5", "without beta=0.25"]
+
+
+def test_attributes_that_say_what_goes_without_saying_or_are_required_stay(case):
+    assert changes(case(TEXTS["Elu"].replace("2.0", "1.0")), "attribute") == []
+    text = "g (float[1,4,8,8] x) => (float[1,4,4,4] y) {\n  [n] y = MaxPool<kernel_shape=[2,2]>(x)\n}"
+    assert not [each for each in changes(case(text), "attribute") if each.startswith("without")]
+
+
+def test_attributes_have_other_values_also_where_the_node_leaves_them_out(case):
+    text = (
+        "g (float[3,1,4] x, float[1,12,4] w, float[1,12,4] r) => (float[3,1,1,4] y) {\n"
+        "  [n] y = GRU<hidden_size=4>(x, w, r)\n}"
+    )
+    found = changes(case(text), "attribute")
+    assert "linear_before_reset=1 in place of linear_before_reset=0" in found
+    assert not any("hidden_size=4 in" in each for each in found)
+    cubic = 'g (float[1,1,4,4] x, float[4] s) => (float[1,1,8,8] y) {\n  [n] y = Resize<mode="cubic">(x, , s)\n}'
+    assert "mode=linear in place of mode=cubic" in changes(case(cubic), "attribute")
+    axes = [each for each in changes(case(TEXTS["Softmax"], x=(2, 4)), "attribute") if each.startswith("axis=")]
+    assert axes and not any(each.startswith("axis=2") for each in axes), "the input has two"
+
+
+def test_a_number_of_groups_is_no_switch(case):
+    text = (
+        "g (float[1,4,8,8] x, float[4,4,3,3] w) => (float[1,4,6,6] y) {\n"
+        "  [n] y = Conv<group=1, kernel_shape=[3,3]>(x, w)\n}"
+    )
+    assert not any(each.startswith("group=0") for each in changes(case(text), "attribute"))
+
+
+def test_attributes_of_every_operator_can_be_varied_in_every_version():
+    """A list that an example leaves empty, an attribute without a default: none of them ends the experiments."""
+    found = [as_example(form).build() for operator in operators() for form in forms(operator)[:2]]
+    assert sum(len(list(other_attributes(variant))) for variant in found) > 1000
+
+
+def test_inputs_are_left_out_made_constant_and_given_the_usual_rank(case):
+    found = {entry.change: entry.variant for entry in single(case(TEXTS["Clip"])) if entry.factor == "input"}
+    assert list(found["without the optional input min"].node.input) == ["i0"]
+    assert [tensor.name for tensor in variant_model(found["input min as a constant"]).graph.initializer] == ["i1"]
+    wide = case("g (float[2,2,2,2,2,2] x) => (float[2,2,2,2,2,2] y) {\n  [n] y = Relu(x)\n}")
+    assert changes(wide, "input")[0] == "4 dimensions in place of 6"
+
+
+def test_a_scalar_is_tried_with_dimensions_and_stays_one_beside_a_tensor(case):
+    scalar = case("g (float x) => (float y) {\n  [n] y = Sigmoid(x)\n}")
+    assert "4 dimensions in place of 0" in changes(scalar, "input")
+    found = {entry.change: entry.variant for entry in single(case(TEXTS["Clip"])) if entry.factor == "input"}
+    assert [sizes for _, sizes in inputs(found["3 dimensions in place of 1"])] == [[1, 1, 4], []]
+
+
+def test_an_optional_output_is_left_out(case):
+    text = (
+        "g (float[1,4,8,8] x) => (float[1,4,4,4] y, int64[1,4,4,4] i) {\n"
+        "  [n] y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)\n}"
+    )
+    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "input"}
+    fewer = found["without the optional output Indices"]
+    assert list(fewer.node.output) == ["o0"] and opens(fewer)
+    assert "without the optional output Indices" not in changes(case(TEXTS["Softmax"]), "input")
+
+
+def test_what_a_body_reads_stays_when_an_optional_input_goes(case):
+    text = (
+        "g (int64 n, bool c, float[4] x) => (float[4] y) {\n  h = Relu(x)\n"
+        "  [n] y = Loop(n, c, h)<body = b (int64 step, bool go, float[4] s) => (bool on, float[4] t)"
+        " { on = Identity(go) t = Add(s, x) }>\n}"
+    )
+    found = {entry.change: entry.variant for entry in single(case(text)) if entry.factor == "input"}
+    assert opens(found["without the optional input M"]) and opens(found["without the optional input cond"])
+
+
+# --- together ------------------------------------------------------------------------------------------------------
+
+
+def test_combinations_have_two_factors(case):
+    every = [combined(case(text, x=(2, 4))) for text in TEXTS.values()]
+    assert sum(map(len, every)) > 50
+    for found in every:
+        assert all(len(entry.parts) == 2 for entry in found)
+        assert all(entry.factor == "combined" and " and " in entry.change for entry in found)
+
+
+def test_a_combination_has_both_changes(case):
+    found = {entry.change: entry for entry in combined(case(TEXTS["Elu"], x=(2, 4)))}
+    both = found["all sizes fixed and float16 in place of float32"]
+    assert both.parts == ("static_shape", "type") and inputs(both.variant) == [(TensorProto.FLOAT16, [2, 4])]
+
+
+def test_only_types_that_the_operator_allows_count_against_the_limit(case):
+    text = "g (uint8[2,2] a, int8[2,2] b) => (int32[2,2] y) {\n  [n] y = MatMulInteger(a, b)\n}"
+    assert "int8 in place of uint8" in changes(case(text), "type")
+
+
+def test_an_empty_tensor_is_also_tried_with_something_in_it(case):
+    text = "g (float[0,4] a, float[4,2] b) => (float[0,2] y) {\n  [n] y = MatMul(a, b)\n}"
+    assert "1 in place of a size of 0" in changes(case(text), "input")
+    assert "1 in place of a size of 0" not in changes(case(text.replace("0,", "2,")), "input")
+
+
+def test_an_einsum_of_many_is_also_tried_as_a_product_of_two(case):
+    text = (
+        "g (float[2,3] a, float[3,4] b, float[4,5] c) => (float[2,5] y) {\n"
+        '  [n] y = Einsum <equation = "ij,jk,kl->il"> (a, b, c)\n}'
+    )
+    found = {entry.change: entry.variant.node for entry in single(case(text))}
+    node = found["2 operands in place of 3"]
+    assert len(node.input) == 2 and node.attribute[0].s == b"ij,jk->ik"
+    pair = text.replace("ij,jk,kl->il", "ij,jk->ik").replace("(a, b, c)", "(a, b)")
+    assert not any("operands" in change for change in changes(case(pair), "attribute"))
+
+
+OLD = {
+    "TopK": "g (float[4,16] x) => (float[4,2] y, int64[4,2] i) {\n  [n] y, i = TopK<k=2>(x)\n}",
+    "Slice": "g (float[4,16] x) => (float[4,8] y) {\n  [n] y = Slice<starts=[0], ends=[8], axes=[1]>(x)\n}",
+    "Pad": "g (float[4,16] x) => (float[6,18] y) {\n  [n] y = Pad<pads=[1,1,1,1]>(x)\n}",
+    "Clip": "g (float[4,16] x) => (float[4,16] y) {\n  [n] y = Clip<min=0.0, max=6.0>(x)\n}",
+    "ReduceSum": "g (float[4,16] x) => (float[4,1] y) {\n  [n] y = ReduceSum<axes=[1]>(x)\n}",
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_was_an_attribute_is_a_constant_input_in_a_newer_version(case, name):
+    newer = [variation for variation in single(case(OLD[name], opset=9)) if variation.factor == "opset"]
+    assert newer, "the attributes of the old version are no reason not to try a newer one"
+    assert any(feed.constant is not None for variation in newer for feed in variation.variant.feeds)
+    for variation in newer:
+        assert opens(variation.variant), variation.change

@@ -1,0 +1,348 @@
+"""Experiments in a child process: crashes, hangs, budgets, providers that do not start; none of them ends ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import psutil
+import pytest
+
+from partita.observations.facts import AssignedNode
+from partita.providers.generic import generic_provider, parse_libraries
+from partita.providers.resolve import Resolution, all_names, known_providers
+from partita.runtime.lab import laboratory, placement
+from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
+from partita.runtime.lab.placement import Placement
+from partita.runtime.ort.session import NativeFailureError
+from tests.conftest import require
+from tests.runtime.test_provider_check import compiled
+
+if TYPE_CHECKING:
+    from partita.runtime.ort.session import Session
+
+CUDA = Resolution(known_providers()["cuda"], "active")
+
+
+def outcomes(answers):
+    return [answer.outcome if answer is not None else None for answer in answers]
+
+
+def test_answers_come_in_the_order_of_the_models(bench, model):
+    with bench.lab() as here:
+        answers = here.try_all([model("one"), model("left"), model("two")])
+    assert outcomes(answers) == ["taken", "left", "taken"]
+    assert answers[1] and answers[1].said == "no kernel"
+    assert (here.experiments, here.cached, here.crashes) == (3, 0, 0) and len(bench.processes) == 1
+
+
+def test_what_a_taken_model_makes_needless_is_not_tried(bench, model, tmp_path):
+    names = ["left", "one", "beside", "later", "left again", "left last"]
+    turns = [Turn(0, 0), Turn(0, 1), Turn(0, 1), Turn(0, 2), Turn(1, 0), Turn(1, 1)]
+    cache = Cache(tmp_path / "answers.json")
+    for _ in range(2):  # known answers make others needless too
+        with bench.lab(cache=cache) as here:
+            answers = here.try_all([model(name) for name in names], turns=turns)
+        assert outcomes(answers) == ["left", "taken", "taken", None, "left", "left"]
+        assert len(bench.models) == 5 and here.experiments + here.cached == 5
+        cache = Cache(tmp_path / "answers.json")
+    assert here.cached == 5
+
+
+def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model):
+    with bench.lab() as here:
+        answers = here.try_all([model("one"), model("crash"), model("two"), model("leave"), model("left")])
+    assert outcomes(answers) == ["taken", "crashed", "taken", "crashed", "left"]
+    assert answers[1] and "killed by SIGSEGV" in answers[1].said
+    assert answers[1].said.endswith("assertion failed in the driver")
+    assert answers[3] and "ended with exit code 3" in answers[3].said
+    assert here.crashes == 2 and not here.unusable
+
+
+def test_a_crash_counts_only_when_a_fresh_process_crashes_too(bench, model):
+    """A model that leaves damage behind must not put the blame on the one after it, in its batch or the next."""
+    with bench.lab() as here:
+        assert outcomes(here.try_all([model("poison"), model("innocent"), model("poison 2")])) == ["taken"] * 3
+        assert outcomes(here.try_all([model("innocent 2"), model("two")])) == ["taken"] * 2
+    assert here.crashes == 0 and len(bench.processes) == 3
+
+
+def test_a_model_that_hangs_is_ended_and_the_next_are_answered(bench, model, monkeypatch):
+    monkeypatch.setattr(laboratory, "MODEL_SECONDS", 0.4)
+    monkeypatch.setattr(laboratory, "START_SECONDS", 2.0)
+    with bench.lab() as here:
+        answers = here.try_all([model("one"), model("hang"), model("two")])
+    assert outcomes(answers) == ["taken", "timed_out", "taken"] and here.crashes == 0
+    assert answers[1] and answers[1].said == "no answer within 2 s", "it was tried again, with more time"
+
+
+def test_a_slow_machine_changes_no_answer(bench, model, monkeypatch):
+    """What is late is tried again once the others are answered, by itself and with more time."""
+    monkeypatch.setattr(laboratory, "MODEL_SECONDS", 1.0)
+    with bench.lab() as here:
+        answers = here.try_all([model("one"), model("slow-left"), model("two"), model("slow")])
+    assert outcomes(answers) == ["taken", "left", "taken", "taken"]
+    assert here.experiments == 4 and here.crashes == 0
+
+
+def test_what_another_process_may_have_caused_is_tried_again_next_time_and_a_crash_is_not(
+    bench, model, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(laboratory, "MODEL_SECONDS", 0.4)
+    monkeypatch.setattr(laboratory, "START_SECONDS", 2.0)
+    models = [model("hang"), model("kill"), model("crash")]
+    for cached in (0, 1):
+        with bench.lab(cache=Cache(tmp_path / "answers.json")) as here:
+            assert outcomes(here.try_all(models)) == ["timed_out", "crashed", "crashed"]
+        assert here.cached == cached
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said", "lasts"),
+    [
+        ("failed", "CUDA failure 2: out of memory ; GPU=0 ; hostname=x", False),
+        ("failed", "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=x", False),
+        ("failed", "Exception during initialization: std::bad_alloc", False),
+        ("crashed", "its process was killed by SIGABRT; its last output: what():  std::bad_alloc", False),
+        ("crashed", "its process was killed by SIGSEGV", True),
+        ("failed", "opset 22 is not known to the device compiler", True),
+        ("left", "no kernel that computes out of memory", True),
+    ],
+)
+def test_a_failure_for_want_of_memory_is_not_stored(outcome, said, lasts):
+    assert Answer(outcome, said).lasts is lasts
+
+
+def test_without_time_nothing_is_started_and_what_is_known_is_still_told(bench, model, tmp_path):
+    with bench.lab(cache=Cache(tmp_path / "answers.json")) as here:
+        here.try_all([model("one")])
+    with bench.lab(seconds=0.0, cache=Cache(tmp_path / "answers.json")) as late:
+        assert outcomes(late.try_all([model("one"), model("two")])) == ["taken", None]
+    assert len(bench.models) == 1 and not late.unusable
+
+
+@pytest.mark.parametrize(("mode", "first"), [("", "taken"), ("sleep", None)])
+def test_a_budget_that_runs_out_leaves_the_rest_unanswered_and_blames_nobody(bench, model, mode, first):
+    bench.mode(mode)
+    with bench.lab(seconds=3.0) as here:
+        assert outcomes(here.try_all([model("one"), model("hang"), model("two")])) == [first, None, None]
+    assert here.crashes == 0 and not here.unusable
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("refuse", "device_missing: no adapter"),
+        ("abort", "was killed by SIGABRT while it started"),
+        ("sleep", "did not start within 0.5 s"),
+    ],
+)
+def test_a_provider_that_does_not_start_is_asked_once(bench, model, monkeypatch, mode, says):
+    monkeypatch.setattr(laboratory, "START_SECONDS", 0.5 if mode == "sleep" else 60.0)
+    bench.mode(mode)
+    with bench.lab() as here:
+        assert here.try_all([model("one"), model("two")]) == [None, None]
+        assert says in here.unusable and here.experiments == 0
+        assert here.try_all([model("three")]) == [None] and not here.starts()
+
+
+def test_whatever_ends_a_lab_ends_its_process_and_saves_its_answers(bench, model, monkeypatch, tmp_path):
+    folder = tmp_path / "temp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(KeyboardInterrupt), bench.lab(cache=Cache(tmp_path / "answers.json")) as here:
+        assert here.starts()
+        here.try_all([model("one"), model("crash"), model("leave")])
+        raise KeyboardInterrupt
+    assert not any(map(psutil.pid_exists, bench.processes)) and list(folder.iterdir()) == []
+    assert len(Cache(tmp_path / "answers.json").answers) == 4
+
+
+def test_a_process_that_dies_between_batches_is_replaced(bench, model):
+    with bench.lab() as here:
+        here.try_all([model("one")])
+        os.kill(bench.processes[0], signal.SIGKILL)
+        time.sleep(0.3)
+        assert outcomes(here.try_all([model("two")])) == ["taken"]
+    assert here.crashes == 0 and not here.unusable
+
+
+# --- real children -------------------------------------------------------------------------------------------------
+
+
+def library_lab(path: Path, seconds: float = 60.0) -> Lab:
+    """A lab whose provider is a plugin library."""
+    mine = Resolution(generic_provider("MineExecutionProvider"), "active", library=path)
+    return Lab(mine, Cache(None), time.monotonic() + seconds)
+
+
+def test_a_plugin_library_that_crashes_is_a_finding(model, tmp_path):
+    source = (
+        "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
+        '{ fputs("assertion failed: device != null\\n", stderr); abort(); }'
+    )
+    here = library_lab(compiled(tmp_path, source))
+    assert here.try_all([model("one"), model("two")]) == [None, None]
+    assert "killed by SIGABRT while it started" in here.unusable
+    assert not here.starts()
+
+
+def test_a_plugin_library_that_hangs_is_ended_in_time(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(laboratory, "START_SECONDS", 2.0)
+    source = "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { for (;;) pause(); }"
+    here = library_lab(compiled(tmp_path, source))
+    began = time.monotonic()
+    assert here.try_all([model("one")]) == [None]
+    assert "did not start within 2 s" in here.unusable and time.monotonic() - began < 30
+
+
+def test_a_library_that_is_no_plugin_is_told_in_the_loaders_words(model, tmp_path):
+    here = library_lab(compiled(tmp_path, "int nothing(void) { return 0; }"))
+    assert here.try_all([model("one")]) == [None]
+    assert "undefined symbol: CreateEpFactories" in here.unusable
+
+
+def test_a_plugin_library_is_asked_under_whatever_name_it_was_given(model, tmp_path):
+    path = compiled(tmp_path, "int nothing(void) { return 0; }")
+    (mine,) = parse_libraries([f"myep={path}"], all_names())
+    here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
+    assert here.try_all([model("one")]) == [None]
+    assert "undefined symbol: CreateEpFactories" in here.unusable, "its name is no reason not to load it"
+
+
+def test_a_provider_without_its_libraries_fails_over_everything(model):
+    from partita.runtime.ort.registry import available_ort_names
+
+    require("onnxruntime-gpu", CUDA.provider.ort_name in available_ort_names())
+    require("a machine without an NVIDIA driver", shutil.which("nvidia-smi") is None)
+    here = Lab(CUDA, Cache(None), time.monotonic() + 60)
+    (answer,) = here.try_all([model("one")])
+    assert answer and answer.outcome == "failed" and not here.starts()
+
+
+# --- what the child makes of a session that cannot be opened -------------------------------------------------------
+
+NOT_FOUND = (
+    "[I:onnxruntime:, cuda_execution_provider.cc:1 GetCapability] CUDA kernel not found in registries for Op "
+    "type: Scaler node name: probe"
+)
+
+
+def failure(kind: str, text: str, *log: str) -> NativeFailureError:
+    return NativeFailureError(type(kind, (Exception,), {})(text), log)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "outcome"),
+    [
+        ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "left"),
+        ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
+        ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
+        ("EPFail", "opset 22 is not known to the device compiler", "failed"),
+        (
+            "RuntimeException",
+            "Exception during initialization: /x/core/providers/openvino/backend.cc:1 it broke",
+            "failed",
+        ),
+        ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/ml/scaler.cc:69 no scale", "left"),
+        ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
+    ],
+)
+def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
+    found = placement.failed(failure(kind, text), CUDA, one_node=True, legal=lambda: outcome != "invalid")
+    assert found.outcome == outcome and found.said
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ("probe", "CUDA kernel not found in registries for Op type: Loop"),
+        ("another", "CUDA kernel not found in registries for Op type: Selu node name: inner"),
+    ],
+)
+def test_what_is_said_of_the_node_goes_before_what_is_said_of_one_in_its_body(node, said):
+    head = "[I:onnxruntime:, cuda.cc:1 GetCapability] CUDA kernel not found in registries for Op type"
+    log = (f"{head}: Selu node name: inner", f"{head}: Loop node name: {node}")
+    broken = failure("NotImplemented", "nobody has it", *log)
+    assert placement.failed(broken, CUDA, one_node=True, legal=lambda: True) == Placement("left", said)
+
+
+def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_providers(model):
+    broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
+    found = placement.failed(broken, CUDA, one_node=True, legal=lambda: False)
+    assert found.outcome == "left" and found.said.startswith("CUDA kernel not found")
+    whole = placement.failed(broken, CUDA, one_node=False, legal=lambda: False)
+    assert whole.outcome == "failed", "in a graph the line may be about another node"
+
+
+def test_a_finding_names_no_temporary_file():
+    text = "Load model from /tmp/partita-k9/partita-sr/11.onnx failed:Node (probe) Op (X) [TypeInferenceError] Input 4"
+    assert placement.failed(failure("Fail", text), CUDA, one_node=True, legal=lambda: False) == Placement(
+        "invalid",
+        "Node Op (X) [TypeInferenceError] Input 4",
+    )
+
+
+def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(monkeypatch):
+    def broken(*_):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(placement.State, "resolution", CUDA)
+    monkeypatch.setattr(placement, "_measure", broken)
+    found = placement.measure(b"", 0, one_node=True)
+    assert found.outcome == "invalid" and "MemoryError: no memory" in found.said
+
+
+def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_providers():
+    broken = failure("InvalidArgument", "activation LeakyRelu is not supported")
+    assert placement.failed(broken, CUDA, one_node=True, legal=lambda: True).outcome == "failed"
+    assert placement.failed(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
+
+
+UNFOLDED = Placement("taken", placement.AS_FUNCTION, unfolded=True)
+LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op type: Sin node name: probe"
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "planned", "expected"),
+    [
+        ("webgpu", {"probe": "webgpu"}, {"probe": "1"}, Placement("taken")),
+        ("webgpu", {}, {"probe": "1", "other": "0"}, Placement("taken")),
+        ("webgpu", {}, {"probe_token_3": "1"}, Placement("taken")),
+        ("webgpu", {}, {"probe": "0", "other": "1"}, Placement("left", LOG[LOG.index("webgpu") : -17])),
+        ("webgpu", {"probe": "cpu"}, {"probe": "0"}, Placement("left", LOG[LOG.index("webgpu") : -17])),
+        ("webgpu", {}, {"Less0": "1", "Where0": "1"}, UNFOLDED),
+        ("webgpu", {}, {}, Placement("taken", placement.NO_NODE_LEFT)),
+        ("openvino", {"probe": "openvino"}, {"P_subgraph_0": "0"}, Placement("taken")),
+        (
+            "openvino",
+            {"_inlfunc_F_n": "openvino"},
+            {"P_subgraph_0": "0"},
+            UNFOLDED,
+        ),
+        ("openvino", {}, {"probe": "0"}, Placement("left", placement.NOT_CLAIMED)),
+        ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("taken")),
+        ("cpu", {"probe": "cpu"}, {"probe": "0", f"{placement.CAST}_i0": "0"}, Placement("left", placement.CASTS)),
+        ("openvino", {"probe": "cpu", "auxiliary2": "openvino"}, {}, Placement("left")),
+        ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("taken")),
+    ],
+)
+def test_where_the_node_of_an_open_session_is(name, listed, planned, expected):
+    resolution = Resolution(known_providers()[name], "active")
+    names = {each: known_providers()[each].ort_name for each in ("cpu", "webgpu", "openvino")}
+    nodes = [AssignedNode(node, "X", "", names[on], number) for number, (node, on) in enumerate(listed.items())]
+    devices = sorted(set(planned.values()))
+    session = SimpleNamespace(
+        registered=(names[name], names["cpu"]),
+        assigned=lambda: nodes,
+        plan=[[node for node, on in planned.items() if on == device] for device in devices],
+        plan_devices=devices,
+        log=(LOG,) if expected.outcome == "left" and name == "webgpu" else (),
+    )
+    assert placement.opened(cast("Session", session), resolution) == expected

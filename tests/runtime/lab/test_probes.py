@@ -1,0 +1,342 @@
+"""Probing a run: which nodes come first, what a rejected graph becomes, and that nothing else of the facts changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.precedence import explain
+from partita.errors import ProviderError
+from partita.library.probing import why_refused, with_probes
+from partita.observations.facts import NEIGHBOURS, AssignedNode, NodeProbe, Trial
+from partita.observations.records import ChainEntry
+from partita.providers.resolve import Resolution, known_providers
+from partita.remedies import Remedy
+from partita.runtime.chain import ChainError
+from partita.runtime.lab import exploration
+from partita.runtime.lab import probes as engine
+from partita.runtime.lab.exploration import Subject, lateness, one_of_each_first
+from partita.runtime.lab.graph import cut_graph
+from partita.runtime.lab.laboratory import BUDGET, Answer, Cache, Lab, Turn
+from partita.runtime.lab.probes import notes_on_gaps, probe_refusal, probe_run
+from partita.runtime.lab.variant import node_variant
+from partita.runtime.onnx_model import OnnxModel, read_onnx
+from tests.partition_reports.samples import run_facts, session_facts
+
+CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
+WEBGPU = "WebGpuExecutionProvider"
+WANTED = Resolution(known_providers()["qnn"], "active")
+FALLBACK = Resolution(known_providers()["cpu"], "active")
+FAILED = replace(
+    WANTED, status="unavailable", reason="initialisation_failed", evidence="finalising failed", remedy=Remedy("?")
+)
+GONE = replace(
+    WANTED, status="unavailable", reason="device_missing", evidence="no such device", remedy=Remedy("buy one")
+)
+TEXT = (
+    '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+    "g (float[N,4] x) => (float[N,4] y) {\n  [a] h = Relu(x)\n  [b] i = Elu<alpha=2.0>(h)\n"
+    "  [c] j = Elu<alpha=2.0>(i)\n"
+    "  [d] k = Relu(j)\n  [e] y = Softplus(k)\n}"
+)
+SIZES = {"x": (2, 4)}
+
+
+class ScriptedLab(Lab):
+    """Answers by the operators in a model, without any process. Fails over a Softplus; takes an Elu without alpha."""
+
+    starts_at_all = True
+    tried: list[str] = []
+
+    def starts(self) -> bool:
+        return self.starts_at_all
+
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
+        return [self.answer(model) for model in models]
+
+    def answer(self, model: onnx.ModelProto) -> Answer | None:
+        self.experiments += 1
+        operators = [node.op_type for node in model.graph.node]
+        self.tried.append("+".join(operators))  # a provider that compiles gets a Neg as company
+        if "Softplus" in operators:
+            return Answer("failed", "finalising the graph failed")
+        left = [node for node in model.graph.node if node.op_type == "Elu" and node.attribute]
+        return Answer("left", "no such kernel") if left else Answer("taken", "")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> OnnxModel:
+    onnx.save(parser.parse_model(TEXT), tmp_path / "m.onnx")
+    return read_onnx(tmp_path / "m.onnx")
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLab]:
+    monkeypatch.setattr(engine, "Lab", ScriptedLab)
+    monkeypatch.setattr(engine, "cache_for", lambda _: Cache(None))
+    monkeypatch.setattr(ScriptedLab, "tried", [])
+    return ScriptedLab
+
+
+def facts_of(model: OnnxModel, on: str):
+    """A session in which every node but these is on the preferred provider."""
+    names = [node.name for node in model.nodes]
+    assigned = tuple(
+        AssignedNode(node.name, node.op_type, "", CPU if node.name in on else QNN, number)
+        for number, node in enumerate(model.nodes)
+    )
+    session = session_facts(
+        file="m.onnx",
+        phases=("run",),
+        graph=model.nodes,
+        plan=(tuple(names),),
+        assigned=assigned,
+        registered=(QNN, CPU),
+    )
+    return run_facts(session)
+
+
+def probed(facts, chain=(WANTED, FALLBACK), seconds=60.0, model=None):
+    return probe_run(facts, chain, {"m.onnx": model} if model else {}, {"m.onnx": SIZES}, seconds)
+
+
+# --- nodes that fell back ------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, scripted):
+    facts, chain = probed(facts_of(model, "bc"), model=model)
+    (session,) = facts.sessions
+    assert (
+        set(session.of(QNN).probes) == {"b", "c"}
+        and session.of(QNN).probes["b"].trials == session.of(QNN).probes["c"].trials
+    )
+    found = {trial.change for trial in session.of(QNN).probes["b"].trials if trial.outcome == "taken"}
+    assert "without alpha=2" in found and chain == (WANTED, FALLBACK)
+    assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].trials)
+
+
+def test_nodes_that_differ_in_the_sizes_of_the_run_alone_are_tried_each_in_its_own(tmp_path, monkeypatch):
+    """By a provider that takes an Elu of two rows, and none of three."""
+    text = TEXT[: TEXT.index("g (")] + (
+        "g (float[?,4] x, float[?,4] z) => (float[?,4] y, float[?,4] w) {\n"
+        "  [b] y = Elu<alpha=2.0>(x)\n  [c] w = Elu<alpha=2.0>(z)\n}"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    model = read_onnx(tmp_path / "m.onnx")
+
+    def answer(self, model):
+        shapes = [[size.dim_value for size in port.type.tensor_type.shape.dim] for port in model.graph.input]
+        return Answer("taken" if [2, 4] in shapes else "left", "")
+
+    monkeypatch.setattr(ScriptedLab, "answer", answer)
+    sizes = {"m.onnx": {"x": (2, 4), "z": (3, 4)}}
+    facts, _ = probe_run(facts_of(model, "bc"), (WANTED, FALLBACK), {"m.onnx": model}, sizes, 60.0)
+    probes = facts.sessions[0].of(QNN).probes
+    found = {name: [trial.outcome for trial in probes[name].trials if trial.factor == "static_shape"] for name in "bc"}
+    assert found == {"b": ["taken"], "c": ["left"]}
+
+
+def test_nothing_is_combined_once_a_single_change_helps(model):
+    facts, _ = probed(facts_of(model, "b"), model=model)
+    assert "combined" not in {trial.factor for trial in facts.sessions[0].of(QNN).probes["b"].trials}
+
+
+def test_a_node_that_is_taken_alone_is_tried_with_the_nodes_around_it_and_not_changed(model):
+    facts, _ = probed(facts_of(model, "d"), model=model)
+    first, *others = facts.sessions[0].of(QNN).probes["d"].trials
+    assert first.outcome == "taken" and {trial.factor for trial in others} == {NEIGHBOURS}
+    assert [trial.outcome for trial in others][:3] == ["left", "failed", "failed"], "beside the Elu, the Softplus, both"
+
+
+def test_a_trial_says_whether_the_node_had_company(model):
+    """QNN compiles, WebGPU does not. What cannot be negated has none: a variant in another type, for one."""
+    chain = (WANTED, Resolution(known_providers()["webgpu"], "active"), FALLBACK)
+    facts, _ = probed(facts_of(model, "b"), chain, model=model)
+    (session,) = facts.sessions
+    ours, others = session.of(QNN).probes["b"].trials, session.of(WEBGPU).probes["b"].trials
+    assert ours[0].company and [trial.change for trial in ours if not trial.company] == ["float64 in place of float32"]
+    assert not any(trial.company for trial in others)
+
+
+def test_combinations_that_are_too_many_are_counted(model, monkeypatch):
+    monkeypatch.setattr(exploration, "MOST_COMBINED", 2)
+    monkeypatch.setattr(ScriptedLab, "answer", lambda self, _: Answer("left", ""))
+    facts, _ = probed(facts_of(model, "b"), model=model)
+    shown = facts.sessions[0].of(QNN).probes["b"]
+    assert sum(trial.factor == "combined" for trial in shown.trials) == 2 and shown.left_out > 0
+
+
+def test_each_provider_that_was_skipped_is_tried(model, scripted):
+    """With `qnn,webgpu,cpu`, a node on the CPU is tried with both, and one on WebGPU with QNN alone."""
+    before = facts_of(model, "b")
+    second = Resolution(known_providers()["webgpu"], "active")
+    (session,) = before.sessions
+    assigned = tuple(replace(node, provider=WEBGPU) if node.name == "c" else node for node in session.assigned)
+    facts, _ = probed(
+        replace(before, sessions=(replace(session, assigned=assigned),)), (WANTED, second, FALLBACK), model=model
+    )
+    (session,) = facts.sessions
+    assert set(session.of(QNN).probes) == {"b", "c"} and set(session.of(WEBGPU).probes) == {"b"}
+    assert facts.probing.experiments == len(scripted.tried)
+
+
+def test_the_run_itself_stays_as_it_was(model):
+    before = facts_of(model, "b")
+    after, _ = probed(before, model=model)
+    assert after.probing is not None and after.probing.experiments > 0 and after.probing.budget_seconds == 60
+    assert replace(after, probing=None, sessions=(replace(after.sessions[0], providers={}),)) == before
+
+
+@pytest.mark.parametrize("case", ["no time", "the cpu is wanted", "nothing fell back", "the device is missing"])
+def test_where_there_is_nothing_to_ask_nothing_is_asked(model, scripted, case):
+    facts = facts_of(model, "" if case == "nothing fell back" else "b")
+    chain = {"the cpu is wanted": (FALLBACK,), "the device is missing": (GONE, FALLBACK)}.get(case, (WANTED, FALLBACK))
+    seconds = 0.0 if case == "no time" else 60.0
+    assert probed(facts, chain, seconds, model) == (facts, chain) and scripted.tried == []
+
+
+def test_a_node_that_cannot_be_cut_out_says_why(model):
+    facts = facts_of(model, "b")
+    broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
+    after, _ = probed(facts, model=broken)
+    assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is not known")
+    assert after.probing is not None and after.probing.experiments == 0 and after.probing.unprobed == ("b",)
+    assert any("the type of its input 'h' is not known: b" in note for note in after.notes)
+
+
+def test_every_operator_has_had_one_experiment_before_any_has_its_second(model):
+    graph = cut_graph(model, SIZES)
+    subjects = [Subject(node_variant(graph, name), [(0, name)]) for name in "abcde"]
+    assert [subject.nodes[0][1] for subject in one_of_each_first(subjects)] == ["a", "b", "e", "c", "d"]
+
+
+def test_gaps_are_told_by_their_ground_and_not_at_any_length():
+    names = [f"n{number}" for number in range(8)]
+    probes = {name: NodeProbe(name, (), BUDGET) for name in names} | {"x": NodeProbe("x", (), "no type")}
+    found = list(notes_on_gaps([session_facts(probes={**probes, "done": NodeProbe("done", ())})]))
+    assert found == [
+        f"experiments on 8 nodes are missing or not complete: {BUDGET}: n0, n1, n2, n3, n4 and 3 more",
+        "experiments on 1 node are missing or not complete: no type: x",
+    ]
+
+
+def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):
+    def interrupted(self, models, *, one_node=True, turns=()):
+        self.cache.put("node:a", Answer("taken", ""))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "cache_for", lambda _: Cache(tmp_path / "answers.json"))
+    monkeypatch.setattr(scripted, "try_all", interrupted)
+    facts = facts_of(model, "b")
+    after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
+    assert Cache(tmp_path / "answers.json").get("node:a") == Answer("taken", "", cached=True)
+    assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
+    assert after.interrupted == ("experiments",) and "were interrupted" in after.notes[-1]
+
+
+def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
+    def full(self, models, *, one_node=True, turns=()):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(scripted, "try_all", full)
+    after, _ = with_probes(facts_of(model, "b"), (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
+    assert after.probing is None and "No space left on device" in after.notes[-1]
+    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(FAILED,))
+    assert why_refused(error, model, SIZES, 60.0) is error
+
+
+# --- graphs that a provider does not open --------------------------------------------------------------------------
+
+
+def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model):
+    facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
+    (session,) = facts.sessions
+    assert (
+        session.of(QNN).rejected is not None
+        and session.of(QNN).rejected.nodes == ("e",)
+        and session.of(QNN).rejected.minimal
+    )
+    assert session.of(QNN).rejected.said == "finalising the graph failed"
+    assert [trial.outcome for trial in session.of(QNN).probes["e"].trials][0] == "failed"
+    assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
+
+
+def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripted, monkeypatch):
+    asked = []
+
+    def try_with(lab, option, value, models, *, one_node=True):
+        asked.append((option, value, [len(each.graph.node) for each in models], one_node))
+        return [Answer("taken", "")]
+
+    monkeypatch.setattr(scripted, "try_with", try_with)
+    switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
+    _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
+    assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
+    assert chain[0].remedy.text == "leave out qnn.htp_bf16_enable=1, without which it opens this graph"
+    assert chain[0].remedy.otherwise is not None, "or change the graph"
+    assert asked == [("htp_bf16_enable", "0", [5], False)]
+
+
+def test_a_provider_that_starts_for_no_graph_keeps_its_reason(model, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "starts_at_all", False)
+    facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
+    assert facts.sessions[0].of(QNN).rejected is None and chain == (FAILED, FALLBACK)
+
+
+def test_a_refusal_names_the_part_that_is_rejected(model):
+    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
+    told = probe_refusal(error, model, SIZES, 60.0)
+    assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
+    assert "subgraph_rejected" in str(told) and "the smallest part that fails with only a Neg beside it is e" in str(
+        told
+    )
+
+
+def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
+    missing = replace(GONE, provider=known_providers()["tensorrt"])
+    error = ChainError("m.onnx: none starts", path=model.path, chain=(missing, FAILED))
+    told = str(probe_refusal(error, model, SIZES, 60.0))
+    assert "tensorrt: device_missing: no such device; " in told and "; buy one" in told
+    assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only a Neg beside it is e" in told
+
+
+def test_a_refusal_that_no_experiment_explains_stays_as_it_is(model, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "starts_at_all", False)
+    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
+    assert probe_refusal(error, model, SIZES, 60.0) is error
+
+
+def test_a_refusal_over_nodes_names_the_cause_of_each(model):
+    facts = facts_of(model, "b").sessions[0]
+    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(WANTED,), facts=facts)
+    told = probe_refusal(error, model, SIZES, 60.0)
+    assert {node.reason for node in told.nodes} == {"attribute_unsupported"}
+    assert all("without alpha=2" in node.evidence for node in told.nodes)
+
+
+def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
+    """So that a slow machine is the cause that the report gives, and not an unexplained node."""
+    late = Trial("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
+    first, other = Trial("as_is", "", "left", ""), Trial("opset", "an older one", "taken", "")
+    assert lateness((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
+    assert lateness((first, late, other)) == "" == lateness((first,))
+    context = Context(
+        "n",
+        "Relu",
+        "CPUExecutionProvider",
+        ChainEntry(provider="QNNExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(),
+        probe=NodeProbe("n", (first, late), lateness((first, late))),
+    )
+    reason, finding = explain(context)
+    assert reason.code == "unexplained" and "no answer within 60 s" in finding.evidence

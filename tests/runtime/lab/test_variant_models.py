@@ -1,0 +1,402 @@
+"""One node, or a part of a graph, as a model of its own: what it keeps, what it leaves out, and that it is legal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, read_type
+from partita.runtime.lab.variant import ZEROS, fingerprint, node_variant, part_model, variant_model, zeros_needed
+from partita.runtime.onnx_model import read_onnx
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3, "own" : 1]>\n'
+
+
+@pytest.fixture
+def cut(tmp_path):
+    """Factory: the graph of a model text, or of a model, ready to be cut; with the sizes of its inputs in a run."""
+
+    def make(model: str | onnx.ModelProto, **sizes: tuple[int, ...]) -> Graph:
+        proto = parser.parse_model(HEAD + model) if isinstance(model, str) else model
+        path = tmp_path / "m.onnx"
+        onnx.save(proto, path)
+        return cut_graph(read_onnx(path), sizes)
+
+    return make
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a model in ONNX Runtime, as the child does; what it returns is the session."""
+
+    def open_model(model: onnx.ModelProto) -> ort.InferenceSession:
+        onnx.save(model, tmp_path / "opened.onnx")
+        with (tmp_path / ZEROS).open("wb") as file:
+            file.truncate(zeros_needed([model]))
+        return ort.InferenceSession(str(tmp_path / "opened.onnx"), providers=["CPUExecutionProvider"])
+
+    return open_model
+
+
+def constants(model: onnx.ModelProto) -> dict[str, list]:
+    return {tensor.name: numpy_helper.to_array(tensor).tolist() for tensor in model.graph.initializer}
+
+
+def shapes(model: onnx.ModelProto) -> list[list[int | str]]:
+    return [
+        [size.dim_value or size.dim_param for size in port.type.tensor_type.shape.dim] for port in model.graph.input
+    ]
+
+
+# --- constants -----------------------------------------------------------------------------------------------------
+
+
+def test_a_small_constant_keeps_its_values_wherever_it_stands(cut, opened):
+    graph = cut(
+        "g (float[2,3] x) => (float[3,2] y, float[6] z) <int64[1] flat = {6}> {\n"
+        "  to = Constant<value = int64[2] {3, 2}>()\n"
+        "  [a] y = Reshape(x, to)\n  [b] z = Reshape(x, flat)\n}"
+    )
+    assert constants(variant_model(node_variant(graph, "a"))) == {"i1": [3, 2]}
+    assert constants(variant_model(node_variant(graph, "b"))) == {"i1": [6]}
+    for name in ("a", "b"):
+        assert len(opened(variant_model(node_variant(graph, name))).get_inputs()) == 1, "a constant is no input"
+
+
+def weighted(size: int) -> onnx.ModelProto:
+    weight = numpy_helper.from_array(np.full((size, size), 0.5, np.float32), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, size])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, size])
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="n")], "g", [x], [y], [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def test_a_large_constant_stays_one_and_its_values_are_not_carried_along(cut, opened):
+    model = variant_model(node_variant(cut(weighted(256)), "n"))
+    assert model.ByteSize() < 1000 and list(model.graph.initializer[0].dims) == [256, 256]
+    (answer,) = opened(model).run(None, {"i0": np.ones((2, 256), np.float32)})
+    assert not answer.any()
+
+
+@pytest.mark.parametrize(("size", "value"), [(4, 0.5), (256, 0.0)])
+def test_constants_outside_the_file_are_read_when_they_are_small(tmp_path, opened, size, value):
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "m.onnx"
+    onnx.save(weighted(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    model = variant_model(node_variant(cut_graph(read_onnx(path), {}), "n"))
+    places = {entry.value for tensor in model.graph.initializer for entry in tensor.external_data}
+    assert "m.data" not in places, "an experiment needs no file of the user's"
+    (answer,) = opened(model).run(None, {"i0": np.ones((2, size), np.float32)})
+    assert (answer == size * value).all()
+
+
+def branching(size: int) -> onnx.ModelProto:
+    """`weighted` in a branch, with its weight there."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, size]) for name in ("x", "y", "a", "b")]
+    weight = numpy_helper.from_array(np.full((size, size), 0.5, np.float32), "w")
+    then = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["a"], name="m")], "t", [], ports[2:3], [weight])
+    other = helper.make_graph([helper.make_node("Neg", ["x"], ["b"], name="o")], "e", [], ports[3:])
+    node = helper.make_node("If", ["c"], ["y"], name="n", then_branch=then, else_branch=other)
+    flag = helper.make_tensor_value_info("c", TensorProto.BOOL, [])
+    graph = helper.make_graph([node], "g", [flag, ports[0]], ports[1:2])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@pytest.mark.parametrize(("size", "value"), [(4, 0.5), (256, 0.0)])
+@pytest.mark.parametrize(
+    "cut_out", [lambda graph: variant_model(node_variant(graph, "n")), lambda graph: part_model(graph, "n")]
+)
+def test_constants_of_a_body_outside_the_file_come_along_as_well(tmp_path, opened, cut_out, size, value):
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "m.onnx"
+    onnx.save(branching(size), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    session = opened(cut_out(cut_graph(read_onnx(path), {})))
+    flag, x = (port.name for port in session.get_inputs())
+    (answer,) = session.run(None, {flag: np.array(True), x: np.ones((2, size), np.float32)})
+    assert (answer == size * value).all()
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut off")])
+def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, damage):
+    path = tmp_path / "m.onnx"
+    onnx.save(weighted(4), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    graph = cut_graph(read_onnx(path), {})
+    damage(tmp_path / "m.data")
+    (answer,) = opened(variant_model(node_variant(graph, "n"))).run(None, {"i0": np.ones((2, 4), np.float32)})
+    assert not answer.any()
+
+
+def test_large_constants_of_text_are_empty_texts(cut, opened):
+    texts = numpy_helper.from_array(np.array(["something"] * 20_000, dtype=object), "w")
+    x = helper.make_tensor_value_info("x", TensorProto.STRING, [20_000])
+    y = helper.make_tensor_value_info("y", TensorProto.BOOL, [20_000])
+    graph = helper.make_graph([helper.make_node("Equal", ["x", "w"], ["y"], name="n")], "g", [x], [y], [texts])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    assert opened(variant_model(node_variant(cut(model), "n")))
+
+
+# --- inputs --------------------------------------------------------------------------------------------------------
+
+
+def test_an_input_that_is_left_out_stays_left_out(cut, opened):
+    graph = cut("g (float[4] x, float high) => (float[4] y) {\n  [n] y = Clip(x, , high)\n}")
+    case = node_variant(graph, "n")
+    assert list(case.node.input) == ["i0", "", "i1"] and [feed.name for feed in case.feeds] == ["i0", "i1"]
+    assert opened(variant_model(case))
+
+
+def test_a_node_can_have_company_before_it(cut, opened):
+    """For providers that take no partition of a single node."""
+    graph = cut(
+        "g (float[4] x, int64 n, bool c) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> {\n"
+        "  [twice] y = Mul(x, x)\n  [second] z = Add(w, x)\n}"
+    )
+    for name, result in (("twice", [1, 1, 1, 1]), ("second", [0, 1, 2, 3])):
+        model = variant_model(node_variant(graph, name), auxiliary=True)
+        assert [node.op_type for node in model.graph.node][0] == "Neg" and len(model.graph.node) == 2
+        session = opened(model)
+        assert session.run(None, {session.get_inputs()[0].name: np.ones(4, np.float32)})[0].tolist() == result
+
+
+def test_a_node_without_numbers_has_no_company(cut, opened):
+    text = "g (string[4] a, string[4] b) => (bool[4] y) {\n  [n] y = Equal(a, b)\n}"
+    model = variant_model(node_variant(cut(text), "n"), auxiliary=True)
+    assert [node.op_type for node in model.graph.node] == ["Equal"] and opened(model)
+
+
+def test_an_input_that_is_read_twice_is_one_input(cut, opened):
+    graph = cut("g (float[4] x) => (float[4] y) {\n  [n] y = Mul(x, x)\n}")
+    assert len(opened(variant_model(node_variant(graph, "n"))).get_inputs()) == 1
+
+
+def test_sizes_are_those_of_the_file_and_those_of_the_run_are_at_hand(cut):
+    graph = cut("g (float[N,3] x) => (float[N,3] z) {\n  [a] y = Relu(x)\n  [b] z = Neg(y)\n}", x=(5, 3))
+    case = node_variant(graph, "b")
+    assert shapes(variant_model(case)) == [["N", 3]]
+    assert [size.dim_value for size in case.fixed["i0"].tensor_type.shape.dim] == [5, 3]
+
+
+def test_an_input_of_unknown_type_cannot_be_probed_until_a_run_has_shown_it(cut, opened):
+    graph = cut("g (float[4,2] x) => (float[4,2] y) {\n  [mystery] s = own.Mystery(x)\n  [n] y = Relu(s)\n}")
+    with pytest.raises(CannotProbeError, match="the type of its input 's' is not known"):
+        node_variant(graph, "n")
+    seen = graph.with_seen({"mystery": ["float32[4,2]"], "gone": ["float32[1]"]})
+    assert shapes(variant_model(node_variant(seen, "n"))) == [[4, 2]]
+    assert opened(variant_model(node_variant(seen, "n")))
+    with pytest.raises(CannotProbeError, match="is not known"):
+        node_variant(graph.with_seen({"mystery": ["something[4,2]"]}), "n")
+
+
+def test_sizes_that_only_a_run_has_shown_are_not_those_of_the_file(cut):
+    """The file has the type of `s`, because ONNX Runtime's schemas give it, and not its sizes."""
+    proto = parser.parse_model(HEAD + "g (float[4,2] x) => (float[4,2] y) {\n  [a] s = Relu(x)\n  [n] y = Neg(s)\n}")
+    proto.graph.node[0].domain, proto.graph.node[0].op_type = "com.microsoft", "QuickGelu"
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    case = node_variant(cut(proto).with_seen({"a": ["float32[4,2]"]}), "n")
+    assert not case.feeds[0].kind.tensor_type.HasField("shape")
+    assert [size.dim_value for size in case.fixed["i0"].tensor_type.shape.dim] == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "element", "sizes"),
+    [
+        ("float32[1,12]", TensorProto.FLOAT, [1, 12]),
+        ("float64[]", TensorProto.DOUBLE, []),
+        ("bfloat16[3]", TensorProto.BFLOAT16, [3]),
+        ("bool[0]", TensorProto.BOOL, [0]),
+    ],
+)
+def test_types_that_runs_show_are_read(text, element, sizes):
+    kind = read_type(text)
+    assert kind is not None and kind.tensor_type.elem_type == element
+    assert [size.dim_value for size in kind.tensor_type.shape.dim] == sizes
+
+
+@pytest.mark.parametrize("text", ["", "sequence", "float32[N]", "float128[2]", "float32[-1]"])
+def test_what_is_no_type_is_not_read(text):
+    assert read_type(text) is None
+
+
+def test_a_node_that_is_not_there_cannot_be_probed(cut):
+    graph = cut("g (float[4] x) => (float[4] y) {\n  [n] y = Relu(x)\n}")
+    with pytest.raises(CannotProbeError, match="not in the ONNX file"):
+        node_variant(graph, "Memcpy")
+
+
+def test_a_node_without_a_name_has_the_one_that_the_run_gave_it(cut, opened):
+    graph = cut("g (float[4] x) => (float[4] y) {\n  h = Relu(x)\n  y = Neg(h)\n}")
+    assert len(graph.nodes) == 2 and "" not in graph.nodes
+    for name in graph.nodes:
+        assert opened(variant_model(node_variant(graph, name)))
+
+
+def test_two_nodes_of_one_name_are_two(cut):
+    graph = cut("g (float[4] x) => (float[4] y) {\n  [n] h = Relu(x)\n  [n] y = Neg(h)\n}")
+    assert {node_variant(graph, name).node.op_type for name in graph.nodes} == {"Relu", "Neg"}
+
+
+def test_sequences_are_passed_on_as_they_are(cut, opened):
+    graph = cut(
+        "g (float[4] x, float[4] y, int64 at) => (float[4] z) {\n"
+        "  [make] s = SequenceConstruct(x, y)\n  [n] z = SequenceAt(s, at)\n}"
+    )
+    model = variant_model(node_variant(graph, "n"))
+    assert model.graph.input[0].type.WhichOneof("value") == "sequence_type"
+    assert [port.type for port in opened(model).get_inputs()] == ["seq(tensor(float))", "tensor(int64)"]
+
+
+def test_the_domain_of_onnx_may_be_spelled_out(cut, opened):
+    proto = parser.parse_model(HEAD + "g (float[4] x) => (float[4] y) {\n  [n] y = Relu(x)\n}")
+    proto.graph.node[0].domain = "ai.onnx"
+    proto.opset_import[0].domain = "ai.onnx"
+    case = node_variant(cut(proto), "n")
+    assert case.node.domain == "" and case.opsets[""] == 21
+    assert opened(variant_model(case))
+
+
+# --- bodies and functions ------------------------------------------------------------------------------------------
+
+
+def test_a_body_takes_what_it_reads_from_outside_along(cut, opened):
+    graph = cut(
+        "g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {\n  h = Relu(x)\n"
+        "  [n] y = If(c)<then_branch = t () => (float[4] a) { a = Mul(h, w) },"
+        " else_branch = e () => (float[4] b) { q = Neg(h) b = Sub(q, x) }>\n}"
+    )
+    case = node_variant(graph, "n")
+    assert len(case.feeds) == 4 and constants(variant_model(case)) == {"i2": [1.0, 2.0, 3.0, 4.0]}
+    session = opened(variant_model(case))
+    feeds = {"i0": np.array(True), "i1": np.full(4, 2, np.float32), "i3": np.ones(4, np.float32)}
+    feeds = {port.name: feeds[port.name] for port in session.get_inputs()}
+    assert session.run(None, feeds)[0].tolist() == [2, 4, 6, 8]
+    assert session.run(None, {**feeds, "i0": np.array(False)})[0].tolist() == [-3] * 4
+
+
+def test_a_loop_keeps_its_own_names_apart_from_those_outside(cut, opened):
+    """The body has tensors called `i0` and `o0`, as an experiment calls the first input and output."""
+    graph = cut(
+        "g (int64 n, bool c, float[4] x) => (float[4] y) {\n  h = Relu(x)\n"
+        "  [n] y = Loop(n, c, h)<body = b (int64 step, bool go, float[4] i0) => (bool on, float[4] o0)"
+        " { on = Identity(go) i1 = Add(i0, x) o0 = Mul(i1, x) }>\n}"
+    )
+    session = opened(variant_model(node_variant(graph, "n")))
+    values = [np.array(2), np.array(True), np.ones(4, np.float32), np.full(4, 3, np.float32)]
+    feeds = {port.name: value for port, value in zip(session.get_inputs(), values, strict=True)}
+    assert session.run(None, feeds)[0].tolist() == [(((1 + 3) * 3) + 3) * 3] * 4
+
+
+def test_a_node_in_a_body_can_be_cut_out_too(cut, opened):
+    graph = cut(
+        "g (float[4] x, bool c) => (float[4] y) {\n  h = Relu(x)\n"
+        "  y = If(c)<then_branch = t () => (float[4] a) { [inside] a = Asin(h) },"
+        " else_branch = e () => (float[4] b) { [other] b = Neg(h) }>\n}"
+    )
+    session = opened(variant_model(node_variant(graph, "inside")))
+    assert [port.shape for port in session.get_inputs()] == [[4]]
+
+
+def test_the_nodes_of_functions_are_tried_in_place_of_the_calls(cut, opened):
+    """As ONNX Runtime has them: it calls nobody's functions, it puts their nodes where they are called."""
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+        "g (float[4] x) => (float[4] y) {\n  [first] h = Relu(x)\n  [n] y = own.twice(h)\n}\n"
+        '<domain: "own", opset_import: ["" : 21, "own" : 1]>\ntwice (a) => (b) { q = own.same(a) b = Add(q, q) }\n'
+        '<domain: "own", opset_import: ["" : 21]>\nsame (a) => (b) { b = Identity(a) }\n'
+    )
+    graph = cut(parser.parse_model(text))
+    assert {node.op_type for node in graph.proto.graph.node} == {"Relu", "Identity", "Add"}
+    names = list(graph.nodes)
+    assert opened(part_model(graph, [node.name for node in graph.proto.graph.node if node.name == "first"]))
+    for name in names:
+        assert opened(variant_model(node_variant(graph, name)))
+
+
+# --- fingerprints --------------------------------------------------------------------------------------------------
+
+LAYERS = (
+    "g (float[4,8] x) => (float[4,8] y, float[4,6] z) <float[8] a = {1,1,1,1,1,1,1,1}, float[8] b = {1,1,1,1,1,1,1,1},"
+    " float[8] c = {2,1,1,1,1,1,1,1}, int64[4] p = {0,0,0,-2}> {\n"
+    "  [one] h = Mul(x, a)\n  [two] i = Mul(h, b)\n  [three] j = Mul(i, c)\n  [four] y = Mul(b, j)\n"
+    "  [five] z = Pad(y, p)\n}"
+)
+
+
+def test_nodes_that_differ_in_names_only_are_one_experiment(cut):
+    graph = cut(LAYERS)
+    made = {name: fingerprint(variant_model(node_variant(graph, name))) for name in ("one", "two", "three", "four")}
+    assert made["one"] == made["two"]
+    assert len({made["one"], made["three"], made["four"]}) == 3, "values of a small constant, and the order, count"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "g (float[4] x) => (float[4] y) {\n  [n] y = Elu<alpha=2.0>(x)\n}",
+        "g (float[5] x) => (float[5] y) {\n  [n] y = Elu(x)\n}",
+        "g (float[N] x) => (float[N] y) {\n  [n] y = Elu(x)\n}",
+        "g (float16[4] x) => (float16[4] y) {\n  [n] y = Elu(x)\n}",
+        "g (float[4] x) => (float[4] y) {\n  [n] y = Selu(x)\n}",
+    ],
+)
+def test_type_size_attribute_and_operator_make_another_experiment(cut, other):
+    plain = cut("g (float[4] x) => (float[4] y) {\n  [n] y = Elu(x)\n}")
+    assert fingerprint(variant_model(node_variant(plain, "n"))) != fingerprint(
+        variant_model(node_variant(cut(other), "n"))
+    )
+
+
+def test_documentation_and_metadata_are_not_part_of_an_experiment(cut):
+    proto = parser.parse_model(HEAD + "g (float[4] x) => (float[4] y) {\n  [n] y = Elu(x)\n}")
+    plain = fingerprint(variant_model(node_variant(cut(proto), "n")))
+    proto.graph.node[0].doc_string = "made by an exporter"
+    proto.graph.node[0].metadata_props.add(key="scope", value="model.layers.0")
+    assert fingerprint(variant_model(node_variant(cut(proto), "n"))) == plain
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+FORK = (
+    "g (float[N,4] x) => (float[N,4] z) <float[4] w = {1,2,3,4}> {\n"
+    "  [a] p = Mul(x, w)\n  [b] q = Relu(p)\n  [c] r = Neg(p)\n  [d] s = Add(q, r)\n  [e] z = Sqrt(s)\n}"
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "inputs", "outputs"),
+    [
+        ("a", "x", "p"),
+        ("b", "p", "q"),
+        ("ab", "x", "pq"),
+        ("bc", "p", "qr"),
+        ("cd", "pq", "s"),
+        ("abcde", "x", "z"),
+        ("ad", "xqr", "ps"),
+    ],
+)
+def test_a_part_reads_and_gives_what_crosses_its_border(cut, opened, names, inputs, outputs):
+    part = part_model(cut(FORK, x=(2, 4)), list(names))
+    assert {port.name for port in part.graph.input} == set(inputs)
+    assert {port.name for port in part.graph.output} == set(outputs)
+    assert [node.name for node in part.graph.node] == list(names)
+    assert shapes(part) == [[2, 4]] * len(inputs), "in the sizes of the run"
+    assert opened(part)
+
+
+def test_the_whole_graph_as_a_part_computes_the_same(cut, opened):
+    graph = cut(FORK, x=(2, 4))
+    x = np.abs(np.random.default_rng(0).standard_normal((2, 4), dtype=np.float32))
+    whole = ort.InferenceSession(graph.proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    part = opened(part_model(graph, "abcde"))
+    assert np.allclose(whole.run(None, {"x": x})[0], part.run(None, {"x": x})[0], equal_nan=True)
+
+
+def test_a_part_whose_border_has_no_type_cannot_be_made(cut):
+    graph = cut("g (float[4,2] x) => (float[4,2] y) {\n  [a] s = own.Mystery(x)\n  [b] y = Relu(s)\n}")
+    assert part_model(graph, ["a", "b"]).graph.input[0].name == "x"
+    with pytest.raises(CannotProbeError):
+        part_model(graph, ["b"])
