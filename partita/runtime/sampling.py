@@ -7,7 +7,7 @@ nothing of models or text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,8 @@ def make_sampler(options: Sampling = GREEDY) -> Sampler:
     penalty = full.repetition_penalty or 1.0
     if not full.temperature:
         return greedy if penalty == 1 else _penalised_greedy(penalty)
-    filters = Filters(full.temperature, full.top_k or 0, full.top_p or 1.0, full.min_p or 0.0, penalty)
-    return Draws(filters, np.random.Generator(np.random.PCG64(full.seed)).random)
+    random = np.random.Generator(np.random.PCG64(full.seed)).random
+    return Draws(random, full.temperature, full.top_k or 0, full.top_p or 1.0, full.min_p or 0.0, penalty)
 
 
 def greedy(logits: Logits, history: Ids) -> int:
@@ -54,73 +54,59 @@ def _penalised_greedy(penalty: float) -> Sampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Filters:
-    """What narrows the distribution before a token is drawn."""
+class Draws:
+    """A sampler that draws from the distribution that its options leave."""
 
+    random: Callable[[], float]
+    """Gives numbers from 0 to below 1."""
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    spare: list[Logits] = field(default_factory=list, compare=False, repr=False)
-    """What is used anew at every step: freed, it goes back to the system and comes again page by page."""
-
-    def draw(self, logits: Logits, history: Ids, random: Callable[[], float]) -> int:
-        """A token; `random` gives numbers from 0 to below 1, as many as it takes."""
-        places, weights = self.weights(logits, history)
-        place = selection.draw(weights, random, self.top_p, self.min_p)  # the largest weight is 1
-        return place if places is None else int(places[place])
-
-    def draw_among(self, places: Ids, logits: Logits, random: Callable[[], float]) -> int:
-        """The token that `draw` takes, of what top k leaves of a vocabulary: ascending places, and the logits there.
-
-        Only without a penalty, which would have changed what is left.
-        """
-        weights = self._weights(logits, logits.max())
-        return int(places[selection.draw(weights, random, self.top_p, self.min_p)])
-
-    def weights(self, logits: Logits, history: Ids) -> tuple[selection.Places | None, Logits]:
-        """The tokens that top k leaves, ascending, and how likely each is beside the likeliest, which weighs 1; None
-        and all [vocab] without top k. float32, as in transformers. Valid until the next call.
-        """
-        score = _penalised(logits, history, self.repetition_penalty)
-        kept = selection.largest(score, self.top_k) if 0 < self.top_k < len(score) else None
-        return kept, self._weights(score if kept is None else score[kept], score.max())
-
-    def _weights(self, scores: Logits, top: np.float32) -> Logits:
-        """How likely each of the scores is beside one of `top`, which weighs 1. Valid until the next call."""
-        if not self.spare or len(self.spare[0]) != len(scores):
-            self.spare[:] = [np.empty_like(scores)]
-        weights = self.spare[0]
-        with np.errstate(over="ignore", under="ignore"):  # a distance too large for float32 is minus infinity: weight 0
-            np.subtract(scores, top, out=weights)
-            if self.temperature != 1:
-                np.multiply(weights, np.float32(1 / self.temperature), out=weights)
-            np.exp(weights, out=weights)
-        return weights
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """A sampler that draws."""
-
-    filters: Filters
-    random: Callable[[], float]
-    """Gives numbers from 0 to below 1."""
 
     def __call__(self, logits: Logits, history: Ids) -> int:
         """A token, by all logits."""
-        return self.filters.draw(logits, history, self.random)
+        return self._drawn(*self.distribution(logits, history))
 
     @property
     def few(self) -> int:
-        """So many of the largest logits, and those that equal the last, are all it looks at; 0: it looks at all."""
-        few = self.filters.repetition_penalty == 1 and 0 < self.filters.top_k <= MOST_DRAWN
-        return self.filters.top_k if few else 0
+        """So many of the largest logits, and those that equal the last, are all it needs; 0: it needs all."""
+        few = self.repetition_penalty == 1 and 0 < self.top_k <= MOST_DRAWN
+        return self.top_k if few else 0
 
     def among(self, places: Ids, logits: Logits) -> int:
-        """The same token by these few of a vocabulary: ascending places, and the logits there."""
-        return self.filters.draw_among(places, logits, self.random)
+        """The same token by these `few` of a vocabulary: ascending places, and the logits there."""
+        return self._drawn(*self._narrowed(places, logits))
+
+    def distribution(self, logits: Logits, history: Ids) -> tuple[selection.Places | None, Logits]:
+        """Tokens, ascending, and how likely each is beside the likeliest, which weighs 1; None for all of [vocab].
+
+        All that can be drawn are among them; others weigh 0. float32, as in transformers.
+        """
+        score = _penalised(logits, history, self.repetition_penalty)
+        if not 0 < self.top_k < len(score):
+            return self._narrowed(None, score)
+        places = selection.largest(score, self.top_k)
+        return self._narrowed(places, score[places])
+
+    def _narrowed(self, places: selection.Places | None, scores: Logits) -> tuple[selection.Places | None, Logits]:
+        """The same of the tokens that top k has left, and their scores."""
+        with np.errstate(over="ignore", under="ignore"):  # a distance too large for float32 is minus infinity: weight 0
+            weights: Logits = scores - scores.max()
+            if self.temperature != 1:
+                weights *= np.float32(1 / self.temperature)
+            np.exp(weights, out=weights)
+        if self.top_p >= 1 and self.min_p <= 0:
+            return places, weights
+        inside, weights = selection.nucleus(weights, self.top_p, self.min_p)
+        if inside is None:
+            return places, weights
+        return inside if places is None else places[inside], weights
+
+    def _drawn(self, places: selection.Places | None, weights: Logits) -> int:
+        place = selection.draw(weights, self.random())
+        return place if places is None else int(places[place])
 
 
 def _penalised(logits: Logits, history: Ids, penalty: float) -> Logits:

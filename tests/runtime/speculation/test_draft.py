@@ -15,7 +15,7 @@ from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner, load_runner
-from partita.runtime.sampling import Filters, greedy, make_sampler
+from partita.runtime.sampling import Draws, greedy, make_sampler
 from partita.runtime.speculation.draft import DraftModel
 from partita.runtime.speculation.eligibility import why_no_draft, why_not
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
@@ -131,7 +131,9 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
     found = [drawn(sampler, True) for _ in range(3000)]
     first = max({tokens[0] for tokens in found}, key=[tokens[0] for tokens in found].count)
     seconds = [tokens[1] for tokens in found if tokens[0] == first]
-    places, weights = Filters(40.0, top_k=4).weights(known_logits([*PROMPT, first], KEYS)[-1], np.zeros(0, np.int64))
+    places, weights = Draws(lambda: 0.5, 40.0, top_k=4).distribution(
+        known_logits([*PROMPT, first], KEYS)[-1], np.zeros(0, np.int64)
+    )
     wanted = np.zeros(VOCAB)
     wanted[places] = len(seconds) * weights / weights.sum()
     counts = np.bincount(seconds, minlength=VOCAB)
