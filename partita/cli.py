@@ -26,7 +26,7 @@ from typer.exceptions import Abort, Exit, TyperException
 import partita
 from partita import extras, streams
 from partita.commands.build import OWN_PROCESS, Verb, add
-from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, ResourceError, UsageError, public_type
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, UsageError, public_type
 from partita.options import (
     BenchCommand,
     ChatCommand,
@@ -124,6 +124,8 @@ app.add_typer(report)
 
 PROGRAM = "partita"
 """However it was started: `python -m partita` is told to go on with the same commands."""
+KNOWN = (PartitaError, TyperException, Abort, OSError)
+"""Exceptions with a message of their own."""
 BY_SIGNAL = 128
 """Exit codes above it stand for a signal that ended the command."""
 
@@ -162,40 +164,44 @@ def common(
 
 def main() -> None:
     """Entry point: run a verb; every error is one line on stderr and an exit code."""
-    # Released builds of ONNX Runtime send usage data and keep a session id in the temporary folder (docs/Privacy.md).
-    # Nobody who runs this command has agreed to that; whoever has sets the variable to 0.
+    # Released builds of ONNX Runtime send usage data unless this is set (docs/Privacy.md); users opt in with 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     streams.stand_in()
     streams.own_process = True
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            _take_all_text(stream)
+            _accept_all_text(stream)
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
+    debug = "--debug" in options
     with ended_by_exception():
-        code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options, own_process=True)
+        code = run([a for a in options if a != "--debug"] + rest, debug=debug, own_process=True)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not cut short what follows
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except BrokenPipeError:
         _drop(sys.stdout)
     except OSError as error:  # a full disk; what a verb could not write itself has been said
-        code = code or _Ending("--debug" in options, as_json=False).refused(error)
+        code = code or _fail(error, debug=debug)
         _drop(sys.stdout)
-    _flush_stderr()
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _drop(sys.stderr)
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End the process with this exit code."""
     supervise = sys.modules.get("partita.commands.supervise")
     in_child: bool = supervise is not None and supervise.in_child
     late = sys.modules.get("partita.runtime.in_time")
     if code <= BY_SIGNAL and not in_child and not (late is not None and late.left()):
         sys.exit(code)
-    # All is said and written, and Python's own way out would wait for native code that does not end, or change the
-    # exit code. Some providers crash while they
-    # are unloaded (WebGPU and OpenVINO were seen to). And Python ends itself with SIGINT, whatever sys.exit was given,
-    # when a KeyboardInterrupt left an exec() of text, of which importing torch has many (cpython, Modules/main.c,
-    # exit_sigint).
+    # Some providers crash while they are unloaded (WebGPU, OpenVINO), and native code may not end. Python also ends
+    # itself with SIGINT when a KeyboardInterrupt left an exec() of text (cpython, Modules/main.c, exit_sigint).
     if supervise is not None and in_child:
         supervise.say_last_word()
     else:
@@ -203,12 +209,11 @@ def main() -> None:
     os._exit(code)
 
 
-def _take_all_text(stream: io.TextIOWrapper) -> None:
-    """Let a stream take every character: ASCII, the encoding of the C locale, is written as UTF-8, which holds it."""
-    encoding = codecs.lookup(stream.encoding).name
-    if encoding == "ascii":
+def _accept_all_text(stream: io.TextIOWrapper) -> None:
+    """Write ASCII, the encoding of the C locale, as UTF-8; other encodings replace the characters that they lack."""
+    if codecs.lookup(stream.encoding).name == "ascii":
         stream.reconfigure(encoding="utf-8")
-    elif encoding != "utf-8" and stream.errors == "strict":
+    elif stream.errors == "strict":
         stream.reconfigure(errors="replace")
 
 
@@ -217,40 +222,25 @@ def run(arguments: list[str], *, debug: bool = False, own_process: bool = False)
 
     With `own_process` nothing else is in this process, which a verb may then fork or leave to foreign code.
     """
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    ending = _Ending(debug, as_json="--json" in options)
+    as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    terminal = sys.modules.get("partita.commands.terminal")
+    if terminal is not None:  # from an earlier command line of this process
+        terminal.stdout_used = False  # type: ignore[attr-defined]
     OWN_PROCESS.set(own_process)
     try:
         with read_by("shell"):
-            return _run(arguments, ending)
-    except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
-        return ending.unforeseen(error)
-
-
-def _is_odd(argument: str) -> bool:
-    """Whether it has bytes that are no UTF-8, as names of files may."""
-    return any("\ud800" <= character <= "\udfff" for character in argument)
-
-
-def _run(arguments: list[str], ending: _Ending) -> int:
-    """Run one command line. Raises what is no error of ours."""
-    odd = next((each for each in arguments if _is_odd(each) and os.path.lexists(each)), None)
-    if odd is not None:  # ONNX Runtime and JSON have no such names
-        return ending.explained(UsageError(f"{odd}: the name is not UTF-8 text; give the file or folder another one"))
-    try:
-        result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
+            _check_names(arguments)
+            result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
-            return ending.interrupted()
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except Exit as error:
         return error.exit_code
-    except (KeyboardInterrupt, Abort):
-        return ending.interrupted()
     except BrokenPipeError:
         _drop(sys.stdout)
         return 0
-    except TerminatedError as error:
-        return ending.terminated(error)
+    except (Exception, KeyboardInterrupt, TerminatedError) as error:  # noqa: BLE001 - a user never meets a traceback
+        return _fail(error, debug=debug, as_json=as_json)
     except SystemExit as error:
         # typer ends the process after completion, and with code 1 when the reader of a help text has gone.
         if isinstance(error.__context__, BrokenPipeError):
@@ -258,12 +248,74 @@ def _run(arguments: list[str], ending: _Ending) -> int:
         elif error.code:
             raise
         return 0
-    except PartitaError as error:
-        return ending.explained(error)
-    except TyperException as error:
-        return ending.fail("UsageError", _usage_error(error), error.exit_code)
-    except OSError as error:
-        return ending.refused(error)
+
+
+def _check_names(arguments: Sequence[str]) -> None:
+    """Raise UsageError for a file whose name is not UTF-8: ONNX Runtime and JSON have no such names."""
+    for each in arguments:
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            if os.path.lexists(each):
+                raise UsageError(f"{each}: the name is not UTF-8; give the file or folder another one") from error
+
+
+def _explained(error: BaseException, debug: bool) -> tuple[str, str, int, PartitaError | None]:
+    """Kind, message and exit code of an exception, and the error of ours that it is or means."""
+    signalled = received() if isinstance(error, Exception) and not isinstance(error, KNOWN) else None
+    error = signalled or error  # native code makes other exceptions of a signal
+    if isinstance(error, KeyboardInterrupt | Abort):
+        return "Interrupted", "interrupted", INTERRUPTED, None
+    if isinstance(error, TerminatedError):
+        return "Terminated", f"ended by {error.name}", error.exit_code, None
+    if isinstance(error, TyperException):
+        return "UsageError", _usage_error(error), error.exit_code, None
+    if isinstance(error, OSError):
+        return "SystemError", _system_error(error), 1, None
+    ours = error if isinstance(error, PartitaError) else extras.explain(error, foreign=True)
+    if isinstance(error, MemoryError):
+        ours = ResourceError("out of memory; close other models, or use a smaller one")
+    if ours is not None:
+        return public_type(ours), str(ours), ours.exit_code, ours
+    hint = "" if debug else "; this is a bug in Partita, --debug shows where"
+    return "InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1, None
+
+
+def _fail(error: BaseException, *, debug: bool, as_json: bool = False) -> int:
+    """Print one line on stderr and the nodes of an error that has some, with --json also a record; the exit code.
+
+    Control characters, of a file name for one, do not reach the terminal.
+    """
+    if debug:
+        traceback.print_exception(error)
+    kind, message, code, ours = _explained(error, debug)
+    line = " ".join(message.split())
+    with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
+        for text in (f"partita: {line}", *_table(ours)):
+            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
+    if as_json:
+        with suppress(OSError):
+            _print_json(kind, line, code, ours)
+    return code
+
+
+def _table(error: PartitaError | None) -> list[str]:
+    """Lines of the table of the nodes of an error; none where it has no nodes."""
+    if not isinstance(error, ProviderError) or not error.nodes:
+        return []
+    from partita.commands.refusal import render_refusal
+
+    return render_refusal(error.nodes).splitlines()
+
+
+def _print_json(kind: str, message: str, code: int, error: PartitaError | None) -> None:
+    """The error on stdout, unless a result is there."""
+    from partita.commands import terminal
+    from partita.commands.results import ErrorFact, ErrorResult, fact_of
+
+    if not terminal.stdout_used:
+        fact = ErrorFact(kind=kind, message=message, remedy=None, exit_code=code) if error is None else fact_of(error)
+        terminal.print_record(ErrorResult(error=fact))
 
 
 def _system_error(error: OSError) -> str:
@@ -293,93 +345,5 @@ def _usage_error(error: TyperException) -> str:
 
 
 def _drop(stream: TextIO) -> None:
-    """Send what is still to come on a standard stream nowhere: Python writes what is left at its exit, and would
-    complain, or fail with a code of its own (120), where the reader (head, less) has gone or the disk is full.
-    """
+    """Discard what is left to write to a standard stream: Python would fail at its exit with a code of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _flush_stderr() -> None:
-    """Write what is left of our notes, where stderr takes them: the exit code stays the verb's."""
-    if sys.stderr is None:
-        return
-    try:
-        sys.stderr.flush()
-    except OSError:
-        _drop(sys.stderr)
-
-
-def _table(nodes: Sequence[RefusedNode]) -> list[str]:
-    """Lines of a table; none for no node."""
-    if not nodes:
-        return []
-    from partita.commands.refusal import render_refusal
-
-    return render_refusal(nodes).splitlines()
-
-
-class _Ending:
-    """How a command ends that has no result: a line on stderr, and the same as JSON where JSON was asked for."""
-
-    def __init__(self, debug: bool, *, as_json: bool) -> None:
-        self.debug, self.as_json = debug, as_json
-        terminal = sys.modules.get("partita.commands.terminal")
-        if terminal is not None:  # from an earlier command line of this process
-            terminal.stdout_used = False  # type: ignore[attr-defined]
-
-    def unforeseen(self, error: Exception) -> int:
-        """Say what came of an exception that is none of ours; what a signal became in native code is that signal."""
-        signalled = received()
-        if isinstance(signalled, TerminatedError):
-            return self.terminated(signalled)
-        if signalled is not None:
-            return self.interrupted()
-        lacking = extras.explain(error, foreign=True)
-        if lacking is not None:
-            return self.explained(lacking)
-        if isinstance(error, MemoryError):
-            return self.explained(ResourceError("out of memory; close other models, or use a smaller one"))
-        hint = "" if self.debug else "; this is a bug in Partita, --debug shows where"
-        return self.fail("InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1)
-
-    def refused(self, error: OSError) -> int:
-        """What the operating system refused."""
-        return self.fail("SystemError", _system_error(error), 1)
-
-    def explained(self, error: PartitaError) -> int:
-        """An error of ours."""
-        return self.fail(public_type(error), str(error), error.exit_code, error)
-
-    def interrupted(self) -> int:
-        """Ctrl-C."""
-        return self.fail("Interrupted", "interrupted", INTERRUPTED)
-
-    def terminated(self, error: TerminatedError) -> int:
-        """Another signal that ends a process."""
-        return self.fail("Terminated", f"ended by {error.name}", error.exit_code)
-
-    def fail(self, kind: str, message: str, code: int, error: PartitaError | None = None) -> int:
-        """One line on stderr, then a table of the nodes of an error that has some. Control characters (from a file
-        name, say) are not passed to the terminal.
-        """
-        if self.debug and sys.exc_info()[0] is not None:
-            traceback.print_exc()
-        line = " ".join(message.split())
-        nodes = error.nodes if isinstance(error, ProviderError) else ()
-        with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
-            for text in (f"partita: {line}", *_table(nodes)):
-                print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
-        if self.as_json:
-            with suppress(OSError):
-                self.print_json(kind, line, code, error)
-        return code
-
-    def print_json(self, kind: str, message: str, code: int, error: PartitaError | None) -> None:
-        """The error on stdout, where no result is."""
-        from partita.commands import terminal
-        from partita.commands.results import ErrorFact, ErrorResult, fact_of
-
-        if terminal.stdout_used:
-            return
-        fact = ErrorFact(kind=kind, message=message, remedy=None, exit_code=code) if error is None else fact_of(error)
-        terminal.print_record(ErrorResult(error=fact))

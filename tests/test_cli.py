@@ -413,12 +413,12 @@ def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
     package, report = exported(tiny_checkpoint("llama"), max_length=256), tmp_path / "r.json"
     slow = (
         "import sys, time\n"
-        "import partita.runtime.sampling as s\n"
-        "pick = s.greedy\n"
-        "def greedy(logits, history):\n"
+        "from partita.runtime.ort.binding import Binding\n"
+        "quick = Binding.run\n"
+        "def slow(self, *given):\n"
         "    time.sleep(0.1)\n"
-        "    return pick(logits, history)\n"
-        "s.greedy = greedy\n"
+        "    return quick(self, *given)\n"
+        "Binding.run = slow\n"
         "from partita.cli import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )

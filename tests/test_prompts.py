@@ -98,7 +98,7 @@ def test_the_c_locale_changes_neither_prompt_nor_answer(package, locale, form):
 
 def test_what_the_locale_cannot_show_is_no_error(tmp_path):
     """The answer of a model is any text; a terminal of another encoding shows a mark."""
-    script = "import sys; from partita import cli; cli._take_all_text(sys.stdout); print('hé 你')"
+    script = "import sys; from partita import cli; cli._accept_all_text(sys.stdout); print('hé 你')"
     for encoding, shown in (("ascii", "hé 你".encode()), ("latin-1", b"h\xe9 ?"), ("utf-8", "hé 你".encode())):
         given = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run([sys.executable, "-c", script], env=given, capture_output=True, check=True)
