@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from partita.library.benching import BenchResult, bench
     from partita.library.edge import ArgumentError
     from partita.library.exporting import Exported, export
-    from partita.library.generation import Answer, Generation, GenerationStep
+    from partita.library.generation import Generation, GenerationStep
     from partita.library.inspecting import inspect
     from partita.library.loading import load
     from partita.library.machine import providers
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from partita.library.placing import PlacementError, place
     from partita.library.report import CheckFailedError, Report
     from partita.library.requesting import request
-    from partita.library.requests import Piece, Ticket, Work
+    from partita.library.requests import Answer, Piece, Ticket, Work
     from partita.library.sampling import Sampling
     from partita.library.supporting import support
 
@@ -63,7 +63,7 @@ _HOMES = {
     "library.benching": "BenchResult bench",
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",
-    "library.generation": "Answer Generation GenerationStep",
+    "library.generation": "Generation GenerationStep",
     "library.inspecting": "inspect",
     "library.loading": "load",
     "library.machine": "providers",
@@ -71,7 +71,7 @@ _HOMES = {
     "library.placing": "PlacementError place",
     "library.report": "CheckFailedError Report",
     "library.requesting": "request",
-    "library.requests": "Piece Ticket Work",
+    "library.requests": "Answer Piece Ticket Work",
     "library.sampling": "Sampling",
     "library.supporting": "support",
 }

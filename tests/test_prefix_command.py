@@ -17,13 +17,10 @@ from safetensors.numpy import load_file, save_file
 import partita
 from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
-from partita.library.chain import ChainOptions
 from partita.library.conversation import Conversation
-from partita.library.engine import GenerateRequest, PrefixRequest, RowRequest
-from partita.library.remote import RemoteEngine
+from partita.library.local import LocalEngine
 from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler
 from partita.runtime.engine.prefixes import LEAST_TOKENS
 from partita.runtime.prefix_file import SCHEMA, read_said
 from tests.adapters import save_adapter
@@ -133,14 +130,10 @@ def test_a_folder_of_another_exporter_is_known_by_its_files(tmp_path, capsys, ch
         wanted = tokens(capsys, OPTIMUM, "5,6,7,8,9,10", "--token-ids")
         assert tokens(capsys, OPTIMUM, "10", "--token-ids", "--prefix", file) == wanted
         return
-    engine = RemoteEngine(OPTIMUM, ChainOptions(provider="cpu", threads=1), observe=False)
-    saved = engine.save_prefix(PrefixRequest((5, 6, 7, 8, 9), str(file)))
-    assert saved.size_bytes == file.stat().st_size
-    row = RowRequest((5, 6, 7, 8, 9, 10), Sampling(temperature=0.0, max_new_tokens=8))
-    begun = engine.begin(GenerateRequest((row,), prefix=str(file)))
-    step = engine.step(begun.number)
-    assert step is not None and step.row_tokens == 1
-    engine.close()
+    with partita.load(OPTIMUM, "cpu", threads=1, observe=False, process="child") as model:
+        assert model.save_prefix(file, [5, 6, 7, 8, 9]).size_bytes == file.stat().st_size
+        generation = model.generate([10], max_new_tokens=8, prefix=file).run()
+    assert generation.steps[0].row_tokens == 1 and generation.tokens[0]
 
 
 def test_a_prefix_of_another_package_is_refused(pair, kept, capsys):
@@ -241,14 +234,14 @@ def long(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens schedulers have copied, as they end."""
-    found, close = list[int](), Scheduler.close
+    """How many tokens engines have copied, as they end."""
+    found, close = list[int](), LocalEngine.close
 
-    def told(scheduler: Scheduler) -> None:
-        found.append(scheduler.copied_tokens)
-        close(scheduler)
+    def noted(engine: LocalEngine) -> None:
+        found.append(engine.copied_tokens)
+        close(engine)
 
-    monkeypatch.setattr(Scheduler, "close", told)
+    monkeypatch.setattr(LocalEngine, "close", noted)
     return found
 
 
@@ -263,7 +256,7 @@ def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, mon
     assert [row["tokens"] for row in answers] == tokens(capsys, package, "hi", "--system", LONG) * 2
     answers = rows_of(tmp_path, package, [{"tokens": [10]}], "--prefix", long["ids"], "--token-ids")
     assert [row["tokens"] for row in answers] == tokens(capsys, package, f"{IDS},10", "--token-ids")
-    assert all(found[1:])
+    assert sum(map(bool, found)) == 3
 
 
 def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):

@@ -27,15 +27,12 @@ QUOTED = {
     ("runtime/chain.py", "STRICT"): "ONNX Runtime",
     ("runtime/provider_check.py", "STRICT"): "ONNX Runtime",
     ("runtime/capture.py", "'graph capture'"): "ONNX Runtime",
-    ("library/cluster/setting_up.py", "'ersion mismatch'"): "Ray",
     ("runtime/lab/placement.py", "f'Node ({NODE}) '"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",
     ("runtime/ort/run_log.py", "UNPACKED"): "ONNX Runtime",
     ("runtime/ort/registry.py", "'ORT Build Info: '"): "ONNX Runtime",
     ("diagnosis/inlined_nodes.py", "f'Op type: {node.op_type} node name: {node.name}'"): "ONNX Runtime",
-    # Not said to anybody: the last line between two processes of one program.
-    ("library/host.py", "FAREWELL"): "a child process of ours",
 }
 """File and expression -> whose text it is."""
 

@@ -9,6 +9,7 @@ from partita.commands.terminal import note, stderr
 from partita.library.audience import Audience
 from partita.library.chain import Target
 from partita.library.notes import not_used
+from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution
 
 
@@ -40,3 +41,13 @@ def say_chain(target: Target, resolutions: Sequence[Resolution]) -> None:
     for entry in resolutions:
         if entry.status != "active":
             say(not_used(entry.provider.name, entry))
+
+
+def unused(target: Target, chain: Sequence[ChainEntry]) -> tuple[str, ...]:
+    """Notes on providers that are not used. `chain`: of an open package."""
+    entries = chain[len(target.skipped) :]
+    return tuple(
+        not_used(provider.name, entry)
+        for provider, entry in zip(target.chain, entries, strict=True)
+        if entry.status != "active"
+    )

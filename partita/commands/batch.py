@@ -14,11 +14,10 @@ from typing import Any
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from partita.commands.audience import TERMINAL
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.generation import check_placement, say_notes, write_report
+from partita.commands.generation import check_placement, open_model, say_notes, write_report
 from partita.commands.outputs import Sink
-from partita.commands.results import BatchResult, ChainLink, SamplingOptions
+from partita.commands.results import BatchResult, SamplingOptions, chain_links
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError
 from partita.library.batches.journal import kept_words
@@ -28,16 +27,15 @@ from partita.library.batches.running import FileAnswers, Progress, answer_file, 
 from partita.library.chain import Target
 from partita.library.contents import contents_hash
 from partita.library.engine import ReportRequest
-from partita.library.generation import told_options
-from partita.library.local import LocalEngine
+from partita.library.generation import sampling_options
+from partita.library.model import Model
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
-from partita.library.scheduler import Scheduler
 from partita.observations.text_format import plural
 from partita.package import Manifest
 from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import read_said
-from partita.runtime.text import load_text, stop_token_ids
+from partita.runtime.text import stop_token_ids
 
 REFRESH_SECONDS = 0.2
 
@@ -92,47 +90,27 @@ def run_batch(
     parse_pins(target.pins, target.chain)  # refused before anything is opened
     check_placement(options, target)
     looked = look_at(source)
-    began = time.perf_counter()
-    may_be_ids = not (options.chat or options.stop)
-    text = (
-        None
-        if options.token_ids
-        else load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
-    )
-    tokenizer_seconds = time.perf_counter() - began
     defaults = replace(defaults_of(options), prefix=None if options.prefix is None else read_said(options.prefix))
-    if looked.rows:
-        check_defaults(defaults, text, looked.format)
     error: PartitaError | None = None
     interrupted, cut_short, filed = False, False, None
-    with (
-        LocalEngine(
-            options.package,
-            manifest,
-            target,
-            threads=options.where.threads,
-            observe=options.report is not None,
-            refusal_seconds=options.probe_seconds,
-            audience=TERMINAL,
-            choice=options.choice,
-        ) as engine,
-        RowBar() as bar,
-    ):
-        scheduler = Scheduler(
-            engine,
-            text,
+    with open_model(options, target, manifest, observe=options.report is not None) as model, RowBar() as bar:
+        text = model.tokenizer
+        if looked.rows:
+            check_defaults(defaults, text, looked.format)
+        engine = model.scheduler(
             prefill_chunk=options.prefill_chunk,
             adapter=options.adapter,
-            speculation=options.speculation,
-            prefix=None if options.prefix is None else str(options.prefix),
+            speculate=options.speculation.speculate,
+            draft=options.speculation.draft,
+            prefix=options.prefix,
         )
-        notes = chunk_ignored(options.prefill_chunk, scheduler.begun)
-        say_notes(options, engine, notes=notes)
+        notes = chunk_ignored(options.prefill_chunk, engine.chunk)
+        say_notes(options, target, model, notes=notes)
         try:
             filed = answer_file(
                 looked,
                 options.output,
-                lambda rows, given: answers(rows, given, scheduler, text, manifest.graph.vocab_size),
+                lambda rows, given: answers(rows, given, engine, text, manifest.graph.vocab_size),
                 defaults,
                 package=contents_hash(options.package, manifest),
                 options=identity_of(options, asked, defaults),
@@ -143,14 +121,12 @@ def run_batch(
             interrupted = True
         except PartitaError as raised:
             error = raised
-        finally:
-            scheduler.close()
-        say_end(options, filed, bar, load_seconds=engine.opened.load_seconds)
+        say_end(options, filed, bar, load_seconds=model.load_seconds)
         try:
             if filed is not None and options.as_json:
-                print_record(_as_record(options, engine, scheduler, filed, notes))
+                print_record(_as_record(options, target, model, filed, notes))
         finally:  # stdout may be full or closed
-            if sink is not None and not engine.runner.steps:
+            if sink is not None and (bar.last is None or not bar.last.tokens):
                 note("nothing was run, so there is no report")
             elif sink is not None:
                 reason = "error" if error else "interrupted" if interrupted else "stop"
@@ -161,9 +137,9 @@ def run_batch(
                         finish_reason=reason,
                         finish_detail=str(error) if error else "",
                         complete=filed is not None,
-                        tokenizer_load_seconds=tokenizer_seconds,
+                        tokenizer_load_seconds=model.text_seconds,
                         notes=notes + target.notes,
-                        options=told_options([options.sampling]),
+                        options=sampling_options([options.sampling]),
                         limits=options.limits,
                         probe_seconds=options.probe_seconds,
                     ),
@@ -222,23 +198,20 @@ def _speed(filed: FileAnswers) -> str:
 
 
 def _as_record(
-    options: GenerateOptions, engine: LocalEngine, scheduler: Scheduler, filed: FileAnswers, notes: tuple[str, ...]
+    options: GenerateOptions, target: Target, model: Model, filed: FileAnswers, notes: tuple[str, ...]
 ) -> BatchResult:
     """The result of the run, for `--json`."""
     return BatchResult(
         package=str(options.package),
-        chain=tuple(
-            ChainLink(provider=entry.provider, status=entry.status, reason=entry.reason)
-            for entry in engine.opened.chain
-        ),
-        chain_source=engine.target.source,
+        chain=chain_links(model.chain),
+        chain_source=target.source,
         options=SamplingOptions(**{**options.sampling.figures(), "seed": filed.seed}),
         adapter=options.adapter,
         threads=options.where.threads,
-        load_seconds=engine.opened.load_seconds,
-        slots=scheduler.slots,
+        load_seconds=model.load_seconds,
+        slots=model.engine.slots,
         input=str(options.input),
-        notes=notes + engine.target.notes,
+        notes=notes + target.notes,
         **figures_of(filed),
     )
 

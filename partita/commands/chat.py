@@ -12,25 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from partita.capped import parsed_record, read_capped
-from partita.commands.audience import TERMINAL, say, say_chain
+from partita.commands.audience import TERMINAL, say, say_target, unused
 from partita.commands.chat_lines import Lines, open_lines
 from partita.commands.generate_options import argument_text
 from partita.commands.outputs import say_written
-from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import claim
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.chain import ChainOptions, Target, chain_of, read_by, read_chain_options
 from partita.library.conversation import Conversation
-from partita.library.engine import ReportRequest
-from partita.library.generation import told_options
-from partita.library.local import LocalEngine
+from partita.library.engine import BatchOptions, Engine, ReportRequest
+from partita.library.generation import sampling_options
+from partita.library.loading import open_engine
+from partita.library.model import Model
 from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
 from partita.library.sampling import Sampling, completed_for
-from partita.library.scheduler import Scheduler
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
 from partita.options import ChatCommand, group, path_of
@@ -109,7 +108,7 @@ def run(given: ChatCommand) -> int:
 
     options = replace(options, sampling=sampling, system=system, stop=stop)
     target = replace(target, notes=(*target.notes, *notes))
-    return supervised(lambda: _talk(options, target, manifest, messages), target, goes_on=True)
+    return _talk(options, target, manifest, messages)
 
 
 def _system(options: ChatOptions) -> str | None:
@@ -156,25 +155,21 @@ def read_conversation(file: Path) -> list[Message]:
 def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Sequence[Message]) -> int:
     text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
     _check_template(options, text, messages)
-    with LocalEngine(
+    engine = open_engine(
         options.package,
         manifest,
+        options.where,
         target,
-        threads=options.where.threads,
+        options.choice,
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
-        choice=options.choice,
-    ) as engine:
-        scheduler = Scheduler(
-            engine,
-            text,
-            prefill_chunk=options.prefill_chunk,
-            adapter=options.adapter,
-            speculation=options.speculation,
-            prefix=None if options.prefix is None else str(options.prefix),
-        )
+    )
+    with Model(engine, text=text) as model:
+        engine.use_text(text)
+        prefix = None if options.prefix is None else str(options.prefix)
+        engine.open(BatchOptions(options.prefill_chunk, options.adapter, options.speculation, prefix))
         conversation = Conversation(
-            scheduler,
+            engine,
             text,
             options.sampling,
             messages=messages,
@@ -182,8 +177,9 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
             stop_ids=sorted(stop_token_ids(options.package)),
             on_text=write_stdout,
         )
-        say_chain(target, engine.runner.resolutions)
-        for line in (*map(idle, engine.opened.idle), *unverified(manifest.verification), *inferred(manifest)):
+        say_target(target)
+        known = (*unused(target, model.chain), *map(idle, engine.opened.idle), *unverified(manifest.verification))
+        for line in (*known, *inferred(manifest)):
             say(line)
         return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
 
@@ -203,7 +199,7 @@ def _check_template(options: ChatOptions, text: Text, messages: Sequence[Message
 class Session:
     """Messages in, answers out, and the commands between them."""
 
-    def __init__(self, options: ChatOptions, engine: LocalEngine, conversation: Conversation, lines: Lines) -> None:
+    def __init__(self, options: ChatOptions, engine: Engine, conversation: Conversation, lines: Lines) -> None:
         self.options, self.engine, self.conversation, self.lines = options, engine, conversation, lines
         self.last: Ticket | None = None
         self._generated = False
@@ -317,7 +313,7 @@ class Session:
         report = self.engine.report(
             ReportRequest(
                 finish_reason=self.last.answer.finish_reason,
-                options=told_options([self.options.sampling]),
+                options=sampling_options([self.options.sampling]),
                 probe_seconds=self.options.probe_seconds,
             )
         )

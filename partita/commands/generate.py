@@ -9,7 +9,6 @@ from pathlib import Path
 from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, nested, read_prompts
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
-from partita.commands.supervise import supervised
 from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
@@ -58,8 +57,8 @@ def run(given: GenerateCommand) -> int:
         from partita.commands.rows_input import rows_file
 
         with rows_file(options.input) as source:
-            return supervised(lambda: _answer_file(options, asked, target, manifest, sink, source), target)
-    return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)
+            return _answer_file(options, asked, target, manifest, sink, source)
+    return _generate(options, target, prompts, manifest, sink)
 
 
 def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:

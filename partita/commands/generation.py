@@ -1,7 +1,6 @@
-"""A generation as its user meets it: text out as it comes, timings on stderr, and a report if asked for.
+"""`partita generate`: text is printed as it comes, timings go to stderr, and a report is written if asked for.
 
-What is generated and reported is the library's; here Ctrl-C becomes a finish reason and an exit code, and every way a
-run can end still writes its report.
+Ctrl-C becomes a finish reason and an exit code, and every way a run can end still writes its report.
 """
 
 from __future__ import annotations
@@ -11,42 +10,42 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from os.path import commonprefix
 
-from partita.commands.audience import TERMINAL, say, say_chain
+from partita.commands.audience import TERMINAL, say, say_target, unused
 from partita.commands.generate_options import GenerateOptions, parse_ids
 from partita.commands.outputs import STDOUT, Sink, say_written
 from partita.commands.results import (
-    ChainLink,
     GeneratedRow,
     GenerateResult,
     GenerationTimings,
     SamplingOptions,
+    chain_links,
     fact_of,
 )
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
-from partita.errors import INTERRUPTED, GenerationError, PartitaError
+from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
-from partita.library.engine import ReportRequest
-from partita.library.generation import Generation, GenerationStep, begin, told_options
-from partita.library.local import LocalEngine
-from partita.library.notes import idle, inferred, unverified
-from partita.library.prefixes import ids_after, prompt_after
+from partita.library.engine import Engine, ReportRequest
+from partita.library.generation import Generation, GenerationStep, sampling_options
+from partita.library.loading import open_engine
+from partita.library.model import Model
+from partita.library.notes import chunk_ignored, idle, inferred, unverified
+from partita.library.prefixes import system_of
 from partita.library.run_report import limits_error
-from partita.observations.text_format import percent, plural
+from partita.observations.text_format import percent
 from partita.options import PlaceOptions
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
-from partita.remedies import Remedy, any_of
-from partita.runtime.engine.checks import AS_MANY_OR_ANEW, PLACEHOLDERS
+from partita.runtime.chat import conversation
 from partita.runtime.pins import parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
-from partita.runtime.text import Text, load_text, stop_token_ids
+from partita.runtime.text import load_text
 
-QUOTE = Remedy("quote it, if it is one prompt", ("partita", "generate", "{package}", "{prompt}"))
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
 """Runs per phase that tell what a step copies."""
@@ -68,60 +67,26 @@ def run_generation(
     options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
 ) -> int:
     """Load, generate, write the report to `sink`; returns the exit code."""
-    parse_pins(target.pins, target.chain)  # what makes no sense is said before anything is opened
+    parse_pins(target.pins, target.chain)  # wrong options are reported before anything is opened
     check_placement(options, target)
-    began = time.perf_counter()
-    may_be_ids = not (options.chat or options.stop)
-    batch = manifest.graph.batch_size
-    if len(prompts) > batch and not options.token_ids and not any(" " in prompt for prompt in prompts):
-        problem = f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}"
-        several = AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS)
-        quoted = QUOTE.filled(package=options.package, prompt=" ".join(prompts))
-        raise GenerationError(problem, remedy=any_of([quoted, several]))
-    text = (
-        None
-        if options.token_ids
-        else load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
-    )
-    tokenizer_seconds = time.perf_counter() - began
     said = None if options.prefix is None else read_said(options.prefix)
-    ids = [tuple(_encode(options, text, prompt, said)) for prompt in prompts]
-    with LocalEngine(
-        options.package,
-        manifest,
-        target,
-        threads=options.where.threads,
-        observe=options.report is not None,
-        refusal_seconds=options.probe_seconds,
-        audience=TERMINAL,
-        choice=options.choice,
-    ) as engine:
-        generation = begin(  # before the notes: an error is one line
-            engine,
-            ids,
-            [options.sampling],
-            text=text,
-            stop=options.stop,
-            stop_ids=stop_token_ids(options.package),
-            prefill_chunk=options.prefill_chunk,
-            adapters=[options.adapter] * len(ids),
-            prefix=None if options.prefix is None else str(options.prefix),
-            speculation=options.speculation,
-        )
-        notes = (*generation.notes, *_prefix_note(said, ids))
-        say_notes(options, engine, ids, notes)
+    with open_model(options, target, manifest, observe=options.report is not None) as model:
+        generation = _begin(options, model, prompts, said)  # before the notes: an error is one line
+        ids = [ticket.work.prompt for ticket in generation.progress.tickets]
+        notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(said, ids))
+        say_notes(options, target, model, ids, notes)
         outcome = _drive(options, generation)
         if options.as_json and not outcome.closed:
-            record = _as_record(options, outcome, engine, generation, tokenizer_seconds, notes)
+            record = _as_record(options, target, outcome, model, generation, notes)
             _told(outcome, lambda: print_record(record))
         else:
             _finish_output(options, outcome, generation)
-        _say_timings(engine, generation)
+        _say_timings(model, generation)
         cut_short = False
         if sink is not None:
             notes += (LIMITS_NOTE,) if options.limits.given() else ()
-            asked = _report_request(options, outcome, generation, tokenizer_seconds, notes + target.notes)
-            cut_short = write_report(sink, engine, asked)
+            asked = _report_request(options, outcome, generation, model.text_seconds, notes + target.notes)
+            cut_short = write_report(sink, model.engine, asked, error=outcome.error)
     if outcome.error is not None:
         raise outcome.error
     if outcome.refused is not None:  # not before the report is written: it is of a run that was made
@@ -129,12 +94,57 @@ def run_generation(
     return INTERRUPTED if outcome.interrupted or cut_short else 0
 
 
+def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, observe: bool) -> Model:
+    """The tokenizer and the package, loaded. Raises what both raise."""
+    began, text = time.perf_counter(), None
+    if not options.token_ids:
+        may_be_ids = not (options.chat or options.stop or options.system)
+        text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
+    seconds = time.perf_counter() - began
+    engine = open_engine(
+        options.package,
+        manifest,
+        options.where,
+        target,
+        options.choice,
+        observe=observe,
+        refusal_seconds=options.probe_seconds,
+        audience=TERMINAL,
+        with_text=text is not None,
+    )
+    return Model(engine, text=text, with_text=text is not None, text_seconds=seconds)
+
+
+def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: Said | None) -> Generation:
+    """Queue the prompts. Raises GenerationError for prompts that cannot be taken."""
+    if options.chat:
+        system = options.system if said is None else system_of(said)
+        conversations = [conversation(prompt, system) for prompt in prompts]
+        begin: Callable[..., Generation] = partial(model.chat, conversations)
+    else:
+        begin = partial(model.generate, [parse_ids(prompt) for prompt in prompts] if options.token_ids else prompts)
+    return begin(
+        sampling=options.sampling,
+        stop=options.stop,
+        prefill_chunk=options.prefill_chunk,
+        adapter=options.adapter,
+        prefix=options.prefix,
+        speculate=options.speculation.speculate,
+        draft=options.speculation.draft,
+    )
+
+
 def say_notes(
-    options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequence[int]] = (), notes: Sequence[str] = ()
+    options: GenerateOptions,
+    target: Target,
+    model: Model,
+    ids: Sequence[Sequence[int]] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """What the user should know before the first token."""
-    say_chain(engine.target, engine.runner.resolutions)
-    known = (*map(idle, engine.opened.idle), *unverified(engine.manifest.verification), *inferred(engine.manifest))
+    """Notes for the user before the first token."""
+    say_target(target)
+    known = (*unused(target, model.chain), *map(idle, model.engine.opened.idle))
+    known += (*unverified(model.manifest.verification), *inferred(model.manifest))
     for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
         say(line)
 
@@ -146,7 +156,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     """
     if not options.limits.given():
         return
-    from partita.library.place_run import place
+    from partita.library.placing import place_model
 
     placing = PlaceOptions(
         options.package,
@@ -156,7 +166,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
         **asdict(options.limits),
         **asdict(options.choice),
     )
-    report, error = place(placing, target, whole=False, audience=TERMINAL)
+    report, error = place_model(placing, target, audience=TERMINAL)
     over = limits_error(report)
     if error is not None:
         raise error
@@ -172,22 +182,10 @@ def _prefix_note(said: Said | None, ids: Sequence[Sequence[int]]) -> tuple[str, 
     return (f"{min(known)} tokens of each prompt come from the prefix, and are not read again",)
 
 
-def _encode(options: GenerateOptions, text: Text | None, prompt: str, said: Said | None) -> Sequence[int]:
-    if text is None:
-        return ids_after(said, parse_ids(prompt))
-    if said is not None:
-        return prompt_after(said, prompt, text, chat=options.chat)
-    if options.chat:
-        return text.encode_chat(prompt, options.system)
-    if not prompt:
-        raise GenerationError("the prompt is empty; give some text to continue")
-    return text.encode(prompt)
-
-
 def _drive(options: GenerateOptions, generation: Generation) -> Outcome:
     """Go through the steps, until they end or nobody wants more; the text of a single row is shown as it comes."""
     outcome = Outcome()
-    live = len(generation.texts) == 1 and not options.as_json
+    live = len(generation.progress.tickets) == 1 and not options.as_json
     shown = 0
     try:
         for step in generation:
@@ -200,7 +198,10 @@ def _drive(options: GenerateOptions, generation: Generation) -> Outcome:
         outcome.interrupted = True
     except PartitaError as error:
         outcome.error = error
-    generation.close()
+    try:
+        generation.close()
+    except PartitaError as error:
+        outcome.error = outcome.error or error
     held = generation.text[shown:]  # a row that was cut off may have held text back
     if live and held and not outcome.closed:
         _say(options, outcome, held)
@@ -244,26 +245,23 @@ def _finish_output(options: GenerateOptions, outcome: Outcome, generation: Gener
 
 def _as_record(
     options: GenerateOptions,
+    target: Target,
     outcome: Outcome,
-    engine: LocalEngine,
+    model: Model,
     generation: Generation,
-    tokenizer_seconds: float,
     notes: tuple[str, ...],
 ) -> GenerateResult:
     """The whole of a generation, for `--json`."""
     return GenerateResult(
         package=str(options.package),
-        chain=tuple(
-            ChainLink(provider=entry.provider, status=entry.status, reason=entry.reason)
-            for entry in engine.opened.chain
-        ),
-        chain_source=engine.target.source,
+        chain=chain_links(model.chain),
+        chain_source=target.source,
         options=SamplingOptions(**options.sampling.figures()),
         adapter=options.adapter,
-        prefill_chunk_tokens=generation.begun.chunk_tokens,
+        prefill_chunk_tokens=generation.chunk.tokens,
         threads=options.where.threads,
-        load_seconds=engine.opened.load_seconds,
-        tokenizer_load_seconds=tokenizer_seconds,
+        load_seconds=model.load_seconds,
+        tokenizer_load_seconds=model.text_seconds,
         rows=tuple(
             GeneratedRow(
                 text=None if options.token_ids else answer.text,
@@ -275,15 +273,15 @@ def _as_record(
         ),
         timings=GenerationTimings(**generation.timings),
         speculation=generation.speculation,
-        notes=notes + engine.target.notes,
+        notes=notes + target.notes,
         error=fact_of(outcome.error) if outcome.error else None,
     )
 
 
-def _say_timings(engine: LocalEngine, generation: Generation) -> None:
+def _say_timings(model: Model, generation: Generation) -> None:
     """One line on stderr."""
     figures = generation.timings
-    parts = [f"load {engine.opened.load_seconds:.2f} s"]
+    parts = [f"load {model.load_seconds:.2f} s"]
     if figures["prefill_tokens_per_second"]:
         parts.append(f"prompt {figures['prompt_tokens']} tokens at {figures['prefill_tokens_per_second']:.0f} tokens/s")
     if figures["first_token_seconds"]:
@@ -314,7 +312,7 @@ def _report_request(
         complete=outcome.error is None and not outcome.interrupted,
         tokenizer_load_seconds=tokenizer_seconds,
         notes=notes,
-        options={**told_options([options.sampling]), **_prefix_option(options)},
+        options={**sampling_options([options.sampling]), **_prefix_option(options)},
         limits=options.limits,
         probe_seconds=options.probe_seconds,
     )
@@ -332,9 +330,16 @@ def _prefix_option(options: GenerateOptions) -> dict[str, str]:
     return {} if options.prefix is None else {"prefix": str(options.prefix)}
 
 
-def write_report(sink: Sink, engine: LocalEngine, asked: ReportRequest) -> bool:
-    """Write the report; whether Ctrl-C ended the experiments for it."""
-    report = engine.report(asked)
+def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: PartitaError | None = None) -> bool:
+    """Write the report; whether Ctrl-C ended the experiments for it. `error`: ended the run; nothing is written where
+    there is no report then.
+    """
+    try:
+        report = engine.report(asked)
+    except PartitaError:
+        if error is None:
+            raise
+        return False
     sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         say_written("report", sink.path)

@@ -5,6 +5,7 @@ What `place --json` prints is a report, and what `providers --json` prints a rec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from partita.explain.node_explanation import Explanation, Matches
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.batches.cluster import WorkerFact
-from partita.observations.records import Record, RemedyRecord, remedy_records
+from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.package import Manifest
 from partita.package_records import Quality
 from partita.partition_reports.speculation import Speculation
@@ -109,6 +110,11 @@ class ChainLink(Record):
     """`active` when nodes may run on it, else what it is."""
     reason: str | None
     """Why it is not active."""
+
+
+def chain_links(chain: Sequence[ChainEntry]) -> tuple[ChainLink, ...]:
+    """The providers of an open package."""
+    return tuple(ChainLink(provider=entry.provider, status=entry.status, reason=entry.reason) for entry in chain)
 
 
 class SamplingOptions(Record):

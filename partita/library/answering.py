@@ -66,16 +66,13 @@ def generate_file(
             with theirs():
                 progress(at.done, at.rows)
 
-    scheduler = model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter)
-    try:
-        return answer_file(
-            looked,
-            target,
-            lambda rows, settled: answers(rows, settled, scheduler, text, model.vocab_size),
-            defaults,
-            package=contents_hash(model.folder, model.manifest),
-            options={**full.figures(), "seed": given, **others},
-            heard=heard,
-        )
-    finally:
-        scheduler.close()
+    engine = model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter)
+    return answer_file(
+        looked,
+        target,
+        lambda rows, settled: answers(rows, settled, engine, text, model.vocab_size),
+        defaults,
+        package=contents_hash(model.folder, model.manifest),
+        options={**full.figures(), "seed": given, **others},
+        heard=heard,
+    )

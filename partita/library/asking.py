@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -10,6 +11,7 @@ from partita.errors import UsageError
 from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed_for
 from partita.observations.text_format import plural
+from partita.options import MAX_SEED
 from partita.runtime.stop_strings import check_stops
 from partita.runtime.text import stop_token_ids
 
@@ -133,6 +135,17 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
             f"sampling has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
         )
     return [_completed_for(folder, one.over(asked)) for one in each]
+
+
+def seeded(samplings: Sequence[Sampling], rows: int) -> list[Sampling]:
+    """The options of each prompt. Of a seed that was given for all, prompt i, counted from 0, has seed + i."""
+    if len(samplings) != 1:
+        return [*samplings]
+    (one,) = samplings
+    seed = one.seed
+    if seed is None:
+        return [one] * rows
+    return [replace(one, seed=(seed + index) & MAX_SEED) for index in range(rows)]
 
 
 def _completed_for(folder: Path, wanted: Sampling, *, of_rows: bool = False) -> Sampling:

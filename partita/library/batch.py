@@ -1,17 +1,17 @@
-"""The batch of a package in this process: rows that requests join and leave, and what is told of each."""
+"""The rows of a loaded package at work: the loop with adapters, log-probabilities and drafts of each request."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from partita.errors import GenerationError
 from partita.library.drafters import Drafting
-from partita.library.engine import RowRequest
+from partita.library.engine import BatchOptions
+from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.library.speculation import NO_SPECULATION, Speculation
-from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, Engine
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
@@ -22,42 +22,48 @@ from partita.spelling import spelled
 
 
 class Batch:
-    """Rows at work on a loaded package. Its runner observes the steps."""
+    """Rows at work on a loaded package. Its runner records the steps."""
 
-    def __init__(self, runner: Runner, prefill_chunk: int, adapter: str | None = None, *, is_open: bool) -> None:
-        """`is_open`: requests join and leave until somebody begins another; else the rows are those of one call."""
-        self.prefill_chunk, self.adapter, self.is_open = prefill_chunk, adapter, is_open
-        self._runner, self._adapters = runner, [adapter] * runner.executor.rows
-        self._had: dict[str | None, None] = {}
-        """Adapters that rows have had, in the order in which they came."""
-        # Who hears an open generation hears it as it comes: a row does not stand still for as long as others read.
-        patience = prefill_chunk if is_open else None
-        self._engine = Engine(runner.executor, prefill_chunk, (runner,), shares=is_open, patience=patience)
-        self._recorder = runner.recorder
-        self._watched: dict[int, Watched] = {}
-        """By row."""
-        self._rested = True
-        """Nobody has been at work, so what has passed is no time of the next step."""
-        self.speculation = NO_SPECULATION
-        self._drafting: Drafting | None = None
-        self.longest, self.max_new_tokens = 0, 0
-        """Of what was read and of what was asked after it, so far."""
-
-    def speculate(self, asked: Speculation, drafting: Drafting | None) -> None:
-        """Use draft tokens in rows that join from now on; None: no speculative decoding."""
-        self.speculation, self._drafting = asked, drafting
-        self._engine.control = None if drafting is None else drafting.control
-
-    def join(
-        self, request: Request, logprobs: int | None = None, adapter: str | None = None, *, trial: bool = False
-    ) -> int:
-        """Give a request a free row; its index. `logprobs`, `adapter` and `trial`: as `RowRequest` has them.
-
-        Raises GenerationError, also for an adapter beside others where all rows have one; UsageError for a name that
-        the package has not.
+    def __init__(
+        self,
+        runner: Runner,
+        options: BatchOptions,
+        *,
+        drafting: Drafting | None = None,
+        prefix: Prefix | None = None,
+        takes_turns: bool = True,
+    ) -> None:
+        """`prefix`: that of `options`. `takes_turns`: prompts are read in chunks between steps of the running rows;
+        else running rows wait for prompts. Raises GenerationError where no row can begin with the prefix.
         """
-        name = self.adapter if adapter is None else adapter
-        others = {had for row, had in zip(self._engine.rows, self._adapters, strict=True) if row is not None}
+        self.options, self._runner, self._drafting = options, runner, drafting
+        self.prefill_chunk = PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
+        self._adapters = [options.adapter] * runner.executor.rows
+        self._had: dict[str | None, None] = {}
+        """Adapters of requests so far, in order."""
+        patience = self.prefill_chunk if takes_turns else None
+        self.loop = Engine(runner.executor, self.prefill_chunk, (runner,), shares=True, patience=patience)
+        self.loop.control = None if drafting is None else drafting.control
+        self._prefix = None if takes_turns else prefix
+        """The prefix that every prompt begins with."""
+        if prefix is not None and takes_turns:
+            self.loop.give(prefix)
+        self._watched: dict[int, Watched] = {}
+        """Samplers that note log-probabilities, by row."""
+        self._rested = True
+        """No row was running, so the time since the last step is not overhead of the next."""
+        self.longest, self.max_new_tokens = 0, 0
+        """Of the texts read and of the budgets so far."""
+
+    def join(self, work: Work, tokens: Sequence[int], sampling: Sampling, shares: int) -> int:
+        """Give a request a free row; its index. `tokens`: all that it reads. `shares`: how many of them waiting
+        requests begin with, too.
+
+        Raises GenerationError, also for another adapter than that of the running rows where all rows have one;
+        UsageError, PackageError for the adapter.
+        """
+        name = self.options.adapter if work.adapter is None else work.adapter
+        others = {had for row, had in zip(self.loop.rows, self._adapters, strict=True) if row is not None}
         apart = self._runner.contract.adapters_by_row
         if not apart and others - {name}:
             raise GenerationError(
@@ -65,105 +71,77 @@ class Batch:
                 "work with another; wait until they are done"
             )
         self._runner.check_adapter(name)
-        watched = None if logprobs is None or request.sampler is None else Watched(request.sampler, logprobs)
         self._begins()
-        drafter = None if self._drafting is None else self._drafting.drafter()
-        sampler = watched or request.sampler
-        row = self._engine.join(replace(request, sampler=sampler, drafter=drafter, adapter=name))
-        self._adapters = [name if apart is False or index == row else had for index, had in enumerate(self._adapters)]
-        if not trial:
+        sampler: Sampler = make_sampler(sampling)
+        watched = None if work.logprobs is None else Watched(sampler, work.logprobs)
+        row = self.loop.join(
+            Request(
+                tokens,
+                watched or sampler,
+                sampling.max_new_tokens or 0,
+                frozenset(work.stop_ids),
+                fails_alone=True,
+                drafter=None if self._drafting is None else self._drafting.drafter(),
+                shares=shares,
+                prefix=self._prefix,
+                adapter=name,
+            )
+        )
+        self._adapters = [had if apart and index != row else name for index, had in enumerate(self._adapters)]
+        if not work.trial:
             self._had[name] = None
         try:
             self._runner.use_adapters(self._adapters)
         except BaseException:
-            self._engine.leave(row)  # else nobody knows of it, and it is never free again
+            self.loop.leave(row)  # else it would never be free again
             raise
         self._watched.pop(row, None)
         if watched is not None:
             self._watched[row] = watched
-        self._asks(len(request.prompt), len(request.prompt), request.max_new_tokens)
+        loaded = 0 if self._prefix is None else self._runner.cache.filled[row]
+        self._note(row, len(tokens), len(tokens), sampling, loaded)
         return row
 
     @property
-    def told_adapters(self) -> str | None:
-        """The adapters of the rows of one call, or all that requests have had; None: there was none."""
-        names = [*self._had] if self.is_open else self._adapters
-        each = names if len(set(names)) > 1 else names[:1]
-        return None if each in ([], [None]) else " / ".join(name or "none" for name in each)
-
-    def _begins(self) -> None:
-        """A row goes on; it has the batch for itself when no other was at work."""
-        if not self._busy:
-            self._rested = True
-
-    def give(self, prefix: Prefix) -> None:
-        """Have rows that join from now on begin with a prefix, where their prompts do. Raises GenerationError."""
-        self._engine.give(prefix)
+    def used_adapters(self) -> str | None:
+        """The adapters of all requests so far; None when there was none."""
+        return None if list(self._had) in ([], [None]) else " / ".join(name or "none" for name in self._had)
 
     def leave(self, row: int) -> None:
-        """Free a row. Where each has an adapter of its own, it lets go of that."""
-        self._engine.leave(row)
+        """Free a row. Where each row has an adapter of its own, it gets that of the batch back."""
+        self.loop.leave(row)
         self._watched.pop(row, None)
-        if self._runner.contract.adapters_by_row and self._adapters[row] != self.adapter:
-            self._adapters[row] = self.adapter
+        if self._runner.contract.adapters_by_row and self._adapters[row] != self.options.adapter:
+            self._adapters[row] = self.options.adapter
             self._runner.use_adapters(self._adapters)
 
-    def halt(self, row: int) -> None:
-        """End a row where it is."""
-        self._engine.halt(row)
-
     def extend(self, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Give a row more tokens to read, and go on as `sampling` says. Raises GenerationError, UsageError."""
+        """Give a row more tokens to read, and continue as `sampling` says. Raises GenerationError, UsageError."""
         self._begins()
         sampler: Sampler = make_sampler(sampling)
         if row in self._watched:
             sampler = self._watched[row] = self._watched[row].over(sampler)
-        self._engine.extend(row, tokens, sampler, sampling.max_new_tokens)
-        self._asks(len(tokens), self._engine.row(row).known, sampling.max_new_tokens or 0)
-
-    def rewind(self, row: int, tokens: int) -> bool:
-        """Take a row back by so many of its tokens. False where it cannot go back."""
-        return self._engine.rewind(row, tokens)
-
-    def saved(self, row: int) -> Prefix:
-        """What a row has taken in. Raises GenerationError where it cannot be given out."""
-        return self._engine.saved(row)
+        self.loop.extend(row, tokens, sampler, sampling.max_new_tokens)
+        self._note(row, len(tokens), self.loop.row(row).known, sampling)
 
     def step(self) -> Step | None:
-        """The next step; None when no row has anything to do."""
+        """Make the next step; None when no row has anything to do."""
         if self._rested:
-            self._engine.mark = time.perf_counter()
+            self.loop.mark = time.perf_counter()
             self._rested = False
-        step = self._engine.step()
+        step = self.loop.step()
         if step is None or not self._watched:
             return step
-        told = tuple(self._watched[row].told() if row in self._watched else () for row in range(len(self._engine.rows)))
+        told = tuple(self._watched[row].told() if row in self._watched else () for row in range(len(self.loop.rows)))
         return replace(step, logprobs=told)
 
-    @property
-    def _busy(self) -> bool:
-        return any(row is not None and row.finish is None for row in self._engine.rows)
+    def _begins(self) -> None:
+        """A row begins: where none was running, timing begins anew."""
+        if not any(row is not None and row.finish is None for row in self.loop.rows):
+            self._rested = True
 
-    def _asks(self, reads: int, tokens: int, max_new_tokens: int) -> None:
-        """Note what is asked: `reads` tokens, after which the row has `tokens`."""
+    def _note(self, row: int, reads: int, tokens: int, sampling: Sampling, loaded: int = 0) -> None:
+        """Record a turn that reads so many tokens, of which `loaded` come from a prefix; then the row has `tokens`."""
         self.longest = max(self.longest, tokens)
-        self.max_new_tokens = max(self.max_new_tokens, max_new_tokens)
-        if self.is_open:
-            self._recorder.on_request(reads)
-
-
-def loop_request(
-    asked: RowRequest, stop_ids: Collection[int] = (), sampler: Sampler | None = None, *, fails_alone: bool = False
-) -> Request:
-    """What the loop is asked for a row. `stop_ids`: those of every row; `sampler`: one that rows share.
-
-    Raises UsageError for an option out of range.
-    """
-    return Request(
-        asked.prompt,
-        sampler or make_sampler(asked.sampling),
-        asked.sampling.max_new_tokens or 0,
-        frozenset(stop_ids) | frozenset(asked.stop_ids),
-        fails_alone=fails_alone,
-        shares=asked.shares,
-    )
+        self.max_new_tokens = max(self.max_new_tokens, sampling.max_new_tokens or 0)
+        self._runner.recorder.on_request(row, reads, loaded)

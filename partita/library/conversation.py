@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from os.path import commonprefix
 
+from partita.library.engine import Engine
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler
 from partita.options import MAX_SEED
 from partita.runtime.chat import Message
 from partita.runtime.text import Text
 
 
 class Conversation:
-    """Messages so far, and the request that has them in the cache. One thread uses it and steps the scheduler."""
+    """Messages so far, and the request that has them in the cache. One thread uses it, and steps the engine."""
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        engine: Engine,
         text: Text,
         sampling: Sampling,
         *,
@@ -35,7 +35,7 @@ class Conversation:
         """`sampling`: completed; each turn draws with a seed of its own, which follows from its. `messages`: what was
         said before. `on_text` hears an answer as it comes.
         """
-        self._scheduler, self._text, self._sampling, self._on_text = scheduler, text, sampling, on_text
+        self._engine, self._text, self._sampling, self._on_text = engine, text, sampling, on_text
         self._stop, self._stop_ids = tuple(stop), tuple(stop_ids)
         self.messages: list[Message] = list(messages)
         self.turns = 0
@@ -56,7 +56,7 @@ class Conversation:
     @property
     def max_length(self) -> int:
         """Most tokens that a conversation can have."""
-        return self._scheduler.begun.max_length
+        return self._engine.manifest.graph.max_length
 
     def ask(self, message: str) -> Ticket:
         """Begin the answer to a message of the user; `finish` steps to its end.
@@ -81,7 +81,7 @@ class Conversation:
         assert ticket is not None
         try:
             while ticket.state != "over":
-                self._scheduler.step()
+                self._engine.step()
         finally:
             answer = ticket.answer
             if answer.text or answer.finish_reason in ("stop", "length", "cache_full"):
@@ -115,11 +115,11 @@ class Conversation:
         if ticket is None or not common:
             work = Work(tokens, sampling, self._stop, self._stop_ids, stays=True)
             self._forget()
-            ticket = self._ticket = self._scheduler.submit(work, self._hear)
+            ticket = self._ticket = self._engine.submit(work, self._hear)
             self._reads = len(tokens)
             return ticket
-        stayed = common == len(history) or self._scheduler.rewind(ticket, len(history) - common)
-        self._scheduler.extend(ticket, tokens[common:], sampling)
+        stayed = common == len(history) or self._engine.rewind(ticket, len(history) - common)
+        self._engine.extend(ticket, tokens[common:], sampling)
         self._reads = len(tokens) - common if stayed and ticket.row is not None else len(tokens)
         return ticket
 
@@ -129,5 +129,5 @@ class Conversation:
 
     def _forget(self) -> None:
         if self._ticket is not None:
-            self._scheduler.release(self._ticket)
+            self._engine.release(self._ticket)
             self._ticket = None

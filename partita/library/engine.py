@@ -1,31 +1,34 @@
-"""What a loaded package can be asked, wherever it is: in this process, or in a child that may crash.
-
-Everything that is said to it and that it answers is a plain record, so that it can travel.
-"""
+"""What a loaded package does, in this process (`LocalEngine`) or in a worker process (`RemoteEngine`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from partita.check.limits import Limits
+from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.requests import Completion, Listener, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.records import ChainEntry
+from partita.observations.text_format import plural
+from partita.package import Manifest
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
+from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evaluation import Evaluation
+from partita.runtime.text import Text
+from partita.spelling import spelled
 
-ANOTHER = (
-    "another generation of this model has begun since, and only one runs at a time; load the package again to run two "
-    "at once"
-)
-"""What whoever goes on with an earlier generation is told."""
 CLOSED = "this model is closed; load the package again"
 FORKED = "this model was loaded before this process was forked, and its threads are not here; load the package here"
-"""What whoever goes on with an engine that was closed is told."""
+BUSY = (
+    "requests of this model are running with another prefill_chunk, adapter, prefix or speculation; read them to their "
+    "end or close them first, or load the package again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,126 +40,67 @@ class Opened:
     idle: tuple[str, ...]
     """Providers of the chain that were assigned no nodes."""
     load_seconds: float
+    slots: int
+    """Rows of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowRequest:
-    """What one row of the batch is asked for."""
+class BatchOptions:
+    """Options that requests which share a batch have in common."""
 
-    prompt: tuple[int, ...]
-    sampling: Sampling
-    """Completed."""
-    stop_ids: tuple[int, ...] = ()
-    """Tokens that end this row, beside those of the generation."""
-    logprobs: int | None = None
-    """How likely each new token was is told in `Step.logprobs`, with so many of the likeliest; None: it is not."""
-    shares: int = 0
-    """Tokens of the prompt that others which are to come begin with, too, as far as is known."""
-    adapter: str | None = None
-    """Name of an adapter of the package for this row; None: that of the generation."""
-    trial: bool = False
-    """A report does not tell its adapter."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
-    """What a generation is asked for."""
-
-    rows: tuple[RowRequest, ...]
-    stop_ids: tuple[int, ...] = ()
     prefill_chunk: int | None = None
-    """None: the default."""
+    """Prompt tokens per run; None: the default."""
     adapter: str | None = None
-    """Name of an adapter of the package; None: none."""
-    prefix: str | None = None
-    """File of a prefix that every prompt begins with."""
-    one_sampler: bool = True
-    """All rows have the same options, and draw from one sequence of random numbers; else each has its own."""
+    """Name of the adapter of requests that name none."""
     speculation: Speculation = NO_SPECULATION
-    """Who guesses what follows."""
+    prefix: str | None = None
+    """File of a prefix. Prompts that begin with its tokens do not read them again."""
 
-    @property
-    def adapters(self) -> tuple[str | None, ...]:
-        """The adapter of each row."""
-        return tuple(self.adapter if row.adapter is None else row.adapter for row in self.rows)
 
-    @property
-    def longest(self) -> int:
-        """Length of the longest prompt, in tokens."""
-        return max(len(row.prompt) for row in self.rows)
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Prompt tokens per run."""
 
-    @property
-    def max_new_tokens(self) -> int:
-        """The largest of all rows, which bounds the number of decode steps."""
-        return max(row.sampling.max_new_tokens or 0 for row in self.rows)
+    tokens: int
+    """As the package takes them."""
+    is_fixed: bool
+    """The prefill graph has this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRequest:
-    """A prefix that is to be read, and kept in a file."""
+    """A prefix that is to be read and saved."""
 
     tokens: tuple[int, ...]
     file: str
     text: str | None = None
-    """The text that they are of, which prompts go on with."""
+    """The text of the tokens."""
     system: str | None = None
-    """The message of the system that they are of."""
+    """The system message of the tokens."""
     prefill_chunk: int | None = None
     adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSaved:
-    """What became of it."""
+    """A prefix that was saved."""
 
+    tokens: int
     size_bytes: int
     """Of the file."""
     seconds: float
-    """That reading the tokens took."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """How a generation is told apart, and the chunks in which its prompt is read."""
-
-    number: int
-    """Of the generations of this engine: only the last one can go on."""
-    chunk_tokens: int
-    """Prompt tokens per run as the package takes them, which is not always as asked."""
-    chunk_is_fixed: bool
-    """The size of the prefill graph says so."""
-    rows: int
-    """Of the batch."""
-    max_length: int
-    """Tokens that a row of the cache holds, prompt and answer together."""
-    vocab_size: int
-    rows_apart: bool
-    """A row can begin while others are at work; else rows begin together, with prompts of equal length."""
-    rows_rest: bool
-    """A row that has finished keeps what it has in the cache while others are at work."""
-    adapters_by_row: bool = False
-    """Rows may have adapters of their own; else those with another one take turns with them."""
-    adapters: tuple[str, ...] = ()
-    """Those that rows can be asked to have."""
-    longest: int | None = None
-    """What `max_length` can be set to where the package is opened; None where its export has decided it."""
-    model_positions: int | None = None
-    """Most positions that the model supports; None where that is unknown."""
-    alone_beyond: int | None = None
-    """The rotary frequencies of a text with more tokens than this are also those of the rows beside it, which would
-    have others alone. None: rows make no difference to each other.
-    """
+    """Time of the runs that read the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """What a report says of a generation beside the facts of the run."""
+    """What a report says beside the facts of the run."""
 
     finish_reason: str | None = None
-    """None: as the steps have it."""
+    """None: that of the steps."""
     finish_detail: str = ""
     complete: bool = True
-    """The run ended by itself: the graph as ONNX Runtime runs it is looked at, too."""
+    """Also read the graph as ONNX Runtime runs it."""
     tokenizer_load_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
@@ -164,59 +108,98 @@ class ReportRequest:
     probe_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Restarts:
+    """Start the worker process of an engine again when it has ended, for a server."""
+
+    tell: Callable[[str], object]
+    """Gets a line for the operator."""
+    check: Callable[[], object]
+    """Is called with the package loaded again and no request running; refuses it by raising a PartitaError."""
+
+
 class Engine(Protocol):
-    """A loaded package that generates and verifies, in this process or in a child."""
+    """A loaded package and its requests. One thread steps it, or several take turns; any thread may submit and cancel.
 
+    Requests share the rows of the batch, first come, first served. An error of a run ends all requests in the batch;
+    an error of one row ends its request.
+    """
+
+    folder: Path
+    manifest: Manifest
     opened: Opened
+    chunk: Chunk
+    """Prompt tokens per run of the open batch."""
+    lost_by: PartitaError | None
+    """The error of a run that ended requests since `open`."""
 
-    def begin(self, request: GenerateRequest) -> Begun:
-        """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
+    copied_tokens: int
+    """Prompt tokens so far whose cache was copied, from a prefix or from another row, instead of read."""
+    restarts: Restarts | None
+    """Where the engine is a worker process: what to do when it ends; None: its requests end with an error."""
 
-    def open(
-        self,
-        prefill_chunk: int | None = None,
-        adapter: str | None = None,
-        speculation: Speculation = NO_SPECULATION,
-        prefix: str | None = None,
-    ) -> Begun:
-        """Begin a generation whose rows are all free, for requests that join and leave; one that was going on is over.
+    @property
+    def up(self) -> bool:
+        """False after the worker process ended and could not be started again."""
 
-        What goes wrong in a row alone ends that row, with `Step.errors`. `prefix`: file of one that prompts may begin
-        with; those that do are not read so far. Raises UsageError, GenerationError for the prefix.
+    @property
+    def slots(self) -> int:
+        """Rows of the batch."""
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row and are not over."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row yet."""
+
+    def use_text(self, text: Text | None) -> None:
+        """Have requests from now on get text, by this tokenizer of the package; None: none."""
+
+    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+        """Open a batch for requests, and begin a new record for `report`; share the open one where requests are
+        running, with these options.
+
+        `longest`: tokens of the longest prompt, where it is known. `takes_turns`: requests come and go; False for the
+        prompts of one call. Raises GenerationError while requests with other options are running, and for a prefix
+        that is not of this package; UsageError.
         """
 
-    def join(self, number: int, request: RowRequest) -> int:
-        """Give a request a free row of the generation; its index. Raises GenerationError for a bad prompt, when no row
-        is free, and where a row cannot begin beside the others; UsageError.
+    def submit(
+        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
+    ) -> Ticket:
+        """Queue a request. `listener` gets its pieces, and `on_step` the steps in which it has a row, from the thread
+        that steps. Raises GenerationError for a prompt that the package cannot take, UsageError for an option.
         """
 
-    def leave(self, number: int, row: int) -> None:
-        """Free a row, finished or not."""
-
-    def halt(self, number: int, row: int) -> None:
-        """End a row where it is: it adds nothing more, and keeps what it has, so that it can be extended."""
-
-    def extend(self, number: int, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Give a row more tokens to read, as a next turn, and go on after them as `sampling` says.
-
-        The row keeps its stop set and what it tells. Raises GenerationError for tokens that it cannot take.
+    def step(self) -> bool:
+        """Make a step, or wait for the worker process to make one, and give requests their pieces. False when no
+        request is open. Raises what a listener raises, once all have their pieces.
         """
 
-    def rewind(self, number: int, row: int, tokens: int) -> bool:
-        """Take a row back by so many of its tokens. False, and nothing done, where its cache cannot go back."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `step` has something to do, at most so long; whether it has."""
 
-    def step(self, number: int) -> Step | None:
-        """The next step of the generation; None when no row has anything to do. Raises what `runtime.generate` does."""
+    def retry(self) -> None:
+        """Start a worker process that could not be started again once more, if the last attempt is some time ago."""
 
-    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
-        """Read a prefix and write what a row has of it to a file; a generation that was going on is over.
+    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Begin the next turn of a request that stays: read `tokens` after its history, then answer as `sampling` says.
 
-        Raises GenerationError for tokens that the package cannot take and for states that cannot be given out,
-        ReportError when the file cannot be written.
+        Raises GenerationError for tokens that it cannot take, UsageError.
         """
+
+    def rewind(self, ticket: Ticket, tokens: int) -> bool:
+        """Remove so many tokens from the end of the history of a request that stays. False where its cache cannot go
+        back: the next turn reads it again then. Raises GenerationError unless a token is left.
+        """
+
+    def release(self, ticket: Ticket) -> None:
+        """Free the row of a request that stays and is over."""
 
     def report(self, request: ReportRequest) -> Report:
-        """The report of the last generation. One of `begin` is over then; one of `open` goes on."""
+        """The partition report of the steps since `open`. Raises ReportError when there are none."""
 
     def verify(self, reference: str | None = None) -> Verification:
         """Replay the package's known answer, or that of `reference`, in sessions of its own."""
@@ -224,5 +207,48 @@ class Engine(Protocol):
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package, in a session of its own."""
 
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix and write its state to a file. Nothing may be running.
+
+        Raises GenerationError for tokens that the package cannot take and for states that cannot be read back,
+        ReportError when the file cannot be written.
+        """
+
     def close(self) -> None:
-        """Free the sessions and everything that belongs to them. May be called twice."""
+        """End all requests and free the sessions. May be called twice, and from any thread."""
+
+
+def at_rest(ticket: Ticket) -> tuple[int, ...]:
+    """The history of a request that stays and is over. Raises GenerationError for another."""
+    if ticket.state != "over" or not ticket.work.stays or ticket.released:
+        raise GenerationError("this request cannot continue: it is not over, does not stay, or was released")
+    return ticket.history
+
+
+def check_turn(ticket: Ticket, tokens: tuple[int, ...], sampling: Sampling, manifest: Manifest) -> tuple[int, ...]:
+    """The whole text of a next turn: history and `tokens`. Raises GenerationError for tokens that it cannot take."""
+    history = at_rest(ticket)
+    check_budget(sampling.max_new_tokens or 0)
+    check_prompt(tokens, manifest.graph, "what follows")
+    whole = (*history, *tokens)
+    check_prompt(whole, manifest.graph, "what was said and what follows, together,", answered=True)
+    return whole
+
+
+def check_rewind(ticket: Ticket, tokens: int) -> tuple[int, ...]:
+    """The history of a request that can be rewound by so many tokens. Raises GenerationError for another."""
+    history = at_rest(ticket)
+    if not 0 < tokens < len(history):
+        raise GenerationError(f"a history of {plural(len(history), 'token')} cannot go back by {tokens}")
+    return history
+
+
+def completion_of(text: Text | None, work: Work, prompt: tuple[int, ...], before: tuple[int, ...]) -> Completion:
+    """The completion of a turn that begins. `before`: all tokens before the answer. Raises UsageError for stop strings
+    without a tokenizer.
+    """
+    if text is None:
+        if work.stop:
+            raise UsageError(f"{spelled('stop')} is a text, and there is no tokenizer; give token ids to stop at")
+        return Completion(prompt, None)
+    return Completion(prompt, text.stream(before, work.stop, work.stop_ids))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from partita.library.audience import QUIET, Audience
 from partita.library.crashes import crash_error
@@ -15,6 +15,13 @@ from partita.runtime.worker.parent import Worker, WorkerLostError
 
 NOTE, BEGIN, END, TOLD = "note", "begin", "end", "told"
 """Kinds of events: a note, the begin and the end of what takes long, and the argument of `told`."""
+
+
+class Told(NamedTuple):
+    """An event for the audience of the parent."""
+
+    kind: str
+    value: Any
 
 
 def run_job(
@@ -40,7 +47,7 @@ def run_job(
     if not in_worker:
         given = {} if told is None else {"told": told}
         return _function(work)(*args, audience=audience, **given, **kwargs)
-    events = _Events(audience, told)
+    events = AudienceEvents(audience, told)
     with Worker(__name__, environment=environment, on_event=events) as worker:
         future = worker.submit("run", work, args, kwargs, told=told is not None)
         try:
@@ -57,15 +64,17 @@ def run_job(
             events.end()
 
 
-class _Events:
-    """Passes events of the worker on to an audience."""
+class AudienceEvents:
+    """Passes what a worker tells its `pushing_audience` on to an audience here."""
 
-    def __init__(self, audience: Audience, told: Callable[[Any], object] | None) -> None:
+    def __init__(self, audience: Audience, told: Callable[[Any], object] | None = None) -> None:
         self.audience, self.told = audience, told
         self.busy: AbstractContextManager[object] | None = None
 
-    def __call__(self, event: tuple[str, Any]) -> None:
-        """One event."""
+    def __call__(self, event: Any) -> bool:
+        """Pass an event on; False where it is of another kind."""
+        if not isinstance(event, Told):
+            return False
         kind, value = event
         if kind == NOTE:
             self.audience.note(value)
@@ -76,6 +85,7 @@ class _Events:
             if kind == BEGIN:
                 self.busy = self.audience.busy(value)
                 self.busy.__enter__()
+        return True
 
     def end(self) -> None:
         """Nothing takes long any more."""
@@ -84,21 +94,26 @@ class _Events:
             busy.__exit__(None, None, None)
 
 
-def run(channel: Channel) -> None:
-    """The worker: call functions and push what they have to say."""
+def pushing_audience(channel: Channel) -> Audience:
+    """In a worker: an audience whose notes go to the parent."""
 
     @contextmanager
     def busy(title: str) -> Iterator[None]:
-        channel.push((BEGIN, title))
+        channel.push(Told(BEGIN, title))
         try:
             yield
         finally:
-            channel.push((END, None))
+            channel.push(Told(END, None))
 
-    audience = Audience(lambda text: channel.push((NOTE, text)), busy)
+    return Audience(lambda text: channel.push(Told(NOTE, text)), busy)
+
+
+def run(channel: Channel) -> None:
+    """The worker: call functions and push what they have to say."""
+    audience = pushing_audience(channel)
 
     def call(work: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, told: bool) -> Any:
-        given = {"told": lambda value: channel.push((TOLD, value))} if told else {}
+        given = {"told": lambda value: channel.push(Told(TOLD, value))} if told else {}
         return _function(work)(*args, audience=audience, **given, **kwargs)
 
     serve(channel, {"run": call})

@@ -8,7 +8,7 @@ from typing import get_args
 
 from partita.errors import UsageError
 from partita.foreign.folder import Choice, open_folder
-from partita.library.audience import LOGGER
+from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.chain import ChainOptions, Target, chain_of, read_chain_options
 from partita.library.edge import takes
 from partita.library.engine import Engine
@@ -47,7 +47,7 @@ def load(options: LoadOptions) -> Model:
         folder.absolute(), manifest, given, target, choice, observe=options.observe, process=options.process
     )
     _log_chain(target, engine, manifest)
-    return Model(folder.absolute(), manifest, engine)
+    return Model(engine)
 
 
 def in_child(target: Target, process: Process) -> bool:
@@ -68,17 +68,42 @@ def open_engine(
     target: Target,
     choice: Choice,
     *,
-    observe: bool,
-    process: Process,
+    observe: bool = True,
+    process: Process = "auto",
+    refusal_seconds: float = 120.0,
+    audience: Audience = QUIET,
+    with_text: bool = True,
 ) -> Engine:
-    """The package open on its chain, in this process or in a child. Raises what `load` raises."""
+    """The package open on its chain, in this process or in a worker process. Raises what `load` raises.
+
+    `refusal_seconds`: for experiments on a chain that cannot be honoured. `with_text`: requests will want text.
+    """
     if in_child(target, process):
         from partita.library.remote import RemoteEngine
 
-        return RemoteEngine(folder, given.resolved(target), observe=observe, choice=choice)
+        return RemoteEngine(
+            folder,
+            manifest,
+            given,
+            target,
+            observe=observe,
+            refusal_seconds=refusal_seconds,
+            audience=audience,
+            choice=choice,
+            with_text=with_text,
+        )
     from partita.library.local import LocalEngine
 
-    return LocalEngine(folder, manifest, target, threads=given.threads, observe=observe, choice=choice)
+    return LocalEngine(
+        folder,
+        manifest,
+        target,
+        threads=given.threads,
+        observe=observe,
+        refusal_seconds=refusal_seconds,
+        audience=audience,
+        choice=choice,
+    )
 
 
 def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -23,22 +21,24 @@ from partita.library.asking import (
     conversations,
     options,
     prompt_rows,
+    seeded,
     stops,
 )
 from partita.library.audience import LOGGER
-from partita.library.edge import ArgumentError, one_tree, public
-from partita.library.engine import ANOTHER, CLOSED, FORKED, Engine, PrefixRequest, ReportRequest
-from partita.library.generation import Generation, begin, told_options
+from partita.library.edge import ArgumentError, public
+from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
+from partita.library.generation import Generation, Progress, sampling_options
+from partita.library.notes import chunk_ignored
 from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
 from partita.library.report import Report
+from partita.library.requests import Work, check_work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.options import BenchOptions, PlaceOptions, check_value
-from partita.package import Manifest
 from partita.package_records import Verification
-from partita.runtime.adapter_names import check_adapter, check_adapters
+from partita.runtime.adapter_names import check_adapter
+from partita.runtime.engine.checks import BEGIN_WITH_ONE
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
@@ -53,44 +53,35 @@ class VerificationError(ParityError):
         self.verification = verification
 
 
-class _Held:
-    """An engine is closed when nobody has this any more: neither the model nor what was begun with it."""
-
-
-def _close_here(engine: Engine, process: int) -> None:
-    """Close an engine, unless this process is a fork of the one that has it."""
-    if os.getpid() == process:
-        engine.close()
-
-
 class Model:
     """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
 
-    One generation at a time; calls may come from any thread, and wait for each other. Close it, or use it as a context
-    manager. Warnings go to the logger `partita`.
+    Calls may come from any thread. Prompts of all calls share the batch, first come, first served. Close it, or use it
+    as a context manager. Warnings go to the logger `partita`.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
-        self.folder, self.manifest = folder, manifest
-        self._engine = engine
-        self._text: Text | None = None
-        self._text_seconds = 0.0
-        self._last: Generation | None = None
-        self._scheduler: Scheduler | None = None
-        """What was begun last, where that is no generation of its own."""
+    def __init__(
+        self, engine: Engine, *, text: Text | None = None, with_text: bool = True, text_seconds: float = 0.0
+    ) -> None:
+        """`text`: its tokenizer, loaded in `text_seconds`; None: loaded when it is needed. `with_text`: False where
+        token ids are all that is wanted.
+        """
+        self.folder, self.manifest = engine.folder, engine.manifest
+        self.engine, self._with_text = engine, with_text
+        self._text, self.text_seconds = text, text_seconds
+        self._last: Progress | None = None
+        """The last generation; None where requests were submitted otherwise since, or a prefix was saved."""
         self._beginning = threading.Lock()
-        """Held while one is begun, so that the engine's latest is the one that is noted as the last."""
+        """Held while a batch is opened and its requests are queued."""
         self._closed = False
-        self._held = _Held()
         self._process = os.getpid()
-        self._closing = weakref.finalize(self._held, _close_here, engine, self._process)
 
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     @property
     def chain(self) -> tuple[ChainEntry, ...]:
         """What became of each provider that was asked for: whether it is used, and why not."""
-        return self._engine.opened.chain
+        return self.engine.opened.chain
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -99,7 +90,7 @@ class Model:
 
     @property
     def batch_size(self) -> int:
-        """Number of prompts per call, fixed at export."""
+        """Number of prompts that run at once, fixed at export."""
         return self.manifest.graph.batch_size
 
     @property
@@ -120,7 +111,7 @@ class Model:
     @property
     def load_seconds(self) -> float:
         """Time that opening the sessions took."""
-        return self._engine.opened.load_seconds
+        return self.engine.opened.load_seconds
 
     @public
     def encode(self, text: str) -> list[int]:
@@ -158,10 +149,11 @@ class Model:
         speculate: str | None = None,
         draft: str | os.PathLike[str] | None = None,
     ) -> Generation:
-        """Generate after a prompt, or after one for each row of the batch: an iterator of steps.
+        """Generate after one prompt or several, at most `batch_size` at once: an iterator of steps.
 
-        `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
-        for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
+        `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all prompts or
+        one for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says
+        nothing. `seed`: of the first prompt; prompt i, counted from 0, draws with seed + i, whatever the batch size.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
         run. `adapter`: the name of an adapter of the package, or a list with a name or None for each prompt.
         `speculate`: "ngram" guesses what follows from what was written so far, `draft` with a package of the same
@@ -198,7 +190,7 @@ class Model:
         """Generate the assistant's next message: as `generate`, with the package's chat template.
 
         `messages`: dicts of role and content, both texts; a text alone is the user's message. A list of such lists is a
-        conversation for each row. `prefix`: a file of `save_prefix`, with which the conversations begin; the messages
+        conversation for each. `prefix`: a file of `save_prefix`, with which the conversations begin; the messages
         have its text all the same. Raises ArgumentError for what is no message, or without a chat template.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
@@ -212,7 +204,7 @@ class Model:
     @property
     def tokenizer(self) -> Text | None:
         """The tokenizer of the package; None where it has none. Raises PackageError when it does not load."""
-        return None if self.manifest.tokenizer == "none" else self._tokenizer()
+        return self._tokenizer() if self._with_text and self.manifest.tokenizer != "none" else None
 
     @public
     def scheduler(
@@ -223,31 +215,23 @@ class Model:
         speculate: str | None = None,
         draft: str | os.PathLike[str] | None = None,
         prefix: str | os.PathLike[str] | None = None,
-    ) -> Scheduler:
-        """Requests that take turns in the rows of the batch, until the next generation begins; see `Scheduler`.
+    ) -> Engine:
+        """Open the batch for requests of `partita.request`; see `Engine` for `submit` and `step`.
 
-        A generation that goes on is over. The arguments are those of `generate`; but `prefix` adds nothing to a prompt:
-        what begins with its tokens is not read so far. Raises ArgumentError, GenerationError for a prefix.
+        The arguments are those of `generate`; but `prefix` adds nothing to a prompt: prompts that begin with its tokens
+        do not read them again. Raises ArgumentError; GenerationError for a prefix of another package, and while
+        requests with other options are running.
         """
         engine = self._open()
         check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         check_adapter(self.folder, self.manifest, adapter)
-        guessing = self._speculation(speculate, draft)
-        text = self.tokenizer
+        speculation = self._speculation(speculate, draft)
+        if self.tokenizer is not None:
+            engine.use_text(self.tokenizer)
         with self._beginning:
-            with self._giving_way():
-                scheduler = Scheduler(
-                    engine,
-                    text,
-                    prefill_chunk=prefill_chunk,
-                    adapter=adapter,
-                    speculation=guessing,
-                    prefix=None if prefix is None else str(Path(prefix).absolute()),
-                )
-            scheduler.keeps = self._held
-            self._displace()
-            self._scheduler = scheduler
-        return scheduler
+            engine.open(BatchOptions(prefill_chunk, adapter, speculation, _absolute(prefix)))
+            self._last = None
+        return engine
 
     @public
     def save_prefix(
@@ -258,11 +242,11 @@ class Model:
         system: str | None = None,
         prefill_chunk: int | None = None,
         adapter: str | None = None,
-    ) -> None:
-        """Read a text, token ids, or a message of the system, and keep the state of the cache after it in a file, for
-        `prefix` of `generate` and `chat`. A generation that was going on is over.
+    ) -> PrefixSaved:
+        """Read a text, token ids, or a system message, and save the state of the cache after it in a file, for `prefix`
+        of `generate` and `chat`. Nothing may be running.
 
-        Raises ArgumentError unless one of them is given, GenerationError for what the package cannot take or keep,
+        Raises ArgumentError unless one of them is given, GenerationError for what the package cannot take or save,
         ReportError when the file cannot be written.
         """
         engine = self._open()
@@ -279,8 +263,10 @@ class Model:
         path = Path(file).absolute()
         claim(path, "prefix", (self.folder,), option="file")
         with self._beginning:
-            self._displace()
-            engine.save_prefix(PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter))
+            self._last = None
+            return engine.save_prefix(
+                PrefixRequest(said.tokens, str(path), said.text, said.system, prefill_chunk, adapter)
+            )
 
     @public
     def verify(self, reference: str | os.PathLike[str] | None = None) -> Verification:
@@ -310,67 +296,42 @@ class Model:
 
     @public
     def report(self, *, probe_seconds: float = 120.0) -> Report:
-        """The partition report of the last generation, however it ended; one that goes on is over then.
+        """The partition report of the last generation, or of the requests since `scheduler`, finished or not. Where
+        prompts of several calls shared the batch, it is of all of them.
 
         `probe_seconds`: longest time for experiments on nodes that fell back; 0: none. Raises ReportError when nothing
         was generated, and KeyboardInterrupt when Ctrl-C ended the experiments.
         """
         check_value(PlaceOptions, "probe_seconds", probe_seconds)
         last = self._last
-        if last is None and self._scheduler is not None:
-            return self._report(ReportRequest("stop", complete=False, probe_seconds=probe_seconds))
-        if last is None or not last.steps:
+        if last is None:
+            request = ReportRequest("stop", complete=False, probe_seconds=probe_seconds)
+        elif not last.steps:
             raise ReportError("nothing to report: nothing has been generated yet; call generate first, or place")
-        last.displace(
-            "a report was made of this generation, which ended it; make the report when it is done, or leave it"
-        )
-        error = last.error if isinstance(last.error, Exception) else None
-        request = ReportRequest(
-            finish_reason=last.finish_reason,
-            finish_detail="" if error is None else str(error),
-            complete=last.error is None,
-            tokenizer_load_seconds=self._text_seconds,
-            options=told_options([answer.sampling for answer in last.answers]),
-            probe_seconds=probe_seconds,
-        )
-        return self._report(request)
-
-    @contextmanager
-    def _giving_way(self) -> Iterator[None]:
-        """Begin something else in a `with` block: the scheduler that there was opens no batch over it, in whatever
-        thread it is stepped, unless nothing begins.
-        """
-        earlier = self._scheduler
-        if earlier is not None:
-            earlier.displace(ANOTHER)
-        try:
-            yield
-        except BaseException:
-            if earlier is not None:
-                earlier.displace(None)
-            raise
-
-    def _displace(self) -> None:
-        """Something else was asked: what went on is over."""
-        for going in (self._last, self._scheduler):
-            if going is not None:
-                going.displace(ANOTHER)
-        self._last = self._scheduler = None
-
-    def _report(self, request: ReportRequest) -> Report:
+        else:
+            request = self.report_request(last, probe_seconds)
         report = self._open().report(request)
         if report.interrupted:
             raise KeyboardInterrupt
         return Report.of(report)
 
+    def report_request(self, last: Progress, probe_seconds: float) -> ReportRequest:
+        """What the report of a generation says beside the facts of the run."""
+        reason = last.finish_reason
+        return ReportRequest(
+            finish_reason=reason,
+            finish_detail="" if last.error is None else str(last.error),
+            complete=reason not in (None, "error", "interrupted"),
+            tokenizer_load_seconds=self.text_seconds,
+            options=sampling_options(last.samplings),
+            probe_seconds=probe_seconds,
+        )
+
     def close(self) -> None:
-        """Free the sessions, or end the process that has them. May be called twice."""
+        """End all requests and free the sessions, or end the worker process. May be called twice."""
         self._closed = True
-        if self._last is not None:
-            self._last.displace(f"{self.folder}: {CLOSED}")
-        if self._scheduler is not None:
-            self._scheduler.displace(f"{self.folder}: {CLOSED}")
-        self._closing()
+        if os.getpid() == self._process:
+            self.engine.close()
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError(f"{self.folder}: a loaded model cannot be pickled or copied; load the package there, too")
@@ -392,7 +353,7 @@ class Model:
             raise UsageError(f"{self.folder}: {CLOSED}")
         if os.getpid() != self._process:
             raise UsageError(f"{self.folder}: {FORKED}")
-        return self._engine
+        return self.engine
 
     def _speculation(self, speculate: str | None, draft: str | os.PathLike[str] | None) -> Speculation:
         asked = Speculation(speculate, None if draft is None else str(Path(draft).absolute()))
@@ -403,20 +364,18 @@ class Model:
         if self._text is None:
             began = time.perf_counter()
             self._text = load_text(self.folder, self.manifest.tokenizer, self.max_length)
-            self._text_seconds = time.perf_counter() - began
+            self.text_seconds = time.perf_counter() - began
         return self._text
 
     def _encode(self, prompts: Prompts, said: Said | None) -> tuple[Text | None, list[tuple[int, ...]]]:
         """The tokenizer, where there is one or a text needs one, and token ids of each row, after a prefix if any."""
         rows = prompt_rows(prompts)
-        if any(isinstance(row, str) for row in rows) or self.manifest.tokenizer != "none":
-            tokenizer: Text | None = self._tokenizer()
-        else:
-            tokenizer = None
+        wanted = self._with_text and self.manifest.tokenizer != "none"
+        tokenizer = self._tokenizer() if wanted or any(isinstance(row, str) for row in rows) else None
         ids = []
         for row in rows:
             if isinstance(row, str):
-                if not row:
+                if not row and said is None:
                     raise GenerationError("the prompt is empty; give some text to continue")
                 assert tokenizer is not None
                 ids.append(tuple(tokenizer.encode(row)) if said is None else prompt_after(said, row, tokenizer))
@@ -440,29 +399,39 @@ class Model:
         engine = self._open()
         check_value(BenchOptions, "prefill_chunk", prefill_chunk)
         adapters = adapters_of(adapter, len(ids))
-        check_adapters(self.folder, self.manifest, adapters)
+        for name in set(adapters):
+            check_adapter(self.folder, self.manifest, name)
+        common = adapters[0] if len(set(adapters)) == 1 else None
+        if prefix is not None and len(set(adapters)) > 1:
+            raise UsageError(
+                "prefix: it was read with one adapter, or none, and the prompts have several; give them all the same"
+            )
         has_text = tokenizer is not None
         texts, tokens = stops(self.folder, stop, stop_ids, vocab_size=self.vocab_size, has_text=has_text)
         samplings = options(asked, sampling, len(ids), self.folder)
+        works = [
+            Work(prompt, one, texts, tuple(sorted(tokens)), adapter=None if common == name else name)
+            for prompt, one, name in zip(ids, seeded(samplings, len(ids)), adapters, strict=True)
+        ]
+        if not works:
+            raise GenerationError("no prompt was given", remedy=BEGIN_WITH_ONE)
+        for number, work in enumerate(works, start=1):
+            check_work(work, self.manifest, f"prompt {number}" if len(works) > 1 else "the prompt")
+        if tokenizer is not None:
+            engine.use_text(tokenizer)
         with self._beginning:
-            with self._giving_way():
-                generation = begin(
-                    engine,
-                    ids,
-                    samplings,
-                    text=tokenizer,
-                    stop=texts,
-                    stop_ids=tokens,
-                    prefill_chunk=prefill_chunk,
-                    adapters=adapters,
-                    prefix=None if prefix is None else str(Path(prefix).absolute()),
-                    one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
-                    speculation=speculation,
-                    guard=one_tree,
-                )
-            generation.keeps = self._held
-            self._displace()
-            self._last = generation
-        for line in filter(None, (placeholder_note(self.folder, ids), *generation.notes)):
+            chunk = engine.open(
+                BatchOptions(prefill_chunk, common, speculation, _absolute(prefix)),
+                longest=max(map(len, ids)),
+                takes_turns=len(works) > engine.slots,
+            )
+            generation = Generation(engine, works, chunk, samplings=samplings, speculation=speculation)
+            self._last = generation.progress
+        for line in filter(None, (placeholder_note(self.folder, ids), *chunk_ignored(prefill_chunk, chunk))):
             LOGGER.warning(line)
         return generation
+
+
+def _absolute(path: str | os.PathLike[str] | None) -> str | None:
+    """The path for a worker process, which may be in another folder."""
+    return None if path is None else str(Path(path).absolute())

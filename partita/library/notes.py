@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partita.library.engine import Begun
+from partita.library.engine import Chunk
 from partita.observations.records import ChainEntry, remedy_of
 from partita.package import Manifest
 from partita.package_records import Verification
@@ -34,19 +34,16 @@ def unverified(verification: Verification, package: str = "this package") -> tup
     return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)
 
 
-def chunk_ignored(asked: int | None, begun: Begun) -> tuple[str, ...]:
+def chunk_ignored(asked: int | None, chunk: Chunk) -> tuple[str, ...]:
     """A length of prefill chunks that the package does not take; nothing where it takes what was asked."""
-    if asked is None or asked == begun.chunk_tokens:
+    if asked is None or asked == chunk.tokens:
         return ()
-    why = (
-        "its prefill graph has a fixed size" if begun.chunk_is_fixed else "its attention reads a batch's prompts whole"
-    )
+    why = "its prefill graph has a fixed size" if chunk.is_fixed else "its attention reads a batch's prompts whole"
     given = spelled("prefill_chunk", asked)
-    return (f"{given} is ignored: a run of this package takes {begun.chunk_tokens}, for {why}",)
+    return (f"{given} is ignored: a run of this package takes {chunk.tokens}, for {why}",)
 
 
-def gave_up(why: Iterable[str | None], told: set[str]) -> tuple[str, ...]:
-    """Why rows have no draft tokens any more, each reason once; those in `told` were told before."""
-    fresh = dict.fromkeys(reason for reason in why if reason is not None and reason not in told)
-    told.update(fresh)
-    return tuple(f"speculative decoding is off for the rest of this request ({why})" for why in fresh)
+def gave_up(reasons: Iterable[str | None]) -> tuple[str, ...]:
+    """Notes on rows in which drafting has ended."""
+    given = dict.fromkeys(reason for reason in reasons if reason is not None)
+    return tuple(f"speculative decoding is off for the rest of this request ({why})" for why in given)

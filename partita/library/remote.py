@@ -1,237 +1,477 @@
-"""A package loaded in a child process, because a provider's native code may end the process that it is in.
+"""A package loaded in a worker process, because a provider's native code may end the process that it is in.
 
-The child is asked one thing at a time, in JSON, with a number that its answer repeats: what it still has to say after a
-Ctrl-C here is not taken for the answer to the next question.
+The worker has the sessions, the loop and the scheduler, and pushes the pieces of each step in one message; the parent
+sends requests, and never answers per token.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import threading
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import queue
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Lock, RLock, get_ident
+from typing import Any, NoReturn
 
-from pydantic import TypeAdapter
-
-from partita.errors import GenerationError, ProviderError
-from partita.files import temporary_directory
+from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import AS_IT_IS, Choice
-from partita.library.audience import LOGGER
-from partita.library.chain import ChainOptions
-from partita.library.crashes import CRASHES
-from partita.library.crossing import FAREWELL, raise_told
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import ChainOptions, Target
+from partita.library.crashes import CRASHES, crash_error, foreign
+from partita.library.edge import ArgumentError
 from partita.library.engine import (
     CLOSED,
     FORKED,
-    Begun,
-    GenerateRequest,
+    BatchOptions,
+    Chunk,
     Opened,
     PrefixRequest,
     PrefixSaved,
     ReportRequest,
-    RowRequest,
+    Restarts,
+    check_rewind,
+    check_turn,
+    completion_of,
 )
-from partita.library.notes import gave_up
+from partita.library.engine_process import EngineTask, Update
+from partita.library.jobs import AudienceEvents
+from partita.library.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
 from partita.library.sampling import Sampling
-from partita.library.speculation import NO_SPECULATION, Speculation
-from partita.observations.names import CPU
+from partita.package import Manifest
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evaluation import Evaluation
-from partita.runtime.process.live_child import ChildLostError, LiveChild
+from partita.runtime.text import Text
+from partita.runtime.worker.parent import Worker, WorkerLostError
+from partita.spelling import read_by, reader
 
-CHILD = "partita.library.host"
-PATIENCE_SECONDS = 30.0 * 24 * 3600
-"""A step of a large model on a slow device may take long, and whoever waits for it can press Ctrl-C."""
-REQUESTS = TypeAdapter(GenerateRequest)
-PREFIXES = TypeAdapter(PrefixRequest)
-SAVED = TypeAdapter(PrefixSaved)
-REPORTS = TypeAdapter(ReportRequest)
-ROWS = TypeAdapter(RowRequest)
-SAMPLINGS = TypeAdapter(Sampling)
-OPENED = TypeAdapter(Opened)
-BEGUN = TypeAdapter(Begun)
-STEPS = TypeAdapter(Step)
-DURING = {
-    "begin": "generation",
-    "open": "generation",
-    "join": "generation",
-    "leave": "generation",
-    "halt": "generation",
-    "extend": "generation",
-    "rewind": "generation",
-    "step": "generation",
-    "save_prefix": "reading a prefix",
-    "report": "the report",
-    "verify": "verification",
-    "evaluate": "evaluation",
-}
-"""What goes on in the child, by what it was asked."""
+PROCESS = "partita.library.engine_process"
+RETRY_SECONDS = 5.0
+"""At least between two attempts to start a worker process again."""
+DURING = {"report": "the report", "verify": "verification", "evaluate": "evaluation", "save_prefix": "reading a prefix"}
 LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("leave {provider} out of the chain")
 
 
 class RemoteEngine:
-    """A loaded package in a process of its own. See `engine.Engine`."""
+    """A loaded package in a worker process; see `Engine`."""
 
-    def __init__(self, folder: Path, where: ChainOptions, *, observe: bool, choice: Choice = AS_IT_IS) -> None:
-        """Start the child and open the package there. Raises what `LocalEngine` does, and ProviderError for a crash, as
-        everything here does.
-        """
-        self._lock = threading.RLock()
-        self._numbers = itertools.count(1)
-        self._names = where.provider or ""
-        self._lost: ProviderError | None = None
-        """How the child ended, once it has."""
-        self._closed = False
-        self._begun = 0
-        self._gave_up: set[str] = set()
-        """Why nobody guesses any more, as it was told."""
-        self._reported: tuple[int, Report] | None = None
-        """The last report, and the generation that it is about."""
-        self._process = os.getpid()
-        self._folder = temporary_directory()
-        try:
-            folder_of_child = Path(self._folder.name) / "child"
-            self._child = LiveChild(CHILD, folder_of_child, (self._folder.name,), FAREWELL)
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        try:
-            given = {
-                "package": str(folder),
-                "where": asdict(where),
-                "observe": observe,
-                "choice": choice.to_json(),
-            }
-            self.opened = OPENED.validate_python(self._ask("load", given))
-        except BaseException:
-            self.close()
-            raise
-
-    def begin(self, request: GenerateRequest) -> Begun:
-        """Begin a generation there."""
-        self._gave_up = set()
-        begun = BEGUN.validate_python(self._ask("begin", REQUESTS.dump_python(request, mode="json")))
-        self._begun = begun.number
-        return begun
-
-    def open(
+    def __init__(
         self,
-        prefill_chunk: int | None = None,
-        adapter: str | None = None,
-        speculation: Speculation = NO_SPECULATION,
-        prefix: str | None = None,
-    ) -> Begun:
-        """Begin a generation there whose rows are all free."""
-        self._gave_up = set()
-        given = {"prefill_chunk": prefill_chunk, "adapter": adapter, "speculation": asdict(speculation)}
-        begun = BEGUN.validate_python(self._ask("open", {**given, "prefix": prefix}))
-        self._begun = begun.number
-        return begun
+        folder: Path,
+        manifest: Manifest,
+        where: ChainOptions,
+        target: Target,
+        *,
+        observe: bool = True,
+        refusal_seconds: float,
+        audience: Audience = QUIET,
+        choice: Choice = AS_IT_IS,
+        with_text: bool = True,
+    ) -> None:
+        """Start the worker and open the package there. `with_text`: the tokenizer is needed there.
 
-    def join(self, number: int, request: RowRequest) -> int:
-        """Give a request a free row of the generation there; its index."""
-        given = {"number": number, "request": ROWS.dump_python(request, mode="json")}
-        return int(self._ask("join", given))
+        Raises what `LocalEngine` does, and ProviderError when the worker ends, as everything here does.
+        """
+        self.folder, self.manifest = folder, manifest
+        self.chunk = Chunk(0, is_fixed=False)
+        self.lost_by: PartitaError | None = None
+        self.restarts: Restarts | None = None
+        self.copied_tokens = 0
+        with_text = with_text and manifest.tokenizer != "none"
+        self._task = EngineTask(folder, where.resolved(target), choice, observe, refusal_seconds, with_text)
+        self._chain = target.chain
+        self._inbox = _Inbox(audience)
+        self._with_text = False
+        self._reader = reader()
+        self._process = os.getpid()
+        self._stepping = RLock()
+        """Held by the thread that takes updates, or changes requests otherwise."""
+        self._sending = Lock()
+        """Held while a request is noted and sent."""
+        self._restarting: int | None = None
+        """The thread that starts the worker again."""
+        self._requests: dict[int, Ticket] = {}
+        """Those that are not over."""
+        self._opening: tuple[BatchOptions, int | None, bool] = BatchOptions(), None, True
+        self._reported: Report | None = None
+        """The last report since `open`."""
+        self._closed = False
+        self._failed: tuple[PartitaError, float] | None = None
+        """Why the worker could not be started again, and when."""
+        self._lost: ProviderError | None = None
+        """How the worker ended."""
+        self._start()
 
-    def leave(self, number: int, row: int) -> None:
-        """Free a row there, finished or not."""
-        self._ask("leave", {"number": number, "row": row})
+    def _start(self) -> None:
+        self._worker = Worker(PROCESS, on_event=self._inbox.take, on_lost=self._inbox.take)
+        self._closing = weakref.finalize(self, self._worker.close)
+        try:
+            self.opened: Opened = self._worker.call("load", self._task)
+        except BaseException as error:
+            self._worker.kill()
+            self._inbox.clear()
+            if isinstance(error, WorkerLostError) and not error.closed:
+                raise crash_error(error, self._chain) from error
+            raise
+        self._lost = None
 
-    def halt(self, number: int, row: int) -> None:
-        """End a row there where it is; it keeps what it has."""
-        self._ask("halt", {"number": number, "row": row})
+    @property
+    def slots(self) -> int:
+        """Rows of the batch."""
+        return self.opened.slots
 
-    def extend(self, number: int, row: int, tokens: Sequence[int], sampling: Sampling) -> None:
-        """Give a row there more tokens to read, and go on after them as `sampling` says."""
-        given = {"tokens": [int(token) for token in tokens], "sampling": SAMPLINGS.dump_python(sampling, mode="json")}
-        self._ask("extend", {"number": number, "row": row, **given})
+    @property
+    def running(self) -> int:
+        """Requests that have a row and are not over."""
+        return sum(ticket.state == "running" for ticket in list(self._requests.values()))
 
-    def rewind(self, number: int, row: int, tokens: int) -> bool:
-        """Take a row there back by so many of its tokens; False where it cannot go back."""
-        return bool(self._ask("rewind", {"number": number, "row": row, "tokens": tokens}))
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row yet."""
+        return sum(ticket.state == "waiting" for ticket in list(self._requests.values()))
 
-    def step(self, number: int) -> Step | None:
-        """The next step; None when there is none."""
-        answer = self._ask("step", {"number": number})
-        step = None if answer is None else STEPS.validate_python(answer)
-        for line in () if step is None else gave_up(step.gave_up, self._gave_up):
-            LOGGER.warning(line)  # the child has nobody to tell
-        return step
+    @property
+    def up(self) -> bool:
+        """False after the worker ended and could not be started again."""
+        return self._failed is None
 
-    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
-        """Read a prefix there, and have the child write the file."""
-        return SAVED.validate_python(self._ask("save_prefix", PREFIXES.dump_python(request, mode="json")))
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def use_text(self, text: Text | None) -> None:
+        """Have requests from now on get text, by the tokenizer of the package in the worker; None: none."""
+        self._with_text = text is not None
+
+    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+        """Open a batch, or share the open one; see `Engine.open`."""
+        with self._stepping:
+            self._opening = options, longest, takes_turns
+            self.chunk = self._call("open", *self._opening)
+            self.lost_by = self._reported = None
+            return self.chunk
+
+    def submit(
+        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
+    ) -> Ticket:
+        """Queue a request. Raises GenerationError for a prompt that the package cannot take, UsageError."""
+        with read_by(self._reader):
+            check_work(work, self.manifest)
+            if not self._with_text:
+                completion_of(None, work, (), ())  # no stop strings then
+        self._check_open()
+        ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
+        with self._sending:
+            if self._lost is not None and self.restarts is None:
+                raise self._again()
+            self._requests[ticket.number] = ticket
+            if self._lost is None and self._restarting in (None, get_ident()):
+                self._send(ticket)
+        return ticket
+
+    def step(self) -> bool:
+        """Take the next update of the worker, and give requests their pieces. False when no request is open."""
+        if os.getpid() != self._process:
+            raise GenerationError(FORKED)
+        with self._stepping:
+            if self._lost is not None:
+                if not self._requests and (self.restarts is None or self._failed is not None):
+                    return False
+                if self.restarts is None or self._restarting is not None:
+                    self._end_all(self._again())
+                else:
+                    self._restart(self.restarts)
+                return True
+            if not self._requests and self._inbox.empty():
+                return False
+            self._take(self._inbox.get())
+            return True
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until `step` has something to do, at most so long; whether it has."""
+        return self._inbox.wait(seconds)
+
+    def retry(self) -> None:
+        """Start the worker again where that failed some time ago: a load balancer sends no request to a server that is
+        down, so none would cause it.
+        """
+        with self._stepping:
+            restarts, failed = self.restarts, self._failed
+            if restarts is not None and failed is not None and time.monotonic() - failed[1] >= RETRY_SECONDS:
+                self._restart(restarts)
+
+    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Begin the next turn of a request that stays; see `Engine.extend`."""
+        given = tuple(tokens)
+        with self._stepping:
+            whole = check_turn(ticket, given, sampling, self.manifest)
+            self._call("extend", ticket.number, given, sampling)
+            ticket.begin_turn(whole[: -len(given)], Completion(given, None), sampling)
+            if ticket.row is not None:
+                ticket.state, ticket.began = "running", ticket.submitted
+            self._requests[ticket.number] = ticket
+
+    def rewind(self, ticket: Ticket, tokens: int) -> bool:
+        """Remove so many tokens from the end of the history of a request that stays; see `Engine.rewind`."""
+        with self._stepping:
+            history = check_rewind(ticket, tokens)
+            back: bool = self._call("rewind", ticket.number, tokens)
+            if not back:
+                ticket.row = None
+            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
+            ticket.state = "over"
+            return back
+
+    def release(self, ticket: Ticket) -> None:
+        """Free the row of a request that stays and is over."""
+        if ticket.state == "over" and not ticket.released:
+            ticket.released, ticket.row = True, None
+            with suppress(PartitaError):
+                self._worker.send("release", ticket.number)
+
+    # --- the package --------------------------------------------------------------------------------------------------
 
     def report(self, request: ReportRequest) -> Report:
-        """The report of the last generation; when the child is gone, the one that was made of it before."""
-        if self._lost is not None and self._reported is not None and self._reported[0] == self._begun:
-            return self._reported[1]
-        report = Report.model_validate(self._ask("report", REPORTS.dump_python(request, mode="json")))
-        self._reported = (self._begun, report)
+        """The partition report of the steps since `open`; when the worker has ended, the one that was made before."""
+        if self._lost is not None and self._reported is not None:
+            return self._reported
+        report: Report = self._call("report", request)
+        self._reported = report
         return report
 
     def verify(self, reference: str | None = None) -> Verification:
         """Replay the known answer there, or that of `reference`."""
-        return Verification.model_validate(self._ask("verify", {"reference": reference}))
+        found: Verification = self._call("verify", reference)
+        return found
 
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package there."""
-        return Evaluation(**self._ask("evaluate", {}))
+        found: Evaluation = self._call("evaluate")
+        return found
+
+    def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
+        """Read a prefix there and write its state to a file."""
+        saved: PrefixSaved = self._call("save_prefix", request)
+        return saved
 
     def close(self) -> None:
-        """End the child. May be called twice, and from another thread than the one that waits for an answer."""
+        """End all requests and the worker. May be called twice, and from any thread."""
         self._closed = True
-        self._child.close()
-        self._folder.cleanup()
+        self._closing()
+        with self._stepping:
+            self.lost_by = GenerationError(CLOSED)
+            self._end_all(self.lost_by)
 
-    def _ask(self, what: str, given: dict[str, Any]) -> Any:
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        """Raise GenerationError once it is closed, and in a fork."""
+        if self._closed:
+            raise GenerationError(CLOSED)
         if os.getpid() != self._process:
             raise GenerationError(FORKED)
-        with self._lock:
-            if self._closed:
-                raise GenerationError(CLOSED)
-            if self._lost is not None:
-                raise ProviderError(self._lost.said, remedy=LOAD_AGAIN) from self._lost
-            number = next(self._numbers)
-            try:
-                answer = self._child.ask({"number": number, "what": what, "given": given}, PATIENCE_SECONDS)
-                while answer["number"] != number:
-                    answer = self._next()
-            except ChildLostError as lost:
-                if self._closed:
-                    raise GenerationError(CLOSED) from lost
-                self._lost = self._without_child(what, lost)
-                raise self._lost from lost
-        raise_told(answer.get("error"))
-        return answer["result"]
 
-    def _without_child(self, what: str, lost: ChildLostError) -> ProviderError:
-        """The error for a child that gave no answer: a provider that does not start, or one that fails at work."""
-        if what not in DURING:
-            return ProviderError(
-                f"{self._names}: initialisation_failed: native code ended the process of the package: it {lost}; "
-                "partita.providers() says which provider starts at all"
-            )
-        ended = "crashed" if -(self._child.process.returncode or 0) in CRASHES else "ended"
-        others = [name for name in self._names.split(",") if name != CPU]
+    def _send(self, ticket: Ticket) -> None:
+        with suppress(WorkerLostError):  # `step` takes the event
+            self._worker.send("submit", ticket.number, ticket.work, self._with_text, ticket.on_step is not None)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        with suppress(PartitaError):  # it has ended, and so does the request
+            self._worker.send("cancel", ticket.number)
+
+    def _call(self, verb: str, *args: Any) -> Any:
+        """Have the worker do something. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
+        self._check_open()
+        if self._lost is not None:
+            raise self._again()
+        call = self._worker.submit(verb, *args)
+        try:
+            try:
+                return self._worker.wait(call)
+            except KeyboardInterrupt:
+                self._worker.interrupt()
+                return self._worker.wait(call)
+        except WorkerLostError as lost:
+            if self._closed or lost.closed:
+                raise GenerationError(CLOSED) from lost
+            error = self._death(lost, verb)
+            if self._stepping.acquire(blocking=False):  # else the thread that steps takes the event
+                try:
+                    while self._lost is None and not self._inbox.empty():
+                        self._take(self._inbox.get(), error)
+                finally:
+                    self._stepping.release()
+            raise error from lost
+
+    def _take(self, event: Update | WorkerLostError, error: ProviderError | None = None) -> None:
+        """Handle an event of the worker. `error`: for one that says that it has ended."""
+        if isinstance(event, Update):
+            self._apply(event)
+        else:
+            self._lose(error or self._death(event, "open"))
+
+    def _apply(self, update: Update) -> None:
+        """Give requests what has changed."""
+        requests = self._requests
+        for number, began in update.begun:
+            if number in requests:
+                requests[number].state, requests[number].began = "running", began
+        stepped = dict.fromkeys(requests[number].on_step for number in update.stepped if number in requests)
+        self.lost_by = update.lost_by or self.lost_by
+        pieces = []
+        for number, text, tokens, logprobs, finish, end in update.pieces:
+            ticket = requests.get(number)
+            if ticket is None:
+                continue
+            completion = ticket.completion
+            if tokens:
+                completion.tokens += tokens
+                if ticket.first_token is None:
+                    ticket.first_token = time.perf_counter()
+            if text:
+                completion.pieces.append(text)
+            if end is not None:
+                completion.finish, ticket.state = finish, "over"
+                ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
+                self.copied_tokens += ticket.copied_tokens
+                stepped[ticket.on_step] = None
+                del requests[number]
+            pieces.append((ticket, Piece(text, tokens, logprobs, finish)))
+        try:
+            tell(pieces)
+        finally:
+            if update.step is not None:
+                for on_step in stepped:
+                    if on_step is not None:
+                        on_step(update.step)
+
+    def _again(self) -> ProviderError:
+        """The error for a worker that has ended before."""
+        assert self._lost is not None
+        return ProviderError(self._lost.said, remedy=LOAD_AGAIN)
+
+    def _death(self, lost: WorkerLostError, verb: str) -> ProviderError:
+        """The error for a worker that ended while it did something for `verb`."""
+        ended = "crashed" if lost.signal in CRASHES else "ended"
+        others = foreign(self._chain)
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
+        names = ",".join(provider.ort_name for provider in self._chain)
         return ProviderError(
-            f"{self._names}: the child process {ended} during {DURING[what]}: it {lost}",
+            f"{names}: the worker process {ended} during {DURING.get(verb, 'generation')}: it {lost.what}",
             remedy=replace(LOAD_AGAIN, otherwise=otherwise),
         )
 
-    def _next(self) -> dict[str, Any]:
-        """Another line of the child."""
-        line = self._child.lines.get(timeout=PATIENCE_SECONDS)
-        if line is None:
-            raise self._child.give_up("ended while it was being queried")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+    def _lose(self, error: ProviderError) -> None:
+        """The worker has ended: so have running requests, and waiting ones unless it is started again."""
+        if self._closed:
+            self.lost_by = GenerationError(CLOSED)
+            self._end_all(self.lost_by)
+            return
+        self._lost = self.lost_by = error
+        running = [ticket for ticket in self._requests.values() if ticket.state == "running"]
+        self._end(running if self.restarts is not None else [*self._requests.values()], self._lost)
+
+    def _restart(self, restarts: Restarts) -> None:
+        """Start the worker again, have it checked, and queue the waiting requests there; end them where it fails."""
+        failed = self._failed
+        with self._sending:
+            waiting, self._requests, self._restarting = self._requests, {}, get_ident()
+        if failed is None or time.monotonic() - failed[1] >= RETRY_SECONDS:
+            if failed is None:
+                restarts.tell(f"{self._lost}; it is loaded again")
+            self._closing.detach()
+            self._worker.kill()
+            self._inbox.clear()
+            try:
+                self._start()
+                self._reopen(restarts)
+                restarts.check()
+                self._reopen(restarts)
+                self._failed = None
+            except Exception as raised:  # noqa: BLE001 - the server stays, and tries again
+                error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
+                self._lost = self._lost or ProviderError(error.said)
+                if failed is None or str(failed[0]) != str(error):  # else it would be a line every few seconds
+                    restarts.tell(f"not loaded: {error}; it is tried again every {RETRY_SECONDS:g} s")
+                self._failed = error, time.monotonic()
+        with self._sending:
+            self._requests, self._restarting = {**waiting, **self._requests}, None
+            for ticket in self._requests.values() if self._failed is None else ():
+                self._send(ticket)
+                if ticket.cancelled:
+                    self._cancel(ticket)
+        if self._failed is not None:
+            error = self._failed[0]
+            said = f"{error.said}; it is tried again every {RETRY_SECONDS:g} s"
+            self._end_all(ProviderError(said, where=error.where))
+            return
+        if failed is not None:
+            restarts.tell("it is loaded again, and takes requests")
+
+    def _reopen(self, restarts: Restarts) -> None:
+        """Open the batch as before; without its prefix where the file is no longer there."""
+        options, longest, takes_turns = self._opening
+        try:
+            self.open(options, longest=longest, takes_turns=takes_turns)
+        except GenerationError as error:
+            if options.prefix is None:
+                raise
+            restarts.tell(f"{error}; prompts are read from their beginning")
+            self.open(replace(options, prefix=None), longest=longest, takes_turns=takes_turns)
+
+    def _end_all(self, error: PartitaError) -> None:
+        self._end([*self._requests.values()], error)
+
+    def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
+        """End requests with an error."""
+        for ticket in tickets:
+            self._requests.pop(ticket.number, None)
+            ticket.state, ticket.error, ticket.ended, ticket.row = "over", error, time.perf_counter(), None
+            ticket.completion.finish = "error"
+        tell([(ticket, Piece("", (), (), "error")) for ticket in tickets])
+
+
+class _Inbox:
+    """Updates of the worker, for the thread that steps. Does not refer to the engine, which can be collected."""
+
+    def __init__(self, audience: Audience) -> None:
+        self._audience = AudienceEvents(audience)
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._early: deque[Any] = deque()
+
+    def take(self, event: Any) -> None:
+        """An event of the worker, in the thread that reads its messages."""
+        if isinstance(event, WorkerLostError):
+            self._audience.end()
+        if not self._audience(event):
+            self._events.put(event)
+
+    def get(self) -> Any:
+        """The next event."""
+        return self._early.popleft() if self._early else self._events.get()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Block until there is an event."""
+        if not self._early:
+            with suppress(queue.Empty):
+                self._early.append(self._events.get(timeout=seconds))
+        return bool(self._early)
+
+    def empty(self) -> bool:
+        """Whether there is no event."""
+        return not self._early and self._events.empty()
+
+    def clear(self) -> None:
+        """Forget all events, of a worker that has ended."""
+        self._early.clear()
+        while not self._events.empty():
+            self._events.get()

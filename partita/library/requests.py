@@ -1,24 +1,26 @@
-"""What the scheduler is asked, and what becomes of it: work, the ticket that is given for it, and its pieces."""
+"""A request from the caller down to the batch: what it asks for, its ticket, the pieces it gets, and its answer."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NoReturn, cast
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
 
 from partita.errors import PartitaError, UsageError
 from partita.library.edge import ArgumentError
-from partita.library.engine import Begun
-from partita.library.generation import Answer, FinishReason, Row
 from partita.library.sampling import Sampling
 from partita.options import checked
+from partita.package import Manifest
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.logprobs import TokenLogprobs
+from partita.runtime.text import TextStream
 from partita.spelling import spelled
 
 State = Literal["waiting", "running", "over"]
+FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
 _NUMBERS = itertools.count(1)
 
 
@@ -30,18 +32,18 @@ class Work:
     sampling: Sampling
     """Completed."""
     stop: tuple[str, ...] = ()
-    """Texts to stop at."""
+    """Stop strings."""
     stop_ids: tuple[int, ...] = ()
-    """Tokens to stop at."""
+    """Stop tokens."""
     logprobs: int | None = None
-    """How likely each new token was is told, with so many of the likeliest; None: it is not."""
+    """Pieces have the log-probability of each new token, and those of so many of the likeliest; None: they have not."""
     adapter: str | None = None
-    """Name of an adapter of the package; None: that of the scheduler."""
+    """Name of an adapter of the package; None: the adapter of the batch (`BatchOptions.adapter`)."""
     trial: bool = False
-    """Nobody asked for it: it shows that its adapter can be read, and is not told in reports."""
+    """A warm-up request, whose adapter reports leave out."""
     stays: bool = False
-    """It keeps its row and its cache when it ends, for a next turn, until it is released. Where a row at rest would
-    lose what it has to those at work, a next turn reads everything anew.
+    """It keeps its row and its cache when it ends, for a next turn, until it is released. Where running rows would
+    change the cache of a finished one, the next turn reads everything again.
     """
 
 
@@ -53,18 +55,82 @@ class Piece:
     """Whole characters only, so often none."""
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each token, where they were asked for."""
+    """One for each token, where they were requested."""
     finish_reason: str | None
     """`stop`, `length`, `cache_full`, `interrupted` or `error` of the last piece; None of the others."""
 
 
-class Ticket:
-    """A request that was taken. The thread that steps the scheduler changes it; any thread may look, and cancel it."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one prompt, complete or not."""
 
-    def __init__(self, work: Work, said: Row, listener: Listener | None, wake: Callable[[], None]) -> None:
-        """`said`: what it has said in this turn. `wake` is called when it is cancelled."""
+    text: str
+    """Without special tokens and what follows a stop string; empty for a package without a tokenizer."""
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason | None
+    """None while it goes on."""
+    sampling: Sampling
+    """With a value for everything: the same gives the same answer."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """Tokens and text that one turn of a request has got so far."""
+
+    prompt: tuple[int, ...]
+    stream: TextStream | None
+    """None without a tokenizer."""
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+    def text(self) -> str:
+        """The text so far; empty without a tokenizer."""
+        return "".join(self.pieces)
+
+    def take(self, tokens: Sequence[int], finish: str | None) -> tuple[int, ...]:
+        """Add the tokens of one step; those that belong to the answer: none after a stop string."""
+        if self.finish is not None:
+            return ()
+        self.finish = finish  # also without a token: logits that are not finite end it with none
+        if self.stream is None:
+            self.tokens += tokens
+            return tuple(tokens)
+        taken = []
+        for token in tokens:
+            taken.append(token)
+            self.pieces.append(self.stream.push(token))
+            if self.stream.stopped:
+                self.finish = "stop"
+                break
+        self.tokens += taken
+        if self.finish is not None:
+            self.end()
+        return tuple(taken)
+
+    def end(self) -> None:
+        """Add the text that was held back: no token follows."""
+        if self.stream is not None:
+            self.pieces.append(self.stream.finish())
+            self.stream = None
+
+
+class Ticket:
+    """A submitted request. The thread that steps the engine changes it; any thread may read it, and cancel it."""
+
+    def __init__(
+        self,
+        work: Work,
+        completion: Completion,
+        listener: Listener | None,
+        on_step: Callable[[Any], object] | None,
+        on_cancel: Callable[[Ticket], object],
+    ) -> None:
+        """`listener` gets its pieces; `on_step` each `Step` in which it has a row, after the pieces of the step."""
         self.number = next(_NUMBERS)
-        self.work, self.sampling, self.said, self.listener = work, work.sampling, said, listener
+        self.work, self.sampling, self.completion = work, work.sampling, completion
+        self.listener, self.on_step, self._on_cancel = listener, on_step, on_cancel
         self.state: State = "waiting"
         self.error: PartitaError | None = None
         """What ended it, with finish reason `error`."""
@@ -75,43 +141,42 @@ class Ticket:
         self.first_token: float | None = None
         self.ended: float | None = None
         self.row: int | None = None
-        """Of the batch, as long as it has one."""
+        """Its row of the batch, as long as it has one."""
         self.copied_tokens = 0
-        """Tokens of this turn that it copied, from a prefix or from another row, and did not read."""
+        """Prompt tokens of this turn whose cache was copied, from a prefix or from another row, instead of read."""
         self.cancelled = self.released = False
-        self._wake = wake
         self._earlier: tuple[int, ...] = ()
 
     @property
     def answer(self) -> Answer:
-        """What it has been answered so far, in this turn."""
-        said = self.said
-        reason = cast("FinishReason | None", said.finish)
-        return Answer(said.text(), tuple(said.tokens), len(said.prompt), reason, self.sampling)
+        """The answer so far, of this turn."""
+        done = self.completion
+        reason: Any = done.finish
+        return Answer(done.text(), tuple(done.tokens), len(done.prompt), reason, self.sampling)
 
     @property
     def history(self) -> tuple[int, ...]:
         """All tokens of its row: those of earlier turns, the prompt, and the answer so far."""
-        return (*self._earlier, *self.said.prompt, *self.said.tokens)
+        return (*self._earlier, *self.completion.prompt, *self.completion.tokens)
 
     @property
     def longest(self) -> int:
         """Tokens that its row has at most when this turn is over."""
-        return len(self._earlier) + len(self.said.prompt) + (self.sampling.max_new_tokens or 0)
+        return len(self._earlier) + len(self.completion.prompt) + (self.sampling.max_new_tokens or 0)
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a ticket cannot be pickled or copied; take its answer, which can")
 
     def cancel(self) -> None:
         """End it, from any thread: after the next step it is over, with `interrupted`. Its row is free then, unless it
-        stays. One that is over already stays as it is.
+        stays. A request that is over is left as it is.
         """
         self.cancelled = True
-        self._wake()
+        self._on_cancel(self)
 
-    def begin_turn(self, history: tuple[int, ...], said: Row, sampling: Sampling) -> None:
-        """A turn after `history`, of which nothing has been said yet, and which waits. For the scheduler."""
-        self._earlier, self.said, self.sampling = history, said, sampling
+    def begin_turn(self, history: tuple[int, ...], completion: Completion, sampling: Sampling) -> None:
+        """Wait with a new turn after `history`. For the engine."""
+        self._earlier, self.completion, self.sampling = history, completion, sampling
         self.state, self.error, self.cancelled, self.copied_tokens = "waiting", None, False, 0
         self.submitted, self.began, self.first_token, self.ended = time.perf_counter(), None, None, None
 
@@ -119,20 +184,54 @@ class Ticket:
 Listener = Callable[[Ticket, Piece], object]
 
 
-def check_work(work: object, limits: Begun) -> None:
-    """Raise GenerationError for a prompt that a batch cannot take, UsageError for an option or what is no work."""
+def weak(method: Callable[[Ticket], object]) -> Callable[[Ticket], object]:
+    """A function that calls the method while its object exists: a ticket does not keep its engine open."""
+    found = weakref.WeakMethod(method)
+
+    def call(ticket: Ticket) -> None:
+        bound = found()
+        if bound is not None:
+            bound(ticket)
+
+    return call
+
+
+def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> None:
+    """Raise GenerationError for a prompt that the package cannot take, UsageError for an option or another type.
+
+    `name`: how the message calls the prompt.
+    """
     if not isinstance(work, Work):
         raise UsageError(
             f"submit() got a {type(work).__name__}; make a request of a prompt with partita.request(model, prompt)"
         )
-    check_prompt(work.prompt, limits, "the prompt", answered=True)
+    vocab_size = manifest.graph.vocab_size
+    check_prompt(work.prompt, manifest.graph, name, answered=True)
     check_budget(work.sampling.max_new_tokens or 0)
     checked(work.sampling)
-    if work.logprobs is not None and not 0 <= work.logprobs <= limits.vocab_size:
+    if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
         raise UsageError(
-            f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {limits.vocab_size}, the size of "
-            "the vocabulary"
+            f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {vocab_size}, the size of the "
+            "vocabulary"
         )
-    if work.adapter is not None and work.adapter not in limits.adapters:
-        there = f"choose one of {', '.join(limits.adapters)}, or leave it out" if limits.adapters else "it has none"
+    names = [record.name for record in manifest.switchable]
+    if work.adapter is not None and work.adapter not in names:
+        there = f"choose one of {', '.join(names)}, or leave it out" if names else "it has none"
         raise UsageError(f"{spelled('adapter', work.adapter)}: the package has no adapter of this name; {there}")
+
+
+def tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
+    """Give listeners their pieces. A listener that raises gets no more, and its request is cancelled; the first
+    exception is raised once all have theirs.
+    """
+    wrong: Exception | None = None
+    for ticket, piece in pieces:
+        if ticket.listener is None:
+            continue
+        try:
+            ticket.listener(ticket, piece)
+        except Exception as error:  # noqa: BLE001 - raised below
+            wrong, ticket.listener = wrong or error, None
+            ticket.cancel()
+    if wrong is not None:
+        raise wrong

@@ -1,79 +1,92 @@
-"""Requests that take turns in the rows of one batch: who comes first is served first, and a row that is free is given
-to the next one at once.
+"""Requests of one package: first come, first served, and a row that is free is given to the next request at once.
 
-One thread steps it; any thread may submit and cancel. What goes wrong in a row alone, or in making text of its tokens,
-ends its request; what goes wrong in a run ends every request that is in the batch, and those that wait begin in a new
-one. A listener that fails loses its own request: the others have got their tokens by then.
+One thread steps at a time; any thread may submit and cancel. An error of one row, or in making text of its tokens,
+ends its request. An error of a run ends every request in the batch, and waiting requests begin in a new one. A listener
+that raises loses its own request: the others have got their tokens by then.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from os.path import commonprefix
 from typing import NoReturn
 
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError
+from partita.library.batch import Batch
 from partita.library.edge import ArgumentError
-from partita.library.engine import Begun, Engine, RowRequest
-from partita.library.generation import Row
-from partita.library.requests import Listener, Piece, Ticket, Work, check_work
+from partita.library.engine import (
+    BUSY,
+    CLOSED,
+    BatchOptions,
+    Chunk,
+    Restarts,
+    check_rewind,
+    check_turn,
+    completion_of,
+)
+from partita.library.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
 from partita.library.sampling import Sampling
-from partita.library.speculation import NO_SPECULATION, Speculation
-from partita.observations.text_format import plural
-from partita.runtime.engine.checks import check_budget, check_prompt
+from partita.package import Manifest
 from partita.runtime.engine.prefix import most_shared
 from partita.runtime.engine.recorder import Step
 from partita.runtime.text import Text
-from partita.spelling import read_by, reader, spelled
+from partita.spelling import read_by, reader
 
-__all__ = ["Piece", "Scheduler", "Ticket", "Work"]
-LOOKED_AT = 8
-"""Of those who wait, to find what they begin with alike."""
+LOOKAHEAD = 8
+"""Waiting requests that are compared, to find what they begin with alike."""
 
 
-class Scheduler:
-    """The batch of a loaded package, shared by requests. Nothing else may generate with the package meanwhile."""
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """Which requests may be in the batch together."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        text: Text | None,
-        *,
-        prefill_chunk: int | None = None,
-        adapter: str | None = None,
-        speculation: Speculation = NO_SPECULATION,
-        prefix: str | None = None,
-        on_step: Callable[[Step], object] | None = None,
-    ) -> None:
-        """`text`: the tokenizer; None: pieces have no text, and there are no stop strings. `on_step` hears of every
-        step, before the listeners of requests. `speculation`: who guesses what follows in every row. `prefix`: file of
-        a prefix; prompts that begin with its tokens are not read so far. Raises UsageError for a chunk that makes no
-        sense, and where guesses cannot be confirmed; GenerationError for a prefix that is not of this package.
-        """
-        self._engine, self._text, self._on_step = engine, text, on_step
-        self._how = prefill_chunk, adapter, speculation, prefix
-        self._begun: Begun | None = engine.open(*self._how)
-        """None: the batch is lost, and another one is to be opened."""
-        self._limits, self._reader = self._begun, reader()
-        self._rows: list[Ticket | None] = [None] * self._begun.rows
-        """Those at work, and those that stay."""
+    rows: int
+    """Of the batch."""
+    keep_cache: bool = True
+    """A finished row keeps its cache while others are running."""
+    own_adapters: bool = False
+    """Rows may have adapters of their own."""
+    alone_beyond: int | None = None
+    """A text with more tokens than this changes the rotary frequencies of the rows beside it. None: rows are
+    independent.
+    """
+
+
+class Scheduler(ABC):
+    """The requests of a loaded package, and the thread that steps them. See `Engine` for the methods."""
+
+    def __init__(self, manifest: Manifest, rules: RowRules) -> None:
+        self.manifest, self._rules = manifest, rules
+        self.chunk = Chunk(0, is_fixed=False)
+        self.lost_by: PartitaError | None = None
+        self.restarts: Restarts | None = None
+        self.copied_tokens = 0
+        self._text: Text | None = None
+        self._reader = reader()
+        self._options, self._takes_turns = BatchOptions(), True
+        self._batch: Batch | None = None
+        """None: nothing was opened yet, or an error of a run has ended it and the next request opens another."""
+        self._rows: list[Ticket | None] = [None] * rules.rows
+        """Requests that are running, and those that stay."""
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
+        """Guards the queue."""
+        self._stepping = threading.RLock()
+        """Held by the thread that steps, or changes rows otherwise."""
         self._closed = False
-        self.copied_tokens = 0
-        """Tokens of prompts that were copied so far, from a prefix or from other rows, and not read."""
-        self.keeps: object = None
-        """What is to last as long as requests are taken."""
-        self.lost_by: PartitaError | None = None
-        """What ended the last batch that was lost, with all requests in it."""
-        self._displaced: str | None = None
-        """What the model was asked since: no other batch is opened, which would end that."""
+
+    @abstractmethod
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Batch:
+        """A batch whose rows are free, and a new record for reports. Raises GenerationError for a prefix, UsageError,
+        PackageError.
+        """
 
     @property
     def slots(self) -> int:
@@ -82,7 +95,7 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests at work in a row."""
+        """Requests that have a row and are not over."""
         return sum(ticket is not None and ticket.state == "running" for ticket in self._rows)
 
     @property
@@ -91,148 +104,170 @@ class Scheduler:
         return len(self._queue)
 
     @property
-    def begun(self) -> Begun:
-        """What is known of the batch: chunk, rows, lengths."""
-        return self._limits
+    def up(self) -> bool:
+        """Always: there is no worker process."""
+        return True
+
+    def retry(self) -> None:  # noqa: B027
+        """Nothing: there is no worker process."""
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
-    def submit(self, work: Work, listener: Listener | None = None) -> Ticket:
-        """Have a request wait for its turn. `listener` hears its pieces, from the thread that steps.
+    def use_text(self, text: Text | None) -> None:
+        """Have requests from now on get text, by this tokenizer of the package; None: none."""
+        self._text = text
 
-        Raises GenerationError for a prompt that the package cannot take, and once the scheduler is closed; UsageError
-        for an option.
+    def submit(
+        self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
+    ) -> Ticket:
+        """Queue a request. Raises GenerationError for a prompt that the package cannot take, and once the model is
+        closed; UsageError for an option.
         """
         with read_by(self._reader):
-            check_work(work, self._limits)
-            said = self._begin_saying(work.prompt, work.prompt, work)
+            check_work(work, self.manifest)
+            completion = completion_of(self._text, work, work.prompt, work.prompt)
         with self._changed:
-            if self._closed:
-                raise GenerationError("no request is taken any more: the scheduler is closed")
-            ticket = Ticket(work, said, listener, self._wake)
+            self._check_open()
+            ticket = Ticket(work, completion, listener, on_step, weak(self._wake))
             self._queue.append(ticket)
             self._changed.notify_all()
         return ticket
 
-    def displace(self, why: str | None) -> None:
-        """The model is asked something else, as `why` says: requests that have no row by then end with that. None: it
-        came to nothing.
-        """
-        self._displaced = why
-
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until `step` has something to do, or for so long; whether it has."""
+        """Block until `step` has something to do, at most so long; whether it has."""
         with self._changed:
             return self._changed.wait_for(self._has_work, seconds)
 
     # --- the thread that steps ----------------------------------------------------------------------------------------
 
+    def open(self, options: BatchOptions, *, longest: int | None = None, takes_turns: bool = True) -> Chunk:
+        """Open a batch, or share the open one; see `Engine.open`."""
+        with self._stepping:
+            self._check_open()
+            self._end_cancelled()
+            if not (self.running or self._queue):
+                for ticket in filter(None, list(self._rows)):
+                    self._free(ticket)
+                batch = self._open_batch(options, takes_turns=takes_turns)
+                self._batch, self._options, self._takes_turns, self.lost_by = batch, options, takes_turns, None
+            elif options != self._options:
+                raise GenerationError(BUSY)
+            elif self._batch is not None:
+                self._share()
+            self.chunk = self._chunk(longest)
+            return self.chunk
+
+    @abstractmethod
+    def _share(self) -> None:
+        """The open batch also answers requests of another call."""
+
+    @abstractmethod
+    def _chunk(self, longest: int | None) -> Chunk:
+        """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
+
     def step(self) -> bool:
-        """Give free rows to those who wait, and make one step of all rows. False when there was nothing to do.
+        """Give free rows to waiting requests, and make one step of all rows. False when there was nothing to do.
 
         An error of the run ends the requests in the batch, and is not raised. Ctrl-C in the middle of it ends them with
-        `interrupted`, and is: `Ticket.cancel` costs the others nothing. What a listener raises is raised, too, once
-        all of them have heard.
+        `interrupted`, and is: `Ticket.cancel` costs the others nothing. Raises what a listener raises, once all have
+        their pieces.
         """
-        did = self._end_cancelled() + self._admit()
-        if not self.running or self._begun is None:
-            return did > 0
-        try:
-            step = self._engine.step(self._begun.number)
-            if step is None:
-                raise GenerationError("the generation is over, and requests of it are not")
-        except PartitaError as error:
-            self._lose(error)
-            return True
-        except BaseException:
-            self._lose(None)
-            raise
-        try:
-            self._pass_on(step)
-        except Exception:
-            raise
-        except BaseException:  # tokens of some rows are lost
-            self._lose(None)
-            raise
-        return True
-
-    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
-        """A next turn of a request that stays: it reads `tokens` after all that it has, and answers as `sampling` says.
-
-        What is no longer in a row is read anew. Raises GenerationError for tokens that it cannot take, UsageError.
-        """
-        history, given = self._at_rest(ticket), tuple(tokens)
-        check_budget(sampling.max_new_tokens or 0)
-        check_prompt(given, self._limits, "what follows")
-        whole = (*history, *given)
-        check_prompt(whole, self._limits, "what was said and what follows, together,", answered=True)
-        said = self._begin_saying(given, whole, ticket.work)
-        if ticket.row is not None and self._begun is not None:
+        with self._stepping:
+            if self._closed:
+                return False
+            self._check_open()
+            did = self._end_cancelled() + self._admit()
+            if not self.running or self._batch is None:
+                return did > 0
             try:
-                self._engine.extend(self._begun.number, ticket.row, given, sampling)
-            except Exception:
-                raise
-            except BaseException:  # Ctrl-C: the engine may have given the row these tokens
+                step = self._batch.step()
+                if step is None:
+                    raise GenerationError("the generation is over, and requests of it are not")
+            except PartitaError as error:
+                self._lose(error)
+                return True
+            except BaseException:
                 self._lose(None)
                 raise
-        ticket.begin_turn(history, said, sampling)
-        with self._changed:
-            if ticket.row is None:
-                self._queue.append(ticket)
-            else:
-                ticket.state, ticket.began = "running", ticket.submitted
-            self._changed.notify_all()
+            try:
+                self._pass_on(step)
+            except Exception:
+                raise
+            except BaseException:  # tokens of some rows are lost
+                self._lose(None)
+                raise
+            return True
+
+    def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
+        """Begin the next turn of a request that stays. What is no longer in a row is read again.
+
+        Raises GenerationError for tokens that it cannot take, UsageError.
+        """
+        given = tuple(tokens)
+        with self._stepping:
+            self._check_open()
+            whole = check_turn(ticket, given, sampling, self.manifest)
+            completion = completion_of(self._text, ticket.work, given, whole)
+            if ticket.row is not None and self._batch is not None:
+                with self._lost_if_interrupted():
+                    self._batch.extend(ticket.row, given, sampling)
+            ticket.begin_turn(whole[: -len(given)], completion, sampling)
+            with self._changed:
+                if ticket.row is None:
+                    self._queue.append(ticket)
+                else:
+                    ticket.state, ticket.began = "running", ticket.submitted
+                self._changed.notify_all()
 
     def rewind(self, ticket: Ticket, tokens: int) -> bool:
-        """Take a request that stays back by so many tokens of its history. False where its cache cannot go back: what
-        is left is read anew with the next turn. Raises GenerationError unless a token is left.
+        """Remove so many tokens from the end of the history of a request that stays. False where its cache cannot go
+        back. Raises GenerationError unless a token is left.
         """
-        history = self._at_rest(ticket)
-        if not 0 < tokens < len(history):
-            raise GenerationError(f"a history of {plural(len(history), 'token')} cannot go back by {tokens}")
-        begun = self._begun
-        back = ticket.row is not None and begun is not None and self._engine.rewind(begun.number, ticket.row, tokens)
-        if not back:
-            self._free(ticket)
-        elif ticket.row is not None and begun is not None:
-            self._halt(ticket.row, begun)
-        ticket.begin_turn(history[:-tokens], Row((), None), ticket.sampling)
-        ticket.state = "over"
-        return back
+        with self._stepping:
+            history = check_rewind(ticket, tokens)
+            batch, row = self._batch, ticket.row
+            back = row is not None and batch is not None and batch.loop.rewind(row, tokens)
+            if not back:
+                self._free(ticket)
+            elif row is not None and batch is not None:
+                self._halt(row, batch)
+            ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
+            ticket.state = "over"
+            return back
 
     def release(self, ticket: Ticket) -> None:
-        """Free the row of a request that stays. Nothing for one that has none."""
-        if ticket.state == "over":
-            self._free(ticket)
-            ticket.released = True
+        """Free the row of a request that stays and is over."""
+        with self._stepping:
+            if ticket.state == "over":
+                self._free(ticket)
+                ticket.released = True
 
     def close(self) -> None:
-        """End everything: requests that are not over end with `interrupted`. The package stays open."""
-        with self._changed:
-            self._closed = True
-            left = [*(ticket for ticket in self._rows if ticket is not None), *self._queue]
-            self._queue.clear()
-        for ticket in left:
-            pieces = [(ticket, self._over(ticket, "interrupted"))] if ticket.state != "over" else []
-            self._free(ticket)
-            with suppress(Exception):  # nobody is to be told of what is wrong with who listens, at the end
-                _tell(pieces)
-        self.keeps = None
+        """End all requests with an error, and take no more."""
+        self._closed = True
+        with self._stepping:
+            with self._changed:
+                left = [*filter(None, self._rows), *self._queue]
+                self._queue.clear()
+                self._changed.notify_all()
+            self.lost_by = error = GenerationError(CLOSED)
+            pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "over"]
+            self._rows = [None] * len(self._rows)
+            self._batch = None
+            with suppress(Exception):  # of a listener, which has no one to tell at the end
+                tell(pieces)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _begin_saying(self, prompt: tuple[int, ...], before: tuple[int, ...], work: Work) -> Row:
-        """What a turn has said when it begins. `before`: all tokens before the answer."""
-        if self._text is None:
-            if work.stop:
-                raise UsageError(f"{spelled('stop')} is a text, and there is no tokenizer; give token ids to stop at")
-            return Row(prompt, None)
-        return Row(prompt, self._text.stream(before, work.stop, work.stop_ids))
+    def _check_open(self) -> None:
+        """Raise GenerationError once it is closed."""
+        if self._closed:
+            raise GenerationError(CLOSED)
 
-    def _wake(self) -> None:
+    def _wake(self, ticket: Ticket) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -242,22 +277,24 @@ class Scheduler:
         return ending or self.running > 0 or (bool(self._queue) and self._can_begin())
 
     def _can_begin(self) -> bool:
-        """Whether a row is free, and may begin while the others are where they are."""
-        return None in self._rows and (self._limits.rows_apart or not any(self._rows)) and self._goes_beside()
+        """Whether a row is free, or can be freed, and may begin beside the running ones."""
+        if not self.running:
+            return True
+        return None in self._rows and self._goes_beside()
 
     def _goes_beside(self) -> bool:
-        """Whether the first who waits may begin: nobody overtakes it for ever because it does not fit."""
+        """Whether the first waiting request may begin: no other overtakes it for ever because it does not fit."""
         with self._changed:
             first = self._queue[0] if self._queue else None
         return first is None or self._fits(first)
 
     def _fits(self, ticket: Ticket) -> bool:
-        """Whether a request and those at work make no difference to each other."""
-        limit = self._limits.alone_beyond
+        """Whether a request and those in rows are independent."""
+        limit = self._rules.alone_beyond
         beside = [other for other in self._rows if other is not None]
         if not beside:
             return True
-        alike = self._limits.adapters_by_row or all(self._adapter(other) == self._adapter(ticket) for other in beside)
+        alike = self._rules.own_adapters or all(self._adapter(other) == self._adapter(ticket) for other in beside)
         return alike and (limit is None or all(other.longest <= limit for other in (ticket, *beside)))
 
     def _end_cancelled(self) -> int:
@@ -268,107 +305,92 @@ class Scheduler:
                 self._queue.remove(ticket)
         gone += [ticket for ticket in self._rows if ticket is not None and ticket.cancelled]
         gone = [ticket for ticket in gone if ticket.state != "over"]
-        _tell([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
+        tell([(ticket, self._over(ticket, "interrupted")) for ticket in gone])
         return len(gone)
 
     def _admit(self) -> int:
-        """Give free rows to those who wait, in their order; how many were dealt with.
+        """Give free rows to waiting requests, in their order; how many were dealt with.
 
-        Where rows cannot begin apart, those begin together whose prompts are as long as that of the first.
+        Where no row is free and none is running, those of requests that stay are freed.
         """
-        if not self._can_begin():
+        if not self._queue or not self._can_begin():
             return 0
-        done, length = 0, None
-        while None in self._rows and self._goes_beside() and (ticket := self._next(length)) is not None:
+        if not self.running and not (None in self._rows and self._goes_beside()):
+            for resting in filter(None, list(self._rows)):
+                self._free(resting)
+        done = 0
+        while None in self._rows and self._goes_beside():
+            with self._changed:
+                ticket = self._queue.popleft() if self._queue else None
+            if ticket is None:
+                break
             done += 1
-            if not self._limits.rows_apart:
-                length = len(ticket.history)
             self._begin(ticket)
         return done
 
-    def _next(self, length: int | None) -> Ticket | None:
-        """Take the first who waits out of the queue; the first with a prompt of `length` tokens, where that matters."""
-        with self._changed:
-            for ticket in self._queue:
-                if length in (None, len(ticket.history)) and self._fits(ticket):
-                    self._queue.remove(ticket)
-                    return ticket
-        return None
-
     def _begin(self, ticket: Ticket) -> None:
-        """Give a request a row; an error there is its own. Where the batch is lost, it waits for the next one."""
-        work, had = ticket.work, self._begun is not None
+        """Give a request a row; an error there is its own."""
         try:
-            if self._begun is None and self._displaced is not None:
-                raise GenerationError(self._displaced)
-            if self._begun is None:
-                self._begun = self._engine.open(*self._how)
-            asked = RowRequest(ticket.history, ticket.sampling, work.stop_ids, work.logprobs)
-            request = replace(asked, shares=self._shared(ticket), adapter=work.adapter, trial=work.trial)
-            row = self._engine.join(self._begun.number, request)
-        except PartitaError as error:
-            damaged = isinstance(error, PackageError) and self._begun is not None  # the file of its adapter
-            own = damaged or isinstance(error, (GenerationError, UsageError))
-            if self._displaced is not None or not own:
-                if had:
-                    self._wait_again(ticket)
+            if self._batch is None:
+                self._batch = self._open_batch(self._options, takes_turns=self._takes_turns)
+            row = self._batch.join(ticket.work, ticket.history, ticket.sampling, self._shared(ticket))
+        except (GenerationError, UsageError, PackageError) as error:  # PackageError: the file of its adapter
+            if isinstance(error, PackageError) and self._batch is None:
                 self._lose(error)
-                if had:
-                    return
-            _tell([(ticket, self._over(ticket, "error", error))])
+            tell([(ticket, self._over(ticket, "error", error))])
             return
-        except Exception as error:  # want of memory, say: whoever waits for it must hear
+        except PartitaError as error:
+            self._lose(error)
+            tell([(ticket, self._over(ticket, "error", error))])
+            return
+        except Exception as error:  # out of memory, say
             said = GenerationError(f"it could not begin: {type(error).__name__}: {error}")
-            self.lost_by = self.lost_by or said  # it is not this request's own: nobody is to take it for its answer
-            _tell([(ticket, self._over(ticket, "error", said))])
+            self.lost_by = self.lost_by or said  # not of this request alone
+            tell([(ticket, self._over(ticket, "error", said))])
             raise
-        except BaseException:  # Ctrl-C: it is to end with the others that wait; the engine may have given it the row
-            self._wait_again(ticket)
+        except BaseException:  # Ctrl-C: the batch may have given it the row
+            with self._changed:
+                self._queue.appendleft(ticket)
             self._lose(None)
             raise
         self._rows[row] = ticket
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
 
-    def _wait_again(self, ticket: Ticket) -> None:
-        """Put a request that was taken out of the queue back to its head."""
-        with self._changed:
-            self._queue.appendleft(ticket)
-
     def _shared(self, ticket: Ticket) -> int:
-        """Tokens that those who wait begin with, too: what is read of them is kept for them."""
+        """Tokens that waiting requests begin with, too: what is read of them is kept for those."""
         with self._changed:
             waiting = [
-                other for other in islice(self._queue, LOOKED_AT) if self._adapter(other) == self._adapter(ticket)
+                other for other in islice(self._queue, LOOKAHEAD) if self._adapter(other) == self._adapter(ticket)
             ]
             begin = [other.history for other in waiting]
         return most_shared([len(commonprefix([ticket.history, other])) for other in begin])
 
     def _adapter(self, ticket: Ticket) -> str | None:
         """The adapter that a request is answered with."""
-        return self._how[1] if ticket.work.adapter is None else ticket.work.adapter
+        return self._options.adapter if ticket.work.adapter is None else ticket.work.adapter
 
     def _pass_on(self, step: Step) -> None:
-        """Have every request take what a step gave its row, and tell all of them."""
+        """Give every request the tokens of its row, then its listener the piece, then observers the step."""
+        pieces = list[tuple[Ticket, Piece]]()
         self.copied_tokens += sum(step.copied)
-        pieces, wrong = list[tuple[Ticket, Piece]](), None
-        for ticket in [ticket for ticket in self._rows if ticket is not None]:
+        stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
+        for ticket in stepped:
             try:
                 piece = self._take(ticket, step)
             except Exception as error:  # noqa: BLE001 - its own: the others go on
-                wrong = wrong or (None if isinstance(error, PartitaError) else error)
                 piece = self._fail(ticket, error)
             if piece is not None:
                 pieces.append((ticket, piece))
-        if self._on_step is not None:
-            self._on_step(step)
-        _tell(pieces)
-        if wrong is not None:
-            raise wrong
+        try:
+            tell(pieces)
+        finally:
+            for on_step in dict.fromkeys(ticket.on_step for ticket in stepped if ticket.on_step is not None):
+                on_step(step)
 
     def _fail(self, ticket: Ticket, error: Exception) -> Piece:
-        """End a request whose tokens make no text; nothing more is asked of what makes it."""
+        """End a request whose tokens make no text."""
         said = f"its tokens make no text: {type(error).__name__}: {error}"
-        ticket.said.finish = "error"
+        ticket.completion.finish, ticket.completion.stream = "error", None
         ticket.state, ticket.ended = "over", time.perf_counter()
         ticket.error = error if isinstance(error, PartitaError) else GenerationError(said)
         self._free(ticket)
@@ -376,47 +398,47 @@ class Scheduler:
 
     def _take(self, ticket: Ticket, step: Step) -> Piece | None:
         """What a step added to a request; None when that is nothing."""
-        row = ticket.row
-        if row is None or ticket.state != "running":
-            return None
-        said, new = ticket.said, step.tokens[row]
-        ticket.copied_tokens += step.copied[row] if step.copied else 0
-        before = len(said.pieces)
-        taken = said.take(new, step.finish[row])
+        row, completion = ticket.row, ticket.completion
+        assert row is not None
+        new = step.tokens[row]
+        if step.copied:
+            ticket.copied_tokens += step.copied[row]
+        before = len(completion.pieces)
+        taken = completion.take(new, step.finish[row])
         if taken and ticket.first_token is None:
             ticket.first_token = time.perf_counter()
-        text = "".join(said.pieces[before:])
+        text = "".join(completion.pieces[before:])
         logprobs = step.logprobs[row][: len(taken)] if step.logprobs else ()
-        if said.finish is None:
+        if completion.finish is None:
             return Piece(text, taken, logprobs, None) if taken or text else None
         wrong = step.errors[row] if step.errors else None
         self._over(
-            ticket, said.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(taken)
+            ticket, completion.finish, None if wrong is None else GenerationError(wrong), surplus=len(new) - len(taken)
         )
-        return Piece(text, taken, logprobs, said.finish)
+        return Piece(text, taken, logprobs, completion.finish)
 
     def _over(self, ticket: Ticket, reason: str, error: PartitaError | None = None, surplus: int = 0) -> Piece:
         """End a request, and free its row unless it stays there; its last piece. `surplus`: tokens that its row has
-        beyond what it has said.
+        beyond its answer.
         """
-        said = ticket.said
-        before = len(said.pieces)
-        said.end()
-        said.finish = reason
+        completion, batch = ticket.completion, self._batch
+        before = len(completion.pieces)
+        completion.end()
+        completion.finish = reason
         ticket.state, ticket.error, ticket.ended = "over", error, time.perf_counter()
-        if ticket.row is not None and self._begun is not None:
-            if ticket.work.stays and error is None and self._limits.rows_rest:
-                self._halt(ticket.row, self._begun, surplus)
+        if ticket.row is not None and batch is not None:
+            if ticket.work.stays and error is None and self._rules.keep_cache:
+                self._halt(ticket.row, batch, surplus)
             else:
                 self._free(ticket)
-        return Piece("".join(said.pieces[before:]), (), (), reason)
+        return Piece("".join(completion.pieces[before:]), (), (), reason)
 
-    def _halt(self, row: int, begun: Begun, surplus: int = 0) -> None:
+    def _halt(self, row: int, batch: Batch, surplus: int = 0) -> None:
         """Let a row end where its request has ended."""
-        with suppress(PartitaError):  # that the batch is lost shows in the next step
+        with suppress(PartitaError):  # the next step shows that the batch is lost
             if surplus:
-                self._engine.rewind(begun.number, row, surplus)
-            self._engine.halt(begun.number, row)
+                batch.loop.rewind(row, surplus)
+            batch.loop.halt(row)
 
     def _free(self, ticket: Ticket) -> None:
         """Take a request out of its row, if it has one."""
@@ -424,39 +446,27 @@ class Scheduler:
         if row is None:
             return
         self._rows[row] = None
-        if self._begun is not None:
+        if self._batch is not None:
             with suppress(PartitaError):  # as above
-                self._engine.leave(self._begun.number, row)
+                self._batch.leave(row)
 
     def _lose(self, error: PartitaError | None) -> None:
-        """The batch is lost: all that are at work in it are over."""
-        self._begun, self.lost_by = None, error or self.lost_by
+        """Drop the batch: all that are running in it are over."""
+        self._batch, self.lost_by = None, error or self.lost_by
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
         for ticket in lost:
             ticket.row = None
         reason = "interrupted" if error is None else "error"
-        _tell([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
+        tell([(ticket, self._over(ticket, reason, error)) for ticket in lost if ticket.state == "running"])
 
-    def _at_rest(self, ticket: Ticket) -> tuple[int, ...]:
-        """The history of a request that stays and is over. Raises GenerationError for another."""
-        if ticket.state != "over" or not ticket.work.stays or ticket.released or self._closed:
-            raise GenerationError("this request cannot go on: it is not over, or was not to stay, or was released")
-        return ticket.history
-
-
-def _tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:
-    """Have listeners hear their pieces. One that fails is to hear no more; what the first one raised is raised again
-    when all have heard.
-    """
-    wrong: Exception | None = None
-    for ticket, piece in pieces:
-        if ticket.listener is None:
-            continue
+    @contextmanager
+    def _lost_if_interrupted(self) -> Iterator[None]:
+        """Drop the batch where Ctrl-C comes: a row may have got tokens by then."""
         try:
-            ticket.listener(ticket, piece)
-        except Exception as error:  # noqa: BLE001 - raised below
-            wrong, ticket.listener = wrong or error, None
-            ticket.cancel()
-    if wrong is not None:
-        raise wrong
+            yield
+        except Exception:
+            raise
+        except BaseException:
+            self._lose(None)
+            raise

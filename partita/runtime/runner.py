@@ -103,9 +103,9 @@ class Runner:
         for entry in self.graphs:
             entry.window.begin()
 
-    def on_open(self) -> None:
-        """A generation begins that requests join and leave."""
-        self.recorder.on_open()
+    def begin(self, *, takes_turns: bool) -> None:
+        """Begin a record of requests; see `Recorder.begin`."""
+        self.recorder.begin(takes_turns=takes_turns)
         for entry in self.graphs:
             entry.window.begin()
 

@@ -26,7 +26,6 @@ from partita.runtime.suggested import Suggestion, suggestion
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics
 from partita.serve.prompts import DEFAULTS, Reading
-from partita.serve.restarting import Restarting
 from partita.serve.served import Served
 from partita.spelling import spelled
 
@@ -109,11 +108,8 @@ def open_served(
     reading = _reading(folder, manifest, serving)
     given, target = serving.where, serving.target
 
-    def load() -> Engine:
-        return open_engine(folder, manifest, given, target, serving.choice, observe=True, process=serving.process)
-
     with audience.busy(f"opening {name}"):
-        engine = Restarting(load, lambda line: log(f"{name}: {line}"), apart=in_child(target, serving.process))
+        engine = open_engine(folder, manifest, given, target, serving.choice, process=serving.process)
     try:
         for line in _notes(engine, manifest):
             audience.note(line)
@@ -130,6 +126,7 @@ def open_served(
             adapters=adapters_of(manifest),
             speculation=serving.speculation,
             prefix=None if prefix is None else str(prefix.absolute()),
+            apart=in_child(target, serving.process),
         )
         if known:
             audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} are not read so far")
@@ -174,7 +171,7 @@ def _has_template(text: Text) -> bool:
     return True
 
 
-def _notes(engine: Restarting, manifest: Manifest) -> list[str]:
+def _notes(engine: Engine, manifest: Manifest) -> list[str]:
     """What is worth knowing of an open package."""
     opened = engine.opened
     unused = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from partita.check.limits import Limits
 from partita.errors import PartitaError
-from partita.library.engine import Begun, Engine, ReportRequest, RowRequest
+from partita.library.engine import BatchOptions, Engine, ReportRequest, Restarts
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import limits_error
-from partita.library.scheduler import Scheduler
 from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.options import Sampling
 from partita.partition_reports.records import Report, SourceStatement
@@ -26,7 +25,6 @@ from partita.partition_reports.summary import summarise
 from partita.runtime.in_time import LateError, in_time
 from partita.serve.metrics import Metrics, Timing, TokenMetrics
 from partita.serve.prompts import Reading
-from partita.serve.restarting import Restarting
 
 Deliver = Callable[[Piece, PartitaError | None], object]
 """Called in the event loop with each piece of a request, and with what ended it."""
@@ -58,7 +56,7 @@ class Served:
         self,
         name: str,
         folder: Path,
-        engine: Restarting,
+        engine: Engine,
         reading: Reading,
         metrics: Metrics,
         *,
@@ -69,24 +67,20 @@ class Served:
         adapters: Sequence[str] = (),
         speculation: Speculation = NO_SPECULATION,
         prefix: str | None = None,
+        apart: bool = False,
     ) -> None:
-        """`log` writes a line for the operator. `adapter`: of requests that name none of `adapters`.
+        """`log` writes a line for the operator. `adapter`: of requests that name none of `adapters`. `apart`: the
+        engine is a worker process, which `close` ends whatever it does.
 
         Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
         """
         self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
         self.adapters = tuple(adapters)
         self.created = int(time.time())
-        self._engine, self._metrics, self._log = engine, metrics, log
+        self._engine, self._apart, self._metrics, self._log = engine, apart, metrics, log
         self._tokens = TokenMetrics(metrics, name)
-        self._scheduler = Scheduler(
-            cast(Engine, engine),
-            reading.text,
-            prefill_chunk=prefill_chunk,
-            adapter=adapter,
-            speculation=speculation,
-            prefix=prefix,
-        )
+        engine.use_text(reading.text)
+        engine.open(BatchOptions(prefill_chunk, adapter, speculation, prefix))
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Tokenizes prompts: transformers' tokenizers are not made for two threads at once."""
         self._reading_at = math.inf
@@ -112,12 +106,12 @@ class Served:
     @property
     def slots(self) -> int:
         """Rows of the batch."""
-        return self._scheduler.slots
+        return self._engine.slots
 
     @property
     def open(self) -> int:
         """Prompts that wait or are at work."""
-        return self._scheduler.waiting + self._scheduler.running
+        return self._engine.waiting + self._engine.running
 
     @property
     def up(self) -> bool:
@@ -144,11 +138,9 @@ class Served:
         if report.probing is not None:
             others = tuple(line for line in report.notes if line not in notes)
             self._probed = report.model_copy(update={"notes": others})
-        self._engine.check = self._check_again
-        scheduler = self._scheduler
-        self._metrics.watch(
-            self.name, self.slots, lambda: scheduler.running, lambda: scheduler.waiting, lambda: self.up
-        )
+        engine = self._engine
+        engine.restarts = Restarts(lambda line: self._log(f"{self.name}: {line}"), self._check_again)
+        self._metrics.watch(self.name, self.slots, lambda: engine.running, lambda: engine.waiting, lambda: self.up)
         self._thread.start()
 
     def _made(self, request: ReportRequest) -> Report:
@@ -167,15 +159,12 @@ class Served:
         most = min(WARM_TOKENS, self.reading.max_length - 1)
         return Work((0,), Sampling(temperature=0.0, max_new_tokens=most))
 
-    def _check_again(self, engine: Engine, begun: Begun) -> None:
+    def _check_again(self) -> None:
         """The package was loaded again and may run elsewhere now: check it as at the start, before it answers requests.
 
         Raises ProviderError when the placement exceeds the limits, and what the run raises.
         """
-        work = self._first
-        engine.join(begun.number, RowRequest(work.prompt, work.sampling))
-        while (step := engine.step(begun.number)) is not None and not any(step.finish):
-            pass
+        self._run(self._first)
         self._made(
             ReportRequest("length", complete=False, limits=self._limits, notes=("made when it was loaded again",))
         )
@@ -184,11 +173,15 @@ class Served:
         """Generate a few tokens, and one with each adapter, so that a damaged adapter is found at the start."""
         one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), trial=True)
         for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
-            ticket = self._scheduler.submit(work)
-            while ticket.state != "over":
-                self._scheduler.step()
-            if ticket.error is not None:
-                raise ticket.error
+            self._run(work)
+
+    def _run(self, work: Work) -> None:
+        """Run a request to its end. Raises what ended it."""
+        ticket = self._engine.submit(work)
+        while ticket.state != "over":
+            self._engine.step()
+        if ticket.error is not None:
+            raise ticket.error
 
     def submit(self, work: Work, deliver: Deliver) -> Ticket:
         """Queue a prompt. `deliver` is called in the running event loop. Raises GenerationError."""
@@ -201,7 +194,7 @@ class Served:
             error = ticket.error if piece.finish_reason == "error" else None
             self._pieces.append(Delivery(timings[0], piece, error, deliver))
 
-        ticket = self._scheduler.submit(work, listener)
+        ticket = self._engine.submit(work, listener)
         self._tokens.prompt.inc(len(work.prompt))
         return ticket
 
@@ -232,7 +225,7 @@ class Served:
         self._stopping = True
         for pool in (self.encoder, self.reporter):
             pool.shutdown(wait=False, cancel_futures=True)
-        if self._engine.apart:
+        if self._apart:
             if self._thread.is_alive():
                 self._thread.join(END_SECONDS)
             self._engine.close()  # which ends whatever goes on there
@@ -244,8 +237,8 @@ class Served:
     def _close(self) -> None:
         if self._thread.is_alive():
             self._thread.join()
-        self._scheduler.close()
         self._engine.close()
+        self._send()
         for pool in (self.encoder, self.reporter):
             pool.shutdown()
 
@@ -255,12 +248,12 @@ class Served:
         while not self._stopping:
             try:
                 try:
-                    did = self._scheduler.step()
+                    did = self._engine.step()
                 finally:
                     self._send()
                 if not did:
-                    self._engine.try_again()
-                    self._scheduler.wait(IDLE_SECONDS)
+                    self._engine.retry()
+                    self._engine.wait(IDLE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - the thread goes on for the next request
                 with suppress(Exception):  # also when the line cannot be written
                     self._log(f"internal error: {type(error).__name__}: {error}; this is a bug in Partita")

@@ -12,12 +12,12 @@ import pytest
 import partita
 from partita.contract import AdapterInput
 from partita.errors import GenerationError, UsageError
+from partita.foreign.folder import AS_IT_IS
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import Engine
-from partita.library.local import LocalEngine
-from partita.library.remote import RemoteEngine
+from partita.library.engine import BatchOptions, Engine
+from partita.library.loading import open_engine
+from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler, Work
 from partita.package import adapter_file, read_manifest, write_manifest
 from partita.runtime.ort.adapters import read_adapter
 from tests.runtime.handmade import ALL, VOCAB, adapter, handmade, known_tokens
@@ -36,21 +36,22 @@ ASKED: list[tuple[tuple[int, ...], str | None]] = [
     ((*SYSTEM, 9, 4), "loud"),
 ]
 """Most of them begin alike, so that states are copied from row to row."""
-Opened = Callable[..., Engine]
+Opened = Callable[..., Any]
 
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
     engines: list[Engine] = []
 
-    def factory(folder: Path, *, child: bool = False) -> Engine:
+    def factory(folder: Path, *, child: bool = False) -> Any:
+        """An engine with an open batch."""
         target = read_chain_options(CPU)
-        engines.append(
-            RemoteEngine(folder, CPU, observe=False)
-            if child
-            else LocalEngine(folder, read_manifest(folder), target, threads=1, observe=False)
+        engine = open_engine(
+            folder, read_manifest(folder), CPU, target, AS_IT_IS, observe=False, process="child" if child else "this"
         )
-        return engines[-1]
+        engines.append(engine)
+        engine.open(BatchOptions())
+        return engine
 
     yield factory
     for engine in engines:
@@ -77,9 +78,9 @@ def test_each_request_gets_what_it_would_get_alone(
     folder = handmade(tmp_path / "p", batch=batch, states=states, adapters=RANKS, apart=apart, **options)
     assert read_manifest(folder).graph.adapters_by_row == apart
     steps: list[Any] = []
-    scheduler = Scheduler(opened(folder), None, on_step=steps.append)
+    scheduler = opened(folder)
     asked = [Work(prompt, Sampling(temperature=0.0, max_new_tokens=5), adapter=name) for prompt, name in ASKED]
-    tickets = [scheduler.submit(work) for work in asked]
+    tickets = [scheduler.submit(work, None, steps.append) for work in asked]
     beside = set[int]()
     while scheduler.step():
         beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
@@ -92,8 +93,7 @@ def test_each_request_gets_what_it_would_get_alone(
 
 def test_a_row_that_is_free_has_no_adapter_any_more(tmp_path: Path, opened: Opened) -> None:
     engine = opened(handmade(tmp_path / "p", batch=2, states=ALL, adapters=RANKS, apart=True))
-    assert isinstance(engine, LocalEngine)
-    scheduler = Scheduler(engine, None)
+    scheduler = engine
     first, second = (
         scheduler.submit(Work(SYSTEM, Sampling(temperature=0.0, max_new_tokens=count), adapter=name))
         for name, count in (("loud", 2), ("small", 6))
@@ -111,18 +111,17 @@ def test_a_row_that_is_free_has_no_adapter_any_more(tmp_path: Path, opened: Open
 def test_a_request_that_nobody_asked_for_is_not_told_with_its_adapter(tmp_path: Path, opened: Opened) -> None:
     """As those at the start of a server, which has each adapter read once."""
     engine = opened(handmade(tmp_path / "p", batch=2, states=ALL, adapters=RANKS, apart=True))
-    assert isinstance(engine, LocalEngine)
-    scheduler = Scheduler(engine, None)
+    scheduler = engine
     one = Sampling(temperature=0.0, max_new_tokens=1)
     for work in (Work((5,), one), *(Work((5,), one, adapter=name, trial=True) for name in RANKS)):
         scheduler.submit(work)
     while scheduler.step():
         pass
-    assert engine._last is not None and engine._last.told_adapters is None
+    assert engine._recorded.used_adapters is None
     scheduler.submit(Work((5,), one, adapter="small"))
     while scheduler.step():
         pass
-    assert engine._last.told_adapters == "none / small"
+    assert engine._recorded.used_adapters == "none / small"
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair"])
@@ -143,12 +142,12 @@ def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str
             model.generate(prompts, adapter=["loud", None])
 
 
-def test_rows_with_one_adapter_together_are_not_given_several(tmp_path: Path) -> None:
+def test_prompts_with_several_adapters_take_turns_where_rows_have_one_together(tmp_path: Path) -> None:
     folder = handmade(tmp_path / "p", batch=2, adapters=RANKS, apart=False)
     prompts = [SYSTEM, SYSTEM]
     with partita.load(folder, providers="cpu", threads=1) as model:
-        with pytest.raises(UsageError, match="have one adapter together, and these are loud, none; generate with one"):
-            model.generate(prompts, adapter=["loud", None])
+        each = model.generate(prompts, max_new_tokens=3, adapter=["loud", None]).tokens
+        assert each == (known(SYSTEM, "loud", 3), known(SYSTEM, None, 3))
         both = model.generate(prompts, max_new_tokens=3, adapter=["loud", "loud"]).run().tokens
         assert both == (known(SYSTEM, "loud", 3),) * 2
 
@@ -162,17 +161,17 @@ def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
         assert found == tuple(known((*SYSTEM, *prompt), "loud", 4, ("key",)) for prompt in prompts)
         with pytest.raises(GenerationError, match="read with adapter loud, and this run has adapter small"):
             model.generate(prompts, adapter="small", prefix=file)
-        with pytest.raises(UsageError, match="was read with one adapter, or none, and the rows have several"):
+        with pytest.raises(UsageError, match="was read with one adapter, or none, and the prompts have several"):
             model.generate(prompts, adapter=["loud", None], prefix=file)
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, opened: Opened, child: bool) -> None:
     greedy = Sampling(temperature=0.0, max_new_tokens=2)
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", adapters=RANKS), child=child), None)
+    scheduler = opened(handmade(tmp_path / "p", adapters=RANKS), child=child)
     with pytest.raises(UsageError, match="no adapter of this name; choose one of loud, small"):
         scheduler.submit(Work((5,), greedy, adapter="other"))
-    none = Scheduler(opened(handmade(tmp_path / "none")), None)
+    none = opened(handmade(tmp_path / "none"))
     with pytest.raises(UsageError, match="it has none"):
         none.submit(Work((5,), greedy, adapter="other"))
 

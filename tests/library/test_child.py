@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import queue
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 import partita
+from partita.library.engine import BatchOptions
+from partita.library.generation import Generation
 from partita.library.remote import RemoteEngine
+from partita.library.speculation import NO_SPECULATION
+from partita.providers.resolve import parse_chain
 from tests.conftest import REPOSITORY, require
 
 PROMPT = [5, 6, 7]
@@ -31,8 +33,8 @@ def model(package):
 
 
 def engine_of(model: partita.Model) -> RemoteEngine:
-    assert isinstance(model._engine, RemoteEngine)
-    return model._engine
+    assert isinstance(model.engine, RemoteEngine)
+    return model.engine
 
 
 def test_it_does_what_a_model_in_this_process_does(model, package):
@@ -56,30 +58,26 @@ def test_its_errors_are_those_of_a_model_in_this_process(model):
 def test_closing_ends_the_process(package):
     model = partita.load(package, providers="cpu", process="child")
     engine = engine_of(model)
-    child = psutil.Process(engine._child.process.pid)
-    folder = Path(engine._folder.name)
+    child = psutil.Process(engine._worker.process.pid)
+    folder = engine._worker.folder
     model.close()
     assert not child.is_running() and not folder.exists()
 
 
 def test_ctrl_c_while_it_answers_costs_that_answer_alone(model, monkeypatch):
     expected = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens
-    generation = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=())
+    generation = model.generate(PROMPT, max_new_tokens=50, stop_token_ids=())
     next(generation)
-    pressed: list[bool] = []
-    get = queue.Queue.get
-
-    def press_once(self, *arguments, **options):
-        if not pressed:
-            pressed.append(True)
-            raise KeyboardInterrupt
-        return get(self, *arguments, **options)
-
-    monkeypatch.setattr(queue.Queue, "get", press_once)
-    with pytest.raises(KeyboardInterrupt):
-        next(generation)
-    assert pressed and list(generation) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("partita.library.remote._Inbox.get", press_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            next(generation)
+    assert list(generation) == [] and generation.finish_reason == "interrupted"
     assert model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens == expected
+
+
+def press_ctrl_c(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path):
@@ -87,7 +85,7 @@ def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path)
     (tmp_path / "it.c").write_text(ABORTS)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=tmp_path, check=True)
     libraries = {"mine": tmp_path / "libit.so"}
-    with pytest.raises(partita.ProviderError, match="mine.*initialisation_failed.*SIGABRT"):
+    with pytest.raises(partita.ProviderError, match="mine: initialisation_failed.*SIGABRT"):
         partita.load(package, providers=["mine", "cpu"], provider_libraries=libraries)
     with pytest.raises(partita.ProviderError, match="initialisation_failed.*SIGABRT"):
         partita.place(package, providers=["mine"], provider_libraries=libraries)
@@ -101,7 +99,7 @@ import sys, partita
 model = partita.load(sys.argv[1], "cpu", process="child")
 while True:
     for step in model.generate([5, 6, 7], max_new_tokens=40, stop_token_ids=()):
-        print(model._engine._child.process.pid, flush=True)
+        print(model.engine._worker.process.pid, flush=True)
 """
 
 
@@ -129,13 +127,13 @@ def test_whatever_ends_a_program_ends_its_child_and_leaves_no_folder(package, tm
 
 
 def test_a_crash_in_a_generation_says_so_and_the_model_that_it_must_be_loaded_again(model):
-    generation = model.generate(PROMPT, max_new_tokens=4)
-    next(generation)
-    engine_of(model)._child.process.send_signal(signal.SIGSEGV)
+    generation = slow(model)
+    for number in (signal.SIGSEGV, signal.SIGCONT):
+        engine_of(model)._worker.process.send_signal(number)
     with pytest.raises(partita.ProviderError) as caught:
-        next(generation)
+        generation.run()
     said = str(caught.value)
-    assert "the child process crashed during generation" in said and "SIGSEGV" in said
+    assert "the worker process crashed during generation" in said and "SIGSEGV" in said
     assert "initialisation_failed" not in said and said.endswith("load the package again")
     assert caught.value.remedy is not None
     assert list(generation) == [] and generation.finish_reason == "error"
@@ -144,30 +142,36 @@ def test_a_crash_in_a_generation_says_so_and_the_model_that_it_must_be_loaded_ag
             call()
 
 
+def slow(model: partita.Model) -> partita.Generation:
+    """A generation that waits for a worker which stands still."""
+    engine = engine_of(model)
+    engine.open(BatchOptions())
+    engine._worker.process.send_signal(signal.SIGSTOP)
+    work = partita.request(model, PROMPT, max_new_tokens=4)
+    return Generation(engine, [work], engine.chunk, samplings=[work.sampling], speculation=NO_SPECULATION)
+
+
 def test_a_report_that_was_made_outlives_a_crash(model):
     model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run()
     report = model.report()
-    engine_of(model)._child.process.send_signal(signal.SIGSEGV)
+    engine_of(model)._worker.process.send_signal(signal.SIGSEGV)
     with pytest.raises(partita.ProviderError, match="crashed during verification"):
         model.verify()
     assert model.report() == report
 
 
 def test_a_process_that_is_killed_did_not_crash(model):
-    generation = model.generate(PROMPT, max_new_tokens=4)
-    next(generation)
-    engine_of(model)._child.process.kill()
+    generation = slow(model)
+    engine_of(model)._worker.process.kill()
     with pytest.raises(partita.ProviderError, match="ended during generation: it was killed by SIGKILL"):
-        next(generation)
+        generation.run()
     with pytest.raises(partita.ProviderError):
         model.report()
 
 
 def test_words_of_a_crash_name_the_provider_to_leave_out(model):
     engine = engine_of(model)
-    engine._names = "WebGpuExecutionProvider,CPUExecutionProvider"
-    engine._child.process.send_signal(signal.SIGABRT)
-    with pytest.raises(
-        partita.ProviderError, match="load the package again, or leave WebGpuExecutionProvider out of the chain"
-    ):
+    engine._chain = parse_chain("webgpu,cpu")
+    engine._worker.process.send_signal(signal.SIGABRT)
+    with pytest.raises(partita.ProviderError, match="load the package again, or leave webgpu out of the chain"):
         model.verify()

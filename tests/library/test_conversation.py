@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError
+from partita.library.batch import Batch
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.conversation import Conversation
+from partita.library.engine import BatchOptions
 from partita.library.local import LocalEngine
+from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler, Work
 from partita.package import read_manifest
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_tokens
 
@@ -61,9 +63,9 @@ def talk(tmp_path: Path) -> Iterator[Any]:
         engines.append(engine)
         text: Any = Numbers(forgets=forgets)
         sampling = Sampling(temperature=0.0, max_new_tokens=count)
-        return Conversation(
-            Scheduler(engine, text), text, sampling, messages=[{"role": "system", "content": "4 5 6"}], on_text=print
-        )
+        engine.use_text(text)
+        engine.open(BatchOptions())
+        return Conversation(engine, text, sampling, messages=[{"role": "system", "content": "4 5 6"}], on_text=print)
 
     yield factory
     for engine in engines:
@@ -95,7 +97,7 @@ def test_every_turn_is_answered_as_the_whole_conversation_is(talk, states, batch
 
 def test_what_others_copy_meanwhile_is_nothing_that_a_turn_did_not_read(talk):
     conversation = talk(("key",), 3)
-    scheduler = conversation._scheduler
+    scheduler = conversation._engine
     conversation.ask("7 8")
     whole = len(conversation._ticket.history)
     alike = tuple((7 * i + 3) % VOCAB for i in range(20))
@@ -133,7 +135,7 @@ def test_an_answer_that_is_cut_off_is_part_of_the_conversation(talk):
     conversation = talk(("key",), count=30)
     ticket = conversation.ask("7 8")
     for _ in range(3):
-        conversation._scheduler.step()
+        conversation._engine.step()
     ticket.cancel()
     assert conversation.finish().answer.finish_reason == "interrupted"
     wanted = conversation._text.encode_messages([*conversation.messages, {"role": "user", "content": "9"}])
@@ -152,14 +154,13 @@ def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
 
 def test_a_turn_that_was_interrupted_before_it_had_a_row_keeps_nobody_from_the_next(talk, monkeypatch):
     conversation = talk(("key",))
-    engine = conversation._scheduler._engine
-    join = engine.join
+    join = Batch.join
 
-    def pressed(number: int, request: Any) -> int:
-        monkeypatch.setattr(engine, "join", join)
+    def pressed(*_: Any) -> int:
+        monkeypatch.setattr(Batch, "join", join)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "join", pressed)
+    monkeypatch.setattr(Batch, "join", pressed)
     conversation.ask("7 8")
     with pytest.raises(KeyboardInterrupt):
         conversation.finish()

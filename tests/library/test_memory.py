@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import ReportRequest
+from partita.library.engine import BatchOptions, ReportRequest
 from partita.library.local import LocalEngine
+from partita.library.requests import Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Scheduler, Work
 from partita.package import read_manifest
 from partita.runtime.engine import recorder
 from partita.runtime.ort import loop_notes
@@ -31,12 +31,12 @@ def sampled(folder: Path) -> tuple[Samples, Samples]:
     native, blocks = Samples(), Samples()
     target = read_chain_options(CPU)
     with LocalEngine(folder, read_manifest(folder), target, threads=2, observe=True) as engine:
-        scheduler = Scheduler(engine, None)
+        engine.open(BatchOptions())
         for turn in range(1, ROUNDS + 1):
             for number in range(EACH):
                 prompt = (number % VOCAB, turn % VOCAB, (number * turn) % VOCAB)
-                scheduler.submit(Work(prompt, Sampling(temperature=0.0, max_new_tokens=2)))
-            while scheduler.step():
+                engine.submit(Work(prompt, Sampling(temperature=0.0, max_new_tokens=2)))
+            while engine.step():
                 pass
             if turn == 2:
                 engine.report(ReportRequest())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,12 +16,15 @@ import pytest
 
 import tests.runtime.handmade as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
+from partita.foreign.folder import AS_IT_IS
+from partita.library.batch import Batch
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import Begun, Engine, ReportRequest, RowRequest
+from partita.library.engine import BatchOptions, Chunk, Engine, ReportRequest
+from partita.library.loading import Process, open_engine
 from partita.library.local import LocalEngine
-from partita.library.remote import RemoteEngine
+from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Piece, Scheduler, Ticket, Work
+from partita.library.scheduler import RowRules, Scheduler
 from partita.library.speculation import Speculation
 from partita.package import read_manifest
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
@@ -31,7 +36,7 @@ from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, k
 KEYS = ("key",)
 CPU = ChainOptions(provider="cpu", threads=1)
 PROMPTS = [tuple((5 * i + n) % VOCAB for i in range(1 + (7 * n) % 19)) for n in range(1, 8)]
-Opened = Callable[..., Engine]
+Opened = Callable[..., Any]
 
 
 @pytest.fixture
@@ -39,13 +44,13 @@ def opened() -> Iterator[Opened]:
     """Open a package on the CPU, in this process or in a child."""
     engines: list[Engine] = []
 
-    def factory(folder: Path, *, child: bool = False) -> Engine:
-        engine: Engine
-        if child:
-            engine = RemoteEngine(folder, CPU, observe=False)
-        else:
-            engine = LocalEngine(folder, read_manifest(folder), read_chain_options(CPU), threads=1, observe=False)
+    def factory(folder: Path, *, child: bool = False, **options: Any) -> Any:
+        """An engine with an open batch; `options` are those of the batch."""
+        process: Process = "child" if child else "this"
+        target = read_chain_options(CPU)
+        engine = open_engine(folder, read_manifest(folder), CPU, target, AS_IT_IS, observe=False, process=process)
         engines.append(engine)
+        engine.open(BatchOptions(**options))
         return engine
 
     yield factory
@@ -78,7 +83,7 @@ def work(prompt: tuple[int, ...], count: int = 6, **options: Any) -> Work:
     return Work(prompt, Sampling(temperature=0.0, max_new_tokens=count), **options)
 
 
-def run(scheduler: Scheduler) -> int:
+def run(scheduler: Engine) -> int:
     """Step until there is nothing to do; how many steps that took."""
     steps = 0
     while scheduler.step():
@@ -91,8 +96,7 @@ def run(scheduler: Scheduler) -> int:
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("appends", [True, False], ids=["chunks", "chunks-at-the-beginning"])
 def test_each_request_gets_what_it_would_get_alone(tmp_path, opened, states, shapes, batch, appends):
-    engine = opened(handmade(tmp_path / "p", batch=batch, states=states, shapes=shapes, appends=appends))
-    scheduler = Scheduler(engine, None)
+    scheduler = opened(handmade(tmp_path / "p", batch=batch, states=states, shapes=shapes, appends=appends))
     first = [scheduler.submit(work(prompt, 3 + n)) for n, prompt in enumerate(PROMPTS[:4])]
     assert (scheduler.slots, scheduler.running, scheduler.waiting) == (batch, 0, 4)
     for _ in range(4):
@@ -112,11 +116,11 @@ def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, b
     """A system prompt: the first request reads it, in sight of those that wait, and the others copy it."""
     steps: list[Any] = []
     folder = handmade(tmp_path / "p", batch=batch, states=states)
-    scheduler = Scheduler(opened(folder, child=child), None, on_step=steps.append)
+    scheduler = opened(folder, child=child)
     system = tuple((7 * i + 3) % VOCAB for i in range(20))
     prompts = [(*system, 9, 4, 33), (*system, 2), (*system, 7, 7, 1, 50), (*system, 60, 1), (*system, 9, 5)]
     # The first and the last have one token more in common, which a recurrent state would keep for those two alone.
-    tickets = [scheduler.submit(work(prompt, 4)) for prompt in prompts]
+    tickets = [scheduler.submit(work(prompt, 4), None, steps.append) for prompt in prompts]
     run(scheduler)
     assert [list(ticket.answer.tokens) for ticket in tickets] == [known_tokens(p, 4, states) for p in prompts]
     assert sum(sum(step.copied) for step in steps) in (4 * len(system), 4 * len(system) + 1)
@@ -126,7 +130,7 @@ def test_what_requests_begin_with_alike_is_read_once(tmp_path, opened, states, b
 
 def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
     """Twelve short requests beside a long one take no longer than the long one: nobody waits for a batch to end."""
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     long = scheduler.submit(work((5,), 36))
     short = [scheduler.submit(work((n,), 2)) for n in range(12)]
     while long.state != "over":
@@ -139,7 +143,7 @@ def test_a_row_that_is_free_is_given_to_the_next_at_once(tmp_path, opened):
 
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, child):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
     heard: list[Piece] = []
     asking = scheduler.submit(work(PROMPTS[0], 4, logprobs=3), lambda ticket, piece: heard.append(piece))
     other = scheduler.submit(work(PROMPTS[1], 5))
@@ -162,7 +166,7 @@ def test_a_listener_hears_each_piece_and_how_likely_it_was(tmp_path, opened, chi
 @pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
 @pytest.mark.parametrize("states", [KEYS, ALL], ids=["keys", "states"])
 def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, states, child):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=states), child=child), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=states), child=child)
     kept = scheduler.submit(work(PROMPTS[0], 5, stays=True))
     run(scheduler)
     first = known_tokens(PROMPTS[0], 5, states)
@@ -180,13 +184,13 @@ def test_a_request_that_stays_reads_a_next_turn_in_its_cache(tmp_path, opened, s
     run(scheduler)
     assert list(kept.answer.tokens) == known_tokens(text, 3, states)
     scheduler.release(kept)
-    with pytest.raises(GenerationError, match="cannot go on"):
+    with pytest.raises(GenerationError, match="cannot continue"):
         scheduler.extend(kept, (1,), Sampling(max_new_tokens=1))
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["leaves", "stays"])
 def test_one_that_is_cancelled_is_over_and_the_others_do_not_notice(tmp_path, opened, stays):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=ALL)), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL))
     heard: list[Piece] = []
     gone = scheduler.submit(work(PROMPTS[0], 20, stays=stays), lambda ticket, piece: heard.append(piece))
     other = scheduler.submit(work(PROMPTS[1], 9))
@@ -215,8 +219,7 @@ def test_logits_that_are_not_finite_end_one_row_and_leave_nothing_behind(tmp_pat
     poisoned = hand.EMBEDDING.copy()
     poisoned[poison] = np.nan
     monkeypatch.setattr(hand, "EMBEDDING", poisoned)
-    engine = opened(handmade(tmp_path / "p", batch=2, states=ALL), child=child)
-    scheduler = Scheduler(engine, None)
+    engine = scheduler = opened(handmade(tmp_path / "p", batch=2, states=ALL), child=child)
     good = scheduler.submit(work(PROMPTS[0], 8))
     bad = scheduler.submit(work((3, poison, 4), 8))
     after = [scheduler.submit(work(prompt, 4)) for prompt in PROMPTS[1:4]]
@@ -236,12 +239,12 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
     poisoned = hand.EMBEDDING.copy()
     poisoned[poison] = np.nan
     monkeypatch.setattr(hand, "EMBEDDING", poisoned)
-    engine = opened(handmade(tmp_path / "p", states=ALL))
-    scheduler = Scheduler(engine, None, prefill_chunk=2)
+    engine = scheduler = opened(handmade(tmp_path / "p", states=ALL), prefill_chunk=2)
     gone = scheduler.submit(work((3, poison, 4, 5, 6, 7), 4))
     scheduler.step()
     if whole:
-        scheduler = Scheduler(engine, None, prefill_chunk=2)
+        gone.cancel()
+        engine.open(BatchOptions(2))
     else:
         gone.cancel()
         run(scheduler)
@@ -252,17 +255,9 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
 
 
 def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
-    """The engine, in a process of its own, may have given it one by then."""
-    engine = opened(handmade(tmp_path / "p", states=KEYS))
-    scheduler, join = Scheduler(engine, None), engine.join
-
-    def pressed(number: int, request: RowRequest) -> int:
-        join(number, request)
-        monkeypatch.setattr(engine, "join", join)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "join", pressed)
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[0], 4))
+    _interrupt_after(monkeypatch, Batch, "join")
     with pytest.raises(KeyboardInterrupt):
         scheduler.step()
     run(scheduler)
@@ -270,18 +265,11 @@ def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path,
 
 
 def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, opened, monkeypatch):
-    engine = opened(handmade(tmp_path / "p", states=KEYS))
-    scheduler, extend = Scheduler(engine, None), engine.extend
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[1], 3, stays=True))
     run(scheduler)
-
-    def pressed(*given: Any) -> None:
-        extend(*given)
-        monkeypatch.setattr(engine, "extend", extend)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "extend", pressed)
     text, more = ticket.history, Sampling(temperature=0.0, max_new_tokens=4)
+    _interrupt_after(monkeypatch, Batch, "extend")
     with pytest.raises(KeyboardInterrupt):
         scheduler.extend(ticket, (7, 3), more)
     scheduler.extend(ticket, (7, 3), more)
@@ -289,9 +277,20 @@ def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, open
     assert list(ticket.answer.tokens) == known_tokens([*text, 7, 3], 4, KEYS)
 
 
+def _interrupt_after(monkeypatch: Any, kind: type, name: str) -> None:
+    """Have the next call of a method end with Ctrl-C, after it has done its work."""
+    method = getattr(kind, name)
+
+    def pressed(*given: Any) -> None:
+        method(*given)
+        monkeypatch.setattr(kind, name, method)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind, name, pressed)
+
+
 def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, opened, monkeypatch):
-    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    scheduler = Scheduler(engine, None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     tickets = [scheduler.submit(work(prompt, 5, stays=n == 0)) for n, prompt in enumerate(PROMPTS[:4])]
     for _ in range(3):
         scheduler.step()
@@ -304,18 +303,23 @@ def test_an_error_of_the_run_ends_those_in_the_batch_and_others_go_on(tmp_path, 
         assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 5, KEYS)
 
 
-def test_a_lost_child_ends_every_request_with_what_became_of_it(tmp_path, opened):
+def test_a_worker_that_is_killed_ends_every_request_with_what_became_of_it(tmp_path, opened):
     engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=True)
-    scheduler = Scheduler(engine, None)
-    tickets = [scheduler.submit(work(prompt, 5)) for prompt in PROMPTS[:4]]
-    scheduler.step()
-    engine._child.process.kill()
-    run(scheduler)
-    assert all(isinstance(ticket.error, ProviderError) and ticket.state == "over" for ticket in tickets)
+    tickets = [engine.submit(work(prompt, 40 - len(prompt))) for prompt in PROMPTS[:4]]
+    os.kill(engine._worker.process.pid, signal.SIGSTOP)
+    engine._worker.process.kill()
+    run(engine)
+    for ticket in tickets:
+        assert isinstance(ticket.error, ProviderError) and ticket.answer.finish_reason == "error"
+        assert "CPUExecutionProvider: the worker process ended during generation: it was killed by SIGKILL" in str(
+            ticket.error
+        )
+    with pytest.raises(ProviderError, match="load the package again"):
+        engine.submit(work(PROMPTS[0]))
 
 
 def test_a_full_cache_is_a_finish_reason(tmp_path, opened):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     full = scheduler.submit(work(PROMPTS[5], LENGTH))
     last = scheduler.submit(work(tuple(range(LENGTH - 1)), 4))
     run(scheduler)
@@ -324,7 +328,7 @@ def test_a_full_cache_is_a_finish_reason(tmp_path, opened):
 
 
 def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opened):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     for prompt, match in (
         ((), "empty"),
         ((1,) * (LENGTH + 1), "the cache holds 48; "),
@@ -348,7 +352,8 @@ def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opene
 
 def test_a_stop_string_ends_a_row_and_a_next_turn_follows_it(package, opened):
     engine, text = opened(package), load_text(package)
-    scheduler = Scheduler(engine, text)
+    scheduler = engine
+    engine.use_text(text)
     prompt = tuple(text.encode("return the"))
     whole = scheduler.submit(work(prompt, 12))
     run(scheduler)
@@ -377,13 +382,15 @@ def told_to_requests(engine: Engine, speculation: Speculation) -> tuple[list[Any
     and the tokens with their log-probabilities; and the steps of it.
     """
     steps: list[Any] = []
-    scheduler = Scheduler(engine, Words(), speculation=speculation, on_step=steps.append)  # type: ignore[arg-type]
+    scheduler = engine
+    scheduler.use_text(Words())  # type: ignore[arg-type]
+    scheduler.open(BatchOptions(speculation=speculation))
     pieces: list[list[Piece]] = [[] for _ in PROMPTS]
     tickets = []
     for number, prompt in enumerate(PROMPTS):
         stop = (f"{known_tokens(prompt, 30, KEYS)[10]} ",) if number % 2 else ()
         asked = work(prompt, 26 - 3 * number, logprobs=2, stop=stop)
-        tickets.append(scheduler.submit(asked, partial(_keep, pieces[number])))
+        tickets.append(scheduler.submit(asked, partial(_keep, pieces[number]), steps.append))
         scheduler.step()
         if number == 3:
             run(scheduler)
@@ -410,7 +417,7 @@ def test_guesses_change_nothing_that_a_request_hears(tmp_path, opened, monkeypat
 
 
 def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", states=KEYS)), None)
+    scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     assert not scheduler.wait(0.0)
     tickets: list[Ticket] = []
     threading.Timer(0.05, lambda: tickets.append(scheduler.submit(work((1, 2), 2)))).start()
@@ -426,11 +433,13 @@ def test_it_waits_until_there_is_something_to_do(tmp_path, opened):
 def test_the_report_of_a_batch_goes_beside_it(tmp_path, opened, child, monkeypatch):
     """Any number of steps: only the last ones are kept, and it says so."""
     monkeypatch.setattr("partita.runtime.engine.recorder.KEPT_STEPS", 5)
-    scheduler = Scheduler(engine := opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child), None)
+    scheduler = engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS), child=child)
     with pytest.raises(ReportError, match="no request has been answered"):
         engine.report(ReportRequest())
     tickets = [scheduler.submit(work(prompt, 9)) for prompt in PROMPTS[:3]]
-    for _ in range(12):
+    if child:  # it steps whether anybody waits or not
+        run(scheduler)
+    for _ in range(0 if child else 12):
         scheduler.step()
     report = engine.report(ReportRequest(finish_reason="stop", complete=False))
     assert report.totals is not None and report.totals.prompt_tokens == sum(map(len, PROMPTS[:3]))
@@ -456,10 +465,9 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     ]
     alone = []
     for one in asked:
-        scheduler = Scheduler(engine, None)
-        alone.append(scheduler.submit(one))
-        run(scheduler)
-    scheduler = Scheduler(engine, None)
+        alone.append(engine.submit(one))
+        run(engine)
+    scheduler = engine
     together = [scheduler.submit(one) for one in asked]
     run(scheduler)
     least = 0 if rereads_at is None else rereads_at
@@ -467,36 +475,40 @@ def test_rows_whose_rotary_frequencies_depend_on_the_length_make_no_difference_t
     assert seen[0] == seen[1] and len({tuple(tokens) for tokens in seen[0]}) > 2, "it shows the length"
 
 
-class Rows:
-    """An engine of which only who may be beside whom is asked."""
+class Rows(Scheduler):
+    """A scheduler whose batch notes who joins."""
 
-    def __init__(self, **limits: Any) -> None:
-        self.begun = Begun(1, 8, True, rows=2, max_length=64, vocab_size=VOCAB, rows_rest=False, **limits)
+    def __init__(self, folder: Path, **rules: Any) -> None:
+        super().__init__(read_manifest(handmade(folder, batch=2, states=KEYS)), RowRules(2, keep_cache=False, **rules))
         self.joined: list[int] = []
 
-    def open(self, *_: Any) -> Begun:
-        return self.begun
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Any:
+        return self
 
-    def join(self, number: int, request: RowRequest) -> int:
-        self.joined.append(len(request.prompt))
+    def join(self, work: Work, tokens: Any, sampling: Any, shares: int) -> int:
+        self.joined.append(len(work.prompt))
         return len(self.joined) - 1
 
+    def _share(self) -> None:
+        pass
 
-def test_whoever_would_outgrow_a_length_goes_beside_nobody_although_as_long_as_the_first():
-    engine: Any = Rows(rows_apart=False, alone_beyond=20)
-    scheduler = Scheduler(engine, None)
+    def _chunk(self, longest: int | None) -> Chunk:
+        return Chunk(8, is_fixed=True)
+
+
+def test_a_request_that_would_outgrow_a_length_waits_until_it_is_alone(tmp_path):
+    scheduler = engine = Rows(tmp_path / "p", alone_beyond=20)
     for size, count in ((10, 8), (12, 4), (10, 30)):
         scheduler.submit(work((1,) * size, count))
-    assert scheduler._admit() == 1 and engine.joined == [10]
+    assert scheduler._admit() == 2 and engine.joined == [10, 12]
 
 
-def test_an_answer_is_as_long_at_its_end_as_it_was_to_be_at_its_beginning():
-    """What it has said by then is not counted again."""
-    engine: Any = Rows(rows_apart=True, alone_beyond=20)
-    scheduler = Scheduler(engine, None)
+def test_an_answer_is_as_long_at_its_end_as_it_was_to_be_at_its_beginning(tmp_path):
+    """The tokens that it has by then are not counted twice."""
+    scheduler = engine = Rows(tmp_path / "p", alone_beyond=20)
     first = scheduler.submit(work((1,) * 8, 12))
     scheduler._admit()
-    first.said.tokens += [3] * 6
+    first.completion.tokens += [3] * 6
     scheduler.submit(work((1,) * 4, 4))
     assert scheduler._admit() == 1 and engine.joined == [8, 4]
 
@@ -526,19 +538,14 @@ class Odd:
 def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
     """The other row gets its tokens of the very step."""
     other = known_tokens(PROMPTS[2], 6, KEYS)
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), Odd(PROMPTS[1], error))  # type: ignore[arg-type]
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    scheduler.use_text(Odd(PROMPTS[1], error))
     heard: dict[int, list[str]] = {}
     tickets = [
         scheduler.submit(work(prompt), lambda ticket, piece: heard.setdefault(ticket.number, []).append(piece.text))
         for prompt in PROMPTS[1:3]
     ]
-    raised = 0
-    while scheduler.waiting or scheduler.running:
-        try:
-            scheduler.step()
-        except ValueError:
-            raised += 1
-    assert raised == isinstance(error, ValueError), "a bug is told, once all have heard"
+    run(scheduler)
     assert "".join(heard[tickets[1].number]).split() == [str(token) for token in other]
     assert tickets[0].answer.finish_reason == "error" and isinstance(tickets[0].error, GenerationError)
     again = scheduler.submit(work(PROMPTS[2]))
@@ -547,7 +554,7 @@ def test_a_row_whose_tokens_make_no_text_ends_alone(tmp_path, opened, error):
 
 
 def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     heard: list[int] = []
 
     def fails(ticket: Ticket, piece: Piece) -> None:
@@ -565,7 +572,7 @@ def test_a_listener_that_fails_takes_no_tokens_from_others(tmp_path, opened):
 
 def test_a_listener_that_fails_always_is_told_of_once(tmp_path, opened):
     """Its last piece comes in a later step, which is of the others."""
-    scheduler = Scheduler(opened(handmade(tmp_path / "p", batch=2, states=KEYS)), None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
 
     def fails(ticket: Ticket, piece: Piece) -> None:
         raise ValueError("no room")
@@ -585,34 +592,11 @@ def test_a_token_of_probability_0_has_a_figure_that_json_has_too():
     assert json.loads(json.dumps([told.logprob, told.top], allow_nan=False))
 
 
-def test_a_request_that_finds_the_batch_lost_waits_for_the_next_one(tmp_path, opened, monkeypatch):
-    """A process that ended while nobody was at work costs the next request nothing, where it can be opened again."""
-    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    scheduler = Scheduler(engine, None)
-    first = scheduler.submit(work(PROMPTS[0], 3))
-    run(scheduler)
-    join, lost = engine.join, list[bool]()
-
-    def joins(number, request):
-        if not lost:
-            lost.append(True)
-            raise ProviderError("the process has ended")
-        return join(number, request)
-
-    monkeypatch.setattr(engine, "join", joins)
-    second = scheduler.submit(work(PROMPTS[1], 3))
-    run(scheduler)
-    for ticket in (first, second):
-        assert ticket.error is None
-        assert list(ticket.answer.tokens) == known_tokens(ticket.work.prompt, 3, KEYS)
-
-
 def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened, monkeypatch):
-    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    scheduler = Scheduler(engine, None)
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     beside = scheduler.submit(work(PROMPTS[1], 8))
     scheduler.step()
-    monkeypatch.setattr(engine, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
+    monkeypatch.setattr(Batch, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
     damaged = scheduler.submit(work(PROMPTS[0], 3))
     run(scheduler)
     assert damaged.answer.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
@@ -620,9 +604,8 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
 
 
 def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
-    engine = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    scheduler = Scheduler(engine, None)
-    monkeypatch.setattr(engine, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
+    monkeypatch.setattr(Batch, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
     ticket = scheduler.submit(work(PROMPTS[0], 3))
     with pytest.raises(MemoryError):
         scheduler.step()

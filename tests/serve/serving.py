@@ -44,7 +44,7 @@ class Running:
     @contextmanager
     def slowly(self, seconds: float = 0.01) -> Iterator[None]:
         """Every step takes so long: these models are done before a test could come between."""
-        schedulers = [served._scheduler for served in self.models.values()]
+        schedulers = [served._engine for served in self.models.values()]
         with pytest.MonkeyPatch.context() as patch:
             for scheduler in schedulers:
                 patch.setattr(scheduler, "step", partial(_after, seconds, scheduler.step))

@@ -66,7 +66,7 @@ def test_what_one_has_read_is_never_another_s(
 ) -> None:
     """Every prompt begins alike, and was read with other adapters before and is read with them beside it."""
     asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "small")]
-    scheduler = server.models["tiny"]._scheduler
+    scheduler = server.models["tiny"]._engine
     step, beside, copied = scheduler.step, set[int](), list[int]()
 
     def stepped() -> bool:

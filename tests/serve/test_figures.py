@@ -16,14 +16,12 @@ import partita
 from partita.check.limits import Limits
 from partita.diagnosis.records import Fallback
 from partita.errors import ProviderError
-from partita.library.chain import read_chain_options
 from partita.library.engine import ReportRequest
 from partita.library.local import LocalEngine
 from partita.observations.records import Probing
-from partita.package import read_manifest
 from partita.partition_reports.records import Report
 from partita.serve.served import with_probes
-from tests.serve.serving import CPU, Running, running, until
+from tests.serve.serving import Running, running, until
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
 
@@ -119,74 +117,29 @@ def test_a_view_of_a_report_is_set_in_type_once(server: Running, monkeypatch: py
     assert once("a") == "a" and made == ["a", "b", "a"]
 
 
-def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path) -> None:
+def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may run elsewhere now: its figures are those of the new sessions, and limits hold for them, too."""
-    with running({"tiny": package}) as server:
+    monkeypatch.setattr("partita.library.remote.RETRY_SECONDS", 0.2)
+    with running({"tiny": package}, process="child") as server:
         served = server.models["tiny"]
-        engine, before = served._engine, served._report
-        loads: list[Any] = []
-
-        def lost(*given: object) -> Any:
-            raise ProviderError("the child process crashed")
-
-        def again() -> Any:
-            loads.append(engine._engine)
-            engine._engine.close()
-            return LocalEngine(package, read_manifest(package), read_chain_options(CPU), threads=1)
-
-        engine._load = again
-        told = server.metric("partita_nodes_off_provider", model="tiny", phase="decode")
-        server.models["tiny"]._metrics.nodes.labels("tiny", "decode", "GPU").set(7)  # as of sessions that are gone
+        engine: Any = served._engine
+        before, placed = served._report, server.metric("partita_nodes_off_provider", model="tiny", phase="decode")
+        served._metrics.nodes.labels("tiny", "decode", "GPU").set(7)  # as of sessions that are gone
         served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
-
-        def lose() -> None:
-            served._scheduler._begun = None
-            engine._engine.open = lost  # type: ignore[method-assign, assignment]
-
-        lose()
-        assert server.post("/v1/completions", BODY).status_code == 200 and len(loads) == 1
-        assert served._report is not before and "made when it was loaded again" in str(served._report)
-        assert server.metric("partita_nodes_off_provider", model="tiny", phase="decode") == told
+        engine._worker.process.kill()
+        until(lambda: served._report is not before and engine.up)
+        assert server.post("/v1/completions", BODY).status_code == 200
+        assert "made when it was loaded again" in str(served._report)
+        assert server.metric("partita_nodes_off_provider", model="tiny", phase="decode") == placed
         assert 'provider="GPU"' not in server.get("/metrics").text
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("partita.serve.served.limits_error", lambda report: ProviderError("5 nodes are elsewhere"))
-            lose()
+            engine._worker.process.kill()
+            until(lambda: server.get("/health").status_code == 503)
             answer = server.post("/v1/completions", BODY)
             assert answer.status_code == 500 and "5 nodes are elsewhere" in answer.text
-            assert server.get("/health").status_code == 503
-        engine._failed_at = -1e9  # it is tried again
-        assert server.post("/v1/completions", BODY).status_code == 200 and server.get("/health").status_code == 200
-
-
-def test_a_package_that_could_not_be_loaded_again_is_loaded_when_that_is_possible_and_nobody_asks(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A load balancer sends nothing to a server whose /health is 503."""
-    monkeypatch.setattr("partita.serve.restarting.AGAIN_SECONDS", 0.2)
-    with running({"tiny": package}) as server:
-        served = server.models["tiny"]
-        engine = served._engine
-        load, possible = engine._load, [False]
-
-        def lost(*given: object) -> Any:
-            raise ProviderError("the child process crashed")
-
-        def again() -> Any:
-            if not possible[0]:
-                raise OSError(28, "No space left on device", "/tmp/partita-x/child")
-            return load()
-
-        engine._load = again
-        served._scheduler._begun = None
-        monkeypatch.setattr(engine._engine, "open", lost)
-        answer = server.post("/v1/completions", BODY)
-        assert answer.status_code == 500 and "No space left" in answer.text and "/tmp" not in answer.text
-        assert server.get("/health").json()["down"] == ["tiny"]
-        assert server.metric("partita_model_up") == 0
-        possible[0] = True
-        until(lambda: server.get("/health").status_code == 200)
+        until(lambda: server.get("/health").status_code == 200)  # it is tried again, and no request has to come
         assert server.post("/v1/completions", BODY).status_code == 200
-        assert any("/tmp/partita-x/child: No space left" in line for line in server.log)
 
 
 def test_a_report_has_the_limits_that_the_server_was_given_however_late_it_is_made(package: Path) -> None:

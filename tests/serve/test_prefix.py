@@ -32,7 +32,9 @@ def prefix(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(server: Running) -> str:
-    text: str = server.post(CHAT, BODY).json()["choices"][0]["message"]["content"]
+    told = server.post(CHAT, BODY).json()
+    assert "choices" in told, (told, server.log)
+    text: str = told["choices"][0]["message"]["content"]
     return text
 
 
@@ -41,17 +43,17 @@ def test_the_first_request_begins_with_the_prefix(server, package, prefix, proce
     with running({"tiny": package}, process=process, prefix=prefix) as begun:
         assert answer(begun) == answer(server)
         known = len(read_said(prefix).tokens)
-        assert begun.models["tiny"]._scheduler.copied_tokens == known > 16
+        assert begun.models["tiny"]._engine.copied_tokens == known > 16
 
 
 def test_a_package_that_is_loaded_again_has_it_too(server, package, prefix):
     with running({"tiny": package}, process="child", prefix=prefix) as begun:
         served = begun.models["tiny"]
-        engine: Any = served._engine._engine
-        engine._child.process.kill()
+        engine: Any = served._engine
+        engine._worker.process.kill()
         begun.post(CHAT, BODY)
         assert answer(begun) == answer(server)
-        assert served._scheduler.copied_tokens >= len(read_said(prefix).tokens)
+        assert served._engine.copied_tokens >= len(read_said(prefix).tokens)
 
 
 def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tmp_path, monkeypatch):

@@ -1,139 +1,109 @@
-"""A package that a server goes on with: its prefix may be taken away while it runs, and so may its process."""
+"""A worker process of a server that ends is started again, checked, and given the requests that wait."""
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from partita.errors import GenerationError, PartitaError, ProviderError
-from partita.serve.restarting import AGAIN_SECONDS, Restarting
+from partita.errors import PartitaError, ProviderError
+from partita.library import remote
+from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine import BatchOptions, Restarts
+from partita.library.remote import RemoteEngine
+from partita.library.requests import Ticket, Work
+from partita.library.sampling import Sampling
+from partita.package import read_manifest
+from tests.runtime.handmade import handmade, known_tokens
 
-
-class Engine:
-    """Opens with a prefix as long as its file is there."""
-
-    there = True
-
-    def __init__(self) -> None:
-        self.opened: list[str | None] = []
-
-    def open(self, chunk: Any, adapter: Any, speculation: Any, prefix: str | None = None) -> str:
-        if prefix is not None and not self.there:
-            raise GenerationError(f"{prefix}: no such file")
-        self.opened.append(prefix)
-        return "begun"
-
-
-def test_answers_go_on_without_a_prefix_whose_file_was_taken_away() -> None:
-    engine, said = Engine(), list[str]()
-    kept = Restarting(lambda: engine, said.append)  # type: ignore[arg-type, return-value]
-    assert kept.open(prefix="kept") and not said
-    engine.there = False
-    assert kept.open(prefix="kept")
-    assert engine.opened == ["kept", None]
-    assert said == ["kept: no such file; prompts are read from their beginning"]
-
-
-def test_one_that_is_not_there_at_the_start_is_refused() -> None:
-    engine = Engine()
-    engine.there = False
-    kept = Restarting(lambda: engine, print)  # type: ignore[arg-type, return-value]
-    with pytest.raises(GenerationError):
-        kept.open(prefix="kept")
-
-
-class Loads:
-    """What loading does, time after time: an engine, or an error."""
-
-    def __init__(self, *outcomes: Any) -> None:
-        self.outcomes, self.engines = list(outcomes), list[Closable]()
-
-    def __call__(self) -> Any:
-        outcome = self.outcomes.pop(0) if self.outcomes else None
-        if outcome is not None:
-            raise outcome
-        self.engines.append(Closable())
-        return self.engines[-1]
-
-
-class Closable(Engine):
-    lost = closed = False
-
-    def open(self, *given: Any) -> str:
-        if self.lost:
-            raise ProviderError("the child process crashed")
-        return super().open(*given)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def is_up(kept: Restarting) -> bool:
-    return kept.up
+KEYS = ("key",)
+CPU = ChainOptions(provider="cpu", threads=1)
+PROMPT = tuple((7 * i + 3) % 64 for i in range(20))
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [1000.0]
-    monkeypatch.setattr("partita.serve.restarting.time.monotonic", lambda: now[0])
-    return now
+def engine(tmp_path: Path) -> Iterator[RemoteEngine]:
+    folder = handmade(tmp_path / "p", states=KEYS)
+    found = RemoteEngine(
+        folder, read_manifest(folder), CPU, read_chain_options(CPU), observe=False, refusal_seconds=0, with_text=False
+    )
+    yield found
+    found.close()
+
+
+def ask(engine: RemoteEngine) -> Ticket:
+    ticket = engine.submit(Work(PROMPT, Sampling(temperature=0.0, max_new_tokens=4)))
+    while ticket.state != "over":
+        engine.step()
+    return ticket
+
+
+def lose(engine: RemoteEngine) -> None:
+    engine._worker.process.kill()
+    engine._worker._thread.join(60)
+
+
+def test_requests_that_wait_are_answered_by_the_next_worker(engine: RemoteEngine) -> None:
+    said, checked = list[str](), list[bool]()
+    engine.open(BatchOptions())
+    engine.restarts = Restarts(said.append, lambda: checked.append(True))
+    lose(engine)
+    ticket = engine.submit(Work(PROMPT, Sampling(temperature=0.0, max_new_tokens=4)))
+    while ticket.state != "over":
+        engine.step()
+    assert list(ticket.answer.tokens) == known_tokens(PROMPT, 4, KEYS) and checked == [True]
+    assert len(said) == 1 and "SIGKILL" in said[0] and said[0].endswith("it is loaded again")
+
+
+def test_a_prefix_whose_file_was_removed_is_left_out(engine: RemoteEngine, tmp_path: Path) -> None:
+    said, file = list[str](), tmp_path / "prefix"
+    engine.save_prefix(remote.PrefixRequest(PROMPT[:17], str(file)))
+    engine.open(BatchOptions(prefix=str(file)))
+    assert ask(engine).copied_tokens == 17
+    engine.restarts = Restarts(said.append, lambda: None)
+    file.unlink()
+    lose(engine)
+    assert list(ask(engine).answer.tokens) == known_tokens(PROMPT, 4, KEYS)
+    assert "prompts are read from their beginning" in said[1]
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "text"),
     [
         (ProviderError("no device", where=Path("/srv/model")), "no device"),
         (OSError(errno.ENOSPC, "No space left on device", "/tmp/partita-x"), "No space left on device"),
-        (OSError(errno.EAGAIN, "Resource temporarily unavailable"), "Resource temporarily unavailable"),
-        (MemoryError(), "out of memory"),
-        (RuntimeError("odd"), "internal error: RuntimeError: odd"),
+        (RuntimeError("odd"), "internal error"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_whatever_ends_a_reload_is_an_error_of_ours_and_it_is_down_until_one_succeeds(
-    clock: list[float], error: Exception, said: str
+def test_it_is_down_until_a_restart_succeeds(
+    engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
 ) -> None:
-    told = list[str]()
-    loads = Loads(None, error, error)
-    kept = Restarting(loads, told.append)
-    kept.open()
-    loads.engines[0].lost = True
-    with pytest.raises(PartitaError, match=said) as raised:
-        kept.open()
-    assert not is_up(kept) and loads.engines[0].closed
-    with pytest.raises(ProviderError, match="it is tried again every 5 s") as again:
-        kept.open()
-    for each in (raised.value, again.value):  # clients are told what was `said`
-        assert said in each.said and "/srv" not in each.said and "/tmp" not in each.said
-    kept.try_again()
-    assert len(loads.outcomes) == 1, "it was tried just now"
-    clock[0] += AGAIN_SECONDS
-    kept.try_again()
-    assert not is_up(kept) and not loads.outcomes
-    clock[0] += AGAIN_SECONDS
-    kept.try_again()  # nobody has asked for anything
-    assert is_up(kept) and str(kept.open()) == "begun" and len(loads.engines) == 2
-    assert len(told) == 3, "an error that comes again and again is told once"
-    assert said in told[1] and told[2] == "it is loaded again, and takes requests"
-    kept.try_again()
-    assert len(loads.engines) == 2
+    now, said, start = [1000.0], list[str](), engine._start
+    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
+    engine.open(BatchOptions())
+    engine.restarts = Restarts(said.append, lambda: None)
 
+    def fails() -> Any:
+        raise error
 
-def test_what_is_loaded_again_while_the_server_ends_is_freed_and_not_told_of() -> None:
-    told, loads = list[str](), Loads()
-
-    def load() -> Any:
-        if loads.engines:  # it takes long, and meanwhile the server ends
-            kept.close()
-        return loads()
-
-    kept = Restarting(load, told.append)
-    kept.open()
-    loads.engines[0].lost = True
-    with pytest.raises(GenerationError, match="closed"):
-        kept.open()
-    assert [engine.closed for engine in loads.engines] == [True, True]
-    assert told == ["the child process crashed; it is loaded again"]
+    monkeypatch.setattr(engine, "_start", fails)
+    lose(engine)
+    for _ in range(2):
+        failed = ask(engine).error
+        assert isinstance(failed, PartitaError) and text in failed.said and "/tmp" not in failed.said
+        assert "it is tried again every 5 s" in failed.said and not engine.up
+    assert len(said) == 2 and "not loaded: " in said[1]
+    now[0] += remote.RETRY_SECONDS
+    engine.retry()
+    assert not engine.up and len(said) == 2, "an error that comes again is written once"
+    monkeypatch.setattr(engine, "_start", start)
+    engine.retry()
+    assert not engine.up, "it was tried just now"
+    now[0] += remote.RETRY_SECONDS
+    engine.retry()
+    assert engine.up and said[2] == "it is loaded again, and takes requests"
+    assert list(ask(engine).answer.tokens) == known_tokens(PROMPT, 4, KEYS)

@@ -15,9 +15,10 @@ def opener() -> Open:
     import onnxruntime  # noqa: F401, RUF100
 
     from partita.library.chain import ChainOptions, read_chain_options
+    from partita.library.engine import BatchOptions
     from partita.library.local import LocalEngine
+    from partita.library.requests import Work
     from partita.library.sampling import Sampling
-    from partita.library.scheduler import Scheduler, Work
     from partita.package import read_manifest
 
     class Ours:
@@ -25,7 +26,8 @@ def opener() -> Open:
             self.engine = engine
 
         def answer(self, prompts: list[list[int]], new_tokens: list[int], rows: int) -> list[list[int]]:
-            scheduler = Scheduler(self.engine, None)
+            scheduler = self.engine
+            scheduler.open(BatchOptions())
             if scheduler.slots != rows:
                 raise ValueError(f"the package has {scheduler.slots} rows, not {rows}")
             tickets = [
@@ -37,7 +39,6 @@ def opener() -> Open:
             for ticket in tickets:
                 if ticket.error is not None:
                     raise ticket.error
-            scheduler.close()
             return [list(ticket.answer.tokens) for ticket in tickets]
 
     def open_engine(model: Path, threads: int, length: int) -> Opened:

@@ -112,8 +112,8 @@ class Worker:
         if contents_of(folder, manifest) != setup.contents:
             raise PackageError("the package, or the version of Partita, is not that of the command", where=folder)
         engine = open_engine(folder, manifest, where, read_chain_options(where), choice, observe=False, process="this")
-        model, speculation = Model(folder, manifest, engine), setup.speculation
-        scheduler = model.scheduler(
+        model, speculation = Model(engine), setup.speculation
+        opened = model.scheduler(
             prefill_chunk=setup.prefill_chunk,
             adapter=setup.adapter,
             speculate=speculation.speculate,
@@ -122,7 +122,7 @@ class Worker:
         text = None if setup.token_ids else model.tokenizer
         check_defaults(defaults, text, setup.format)
         self._fact.chain = model.providers
-        self._answers = partial(answers, defaults=defaults, scheduler=scheduler, text=text, vocab_size=model.vocab_size)
+        self._answers = partial(answers, defaults=defaults, engine=opened, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:
         """Table of one pickled pair: the worker, and the answers to the rows of `table` or the error of the run."""

@@ -13,9 +13,8 @@ from typing import Any
 
 from partita.errors import GenerationError, PartitaError, UsageError
 from partita.library.asking import conversations, is_list, stops_in
-from partita.library.generation import Answer
 from partita.library.prefixes import ids_after, prompt_after, system_of
-from partita.library.requests import Work
+from partita.library.requests import Answer, Work
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import listing
 from partita.options import GREEDY, checked, described

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from partita.errors import GenerationError, PartitaError, UsageError
+from partita.errors import GenerationError, UsageError
 from partita.files import refuse_same
 from partita.library.audience import LOGGER
 from partita.library.batches.journal import GOES_ON, Journal, journal_path
@@ -22,15 +22,15 @@ from partita.library.batches.reading import (
     unchanged_rows,
 )
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, answered, failed, work_of
+from partita.library.engine import Engine
 from partita.library.requests import Piece, Ticket
-from partita.library.scheduler import Scheduler
 from partita.observations.text_format import plural
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text
 from partita.spelling import read_as_fields, spelled
 
 AHEAD = 64
-"""Rows that wait in the scheduler at least: where prompts must be equally long, some of them may fit together."""
+"""Rows that wait in the engine at least."""
 PIPE = Path("-")
 """In place of a prompt file: JSON Lines from stdin."""
 MOST_NAMED = 5
@@ -160,21 +160,24 @@ def _writer(output: Path) -> Callable[[IO[bytes], Iterator[bytes]], object]:
 
 
 def answers(
-    rows: Iterable[InputRow], defaults: RowDefaults, scheduler: Scheduler, text: Text | None, vocab_size: int
+    rows: Iterable[InputRow], defaults: RowDefaults, engine: Engine, text: Text | None, vocab_size: int
 ) -> Iterator[RowAnswer]:
-    """Answer rows through a scheduler, as many at a time as it has slots; yields answers as rows are done.
+    """Answer rows through an engine with an open batch; yields answers as rows are done.
 
     A row's own error is its answer. Raises what ends the run: ProviderError and others of the model, KeyboardInterrupt.
     Rows that were running then have no answer.
     """
     done: deque[RowAnswer] = deque()
+    open_tickets: set[Ticket] = set()
 
     def submit(row: InputRow) -> None:
         logprobs: list[TokenLogprobs] = []
 
         def hear(ticket: Ticket, piece: Piece) -> None:
             logprobs.extend(piece.logprobs)
-            if piece.finish_reason in (None, "interrupted") or scheduler.lost_by is not None:
+            if piece.finish_reason is not None:
+                open_tickets.discard(ticket)
+            if piece.finish_reason in (None, "interrupted") or engine.lost_by is not None:
                 return
             if ticket.error is not None:
                 done.append(failed(row, ticket.error))
@@ -185,23 +188,27 @@ def answers(
         try:
             work = work_of(row, defaults, text, vocab_size)
             with read_as_fields(row.fields):
-                scheduler.submit(work, hear)
+                open_tickets.add(engine.submit(work, hear))
         except (GenerationError, UsageError) as error:
-            done.append(failed(row, error))
+            if engine.lost_by is None:  # the model was closed
+                done.append(failed(row, error))
 
     source = iter(rows)
     more = True
-    while True:
-        while more and scheduler.waiting < max(AHEAD, scheduler.slots) and len(done) < AHEAD:
-            row = next(source, None)
-            more = row is not None
-            if row is not None:
-                submit(row)
-        stepped = scheduler.step()
-        while done:
-            yield done.popleft()
-        lost: PartitaError | None = scheduler.lost_by
-        if lost is not None:
-            raise lost
-        if not more and not stepped:
-            return
+    try:
+        while True:
+            while more and engine.waiting < max(AHEAD, engine.slots) and len(done) < AHEAD:
+                row = next(source, None)
+                more = row is not None
+                if row is not None:
+                    submit(row)
+            stepped = engine.step()
+            while done:
+                yield done.popleft()
+            if engine.lost_by is not None:
+                raise engine.lost_by
+            if not more and not stepped:
+                return
+    finally:
+        for ticket in open_tickets:
+            ticket.cancel()

@@ -31,6 +31,7 @@ SHORTEN_OR_ALLOW = replace(
     SHORTEN, otherwise=Remedy("open the folder for longer texts", options=("--max-length", "{max_length}"))
 )
 SHORTEN_TO_MODEL = Remedy("shorten it: the model supports at most {positions} positions")
+BEGIN_WITH_ONE = Remedy("give one or more")
 BEGIN = Remedy("give at least one token to begin with")
 
 

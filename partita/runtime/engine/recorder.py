@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.contract import PhaseName
@@ -57,49 +56,73 @@ class Step:
 
 
 KEPT_STEPS = 512
-"""Of a generation that requests join and leave: it may go on for weeks, and at 8 rows a step takes more than a KiB."""
+"""Steps kept of requests that take turns: they may go on for weeks, and at 8 rows a step takes more than a KiB."""
 
 
 class Recorder:
-    """Keeps the steps of one generation: all of them, or the last of one that is open, and those that were observed."""
+    """Keeps the steps since the last `begin`: all steps of the prompts of one call; the last steps, and those that were
+    profiled, of requests that take turns.
+    """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self, *, takes_turns: bool = False) -> None:
+        """Forget everything. `takes_turns`: requests come and go; else each row answers one prompt."""
         self.steps: list[Step] = []
-        self.row_prompts: tuple[int, ...] = ()
-        """Tokens of each prompt that steps read; of none in an open generation."""
-        self.prompt_tokens = 0
-        """Tokens of the longest prompt; of an open generation, of all of them."""
-        self.requests: int | None = None
-        """That have joined an open generation; None for one whose rows all begin at once."""
+        self.takes_turns = takes_turns
         self.new_tokens = 0
         """Of all rows."""
         self.forgotten = 0
         """Steps that are not kept any more."""
+        self._requests = 0
+        self._lengths: list[int] = []
+        """Tokens of the prompt of each row, while no row had two."""
+        self._total = 0
+        """Tokens of all prompts."""
+        self._reads: dict[int, int] = {}
+        """Tokens of its prompt that a row reads, by row: without those that were copied."""
+
+    @property
+    def requests(self) -> int | None:
+        """Requests so far, where they take turns; None where each row answers one prompt."""
+        return self._requests if self.takes_turns else None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts where requests take turns, else of the longest."""
+        return self._total if self.takes_turns else max(self._lengths, default=0)
+
+    @property
+    def row_prompts(self) -> tuple[int, ...]:
+        """Tokens of its prompt that each row reads; empty where requests take turns."""
+        return () if self.takes_turns else tuple(self._reads.values())
 
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
-        """A generation begins with prompts of these lengths."""
-        self.steps, self.new_tokens, self.forgotten, self.requests = [], 0, 0, None
-        self.row_prompts, self.prompt_tokens = lengths, max(lengths, default=0)
+        """Begin with a prompt of these lengths in each row."""
+        self.begin()
+        for row, tokens in enumerate(lengths):
+            self.on_request(row, tokens)
 
-    def on_begun(self, filled: Sequence[int]) -> None:
-        """Rows have begun with so many tokens of their prompts each, which no step reads."""
-        self.row_prompts = tuple(count - known for count, known in zip(self.row_prompts, filled, strict=False))
-
-    def on_open(self) -> None:
-        """A generation begins that requests join and leave."""
-        self.on_prompts(())
-        self.requests = 0
-
-    def on_request(self, tokens: int) -> None:
-        """A request joins an open generation, or goes on, with so many tokens to read."""
-        self.prompt_tokens += tokens
-        self.requests = (self.requests or 0) + 1
+    def on_request(self, row: int, tokens: int, loaded: int = 0) -> None:
+        """A request gets a row, or continues, with so many tokens to read, of which `loaded` come from a prefix."""
+        self._requests += 1
+        self._total += tokens
+        if row in self._reads:
+            self.takes_turns = True
+        if self.takes_turns:
+            return
+        self._lengths.append(tokens)
+        self._reads[row] = tokens - loaded
 
     def on_step(self, step: Step) -> None:
-        """Append a step to those of this generation."""
+        """Record a step."""
         self.steps.append(step)
         self.new_tokens += sum(map(len, step.tokens))
-        if self.requests is not None and len(self.steps) >= 2 * KEPT_STEPS:
+        for row, tokens in enumerate(step.copied):
+            if tokens and row in self._reads:
+                self._reads[row] -= tokens
+        if self.takes_turns and len(self.steps) >= 2 * KEPT_STEPS:
             early, late = self.steps[:-KEPT_STEPS], self.steps[-KEPT_STEPS:]
             kept = [entry for entry in early if entry.observed]
             self.forgotten += len(early) - len(kept)

@@ -12,9 +12,8 @@ import pytest
 
 import partita
 from partita.cli import run
-from partita.library.requests import Work
+from partita.library.requests import Ticket, Work
 from partita.library.sampling import Sampling
-from partita.library.scheduler import Ticket
 from partita.package import read_manifest
 from partita.runtime.adapters import NOTHING, stacked
 from partita.runtime.ort.buffers import Buffer, host_buffer

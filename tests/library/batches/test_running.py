@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, InstallationError, ProviderError
+from partita.library.batch import Batch
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
 from partita.library.batches.running import FileAnswers, answer_file, answers
 from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.engine import BatchOptions
 from partita.library.local import LocalEngine
 from partita.library.sampling import Sampling, completed
-from partita.library.scheduler import Scheduler
 from partita.package import read_manifest
 from partita.runtime.ort.binding import Binding
 from partita.runtime.suggested import Suggestion
@@ -31,14 +32,17 @@ HEAVY = pytest.mark.heavy
 
 
 def opened(folder: Path) -> LocalEngine:
-    return LocalEngine(folder, read_manifest(folder), CPU, threads=1, observe=False)
+    engine = LocalEngine(folder, read_manifest(folder), CPU, threads=1, observe=False)
+    engine.open(BatchOptions())
+    return engine
 
 
 def answered(
     engine: LocalEngine, rows: list[InputRow], defaults: RowDefaults = DEFAULTS, text: Any = None
 ) -> list[Any]:
     """Answers as JSON has them, in the order of the rows."""
-    return in_order(answers(rows, DEFAULTS, Scheduler(engine, text), text, engine.manifest.graph.vocab_size))
+    engine.use_text(text)
+    return in_order(answers(rows, DEFAULTS, engine, text, engine.manifest.graph.vocab_size))
 
 
 def in_order(found: Iterable[RowAnswer]) -> list[Any]:
@@ -142,19 +146,16 @@ class File:
         self.expected = [known_tokens([n + 1], 2 + n, ALL) for n in range(count)]
 
     def run(self, engine: LocalEngine, heard: Any = lambda _: None) -> FileAnswers:
-        scheduler = Scheduler(engine, None)
-        try:
-            return answer_file(
-                look_at(self.source),
-                self.out,
-                lambda rows, defaults: answers(rows, defaults, scheduler, None, engine.manifest.graph.vocab_size),
-                DEFAULTS,
-                package="package",
-                options={},
-                heard=heard,
-            )
-        finally:
-            scheduler.close()
+        engine.open(BatchOptions())
+        return answer_file(
+            look_at(self.source),
+            self.out,
+            lambda rows, defaults: answers(rows, defaults, engine, None, engine.manifest.graph.vocab_size),
+            DEFAULTS,
+            package="package",
+            options={},
+            heard=heard,
+        )
 
     def check(self) -> None:
         found = [json.loads(line) for line in self.out.read_text().splitlines()]
@@ -197,15 +198,15 @@ def test_ctrl_c_keeps_the_answers_that_are_whole(tmp_path):
 def test_a_row_that_cannot_begin_for_want_of_memory_is_answered_by_the_next_run(tmp_path, monkeypatch):
     file = File(tmp_path, 3)
     with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        join, joined = engine.join, list[object]()
+        join, joined = Batch.join, list[object]()
 
-        def joins(number: int, request: Any) -> int:
-            joined.append(request)
+        def joins(*given: Any) -> int:
+            joined.append(given)
             if len(joined) == 3:
                 raise MemoryError("no room")
-            return join(number, request)
+            return join(*given)
 
-        monkeypatch.setattr(engine, "join", joins)
+        monkeypatch.setattr(Batch, "join", joins)
         with pytest.raises(MemoryError):
             file.run(engine)
         assert file.run(engine).errors == 0
