@@ -11,7 +11,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.package import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.cache.recurrent import RecurrentStates
+from partita.runtime.engine.cache.in_place import RecurrentStates
 from partita.runtime.engine.executor import Executor
 from partita.runtime.generate import generate
 from partita.runtime.ort.buffers import host_buffer

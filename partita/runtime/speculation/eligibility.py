@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.observations.text_format import listing, name_families
-from partita.runtime.engine.cache import fixed
+from partita.runtime.engine.cache.in_place import KINDS
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.planner import RowView, plan_step
 from partita.spelling import spelled
@@ -38,7 +38,7 @@ def _cannot_go_back(executor: Executor) -> str | None:
         return f"cached keys do not hold beyond {contract.rereads_at} tokens, so none can be taken back"
     if executor.cache.can_rewind(1):
         return None
-    recurrent = [state for state in contract.states if state.kind not in fixed.KINDS]
+    recurrent = [state for state in contract.states if state.kind not in KINDS]
     if recurrent:
         kinds = listing(sorted({str(state.kind) for state in recurrent}))
         names = name_families([state.past for state in recurrent], NAMED)

@@ -310,8 +310,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
     from dataclasses import replace
 
     from partita.contract import State
-    from partita.runtime.engine.cache.fixed import FixedStates
-    from partita.runtime.engine.cache.recurrent import RecurrentStates
+    from partita.runtime.engine.cache.in_place import FixedStates, RecurrentStates
     from partita.runtime.ort.buffers import host_buffer
 
     filled = host_buffer((3, 2, 5, 4), dtype)

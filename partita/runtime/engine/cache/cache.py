@@ -7,29 +7,28 @@ from collections.abc import Mapping, Sequence
 from partita import dtypes
 from partita.contract import State
 from partita.observations.facts import StateFact
-from partita.runtime.engine.cache import fixed
-from partita.runtime.engine.cache.base import RowShapes, RowStates, Span, Store
-from partita.runtime.engine.cache.fixed import FixedStates
+from partita.runtime.engine.cache.base import RowShapes, RowStates, Span
 from partita.runtime.engine.cache.growing import GrowingStates, moves
-from partita.runtime.engine.cache.recurrent import RecurrentStates
-from partita.runtime.engine.cache.rolling import RollingStates
+from partita.runtime.engine.cache.in_place import KINDS, FixedStates, InPlace, RecurrentStates, RollingStates
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer
 from partita.runtime.ort.session import Session
 
+Store = InPlace | GrowingStates
+"""The states of one kind, over all layers."""
 MANY = 1 << 40
 """Tokens: more than any row has."""
 
 
 def _stores(states: Sequence[State], session: Session, batch: int) -> tuple[Store, ...]:
     """A store for each kind of state: those that stay in one buffer, and those that every step makes anew."""
-    staying = [state for state in states if not moves(state)]
-    rolling = [state for state in staying if state.rolls]
-    keys = [state for state in staying if state.kind in fixed.KINDS and not state.rolls]
-    others = [state for state in staying if state.kind not in fixed.KINDS]
+    listed: dict[type[InPlace], list[State]] = {FixedStates: [], RecurrentStates: [], RollingStates: []}
+    for state in states:
+        if not moves(state):
+            kind = RollingStates if state.rolls else FixedStates if state.kind in KINDS else RecurrentStates
+            listed[kind].append(state)
     moving = [state for state in states if moves(state)]
-    kept: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
-    kept += (RollingStates(rolling, session),) if rolling else ()
+    kept: tuple[Store, ...] = tuple(kind(some, session) for kind, some in listed.items() if some)
     return (*kept, GrowingStates(moving, session, batch)) if moving else kept
 
 

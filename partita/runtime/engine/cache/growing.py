@@ -21,7 +21,7 @@ from partita.errors import GenerationError
 from partita.observations.facts import StateFact
 from partita.observations.text_format import plural
 from partita.runtime.engine.cache.base import Place, RowShapes, RowStates, Span
-from partita.runtime.engine.cache.buffers import Residence
+from partita.runtime.engine.cache.in_place import Residence
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort.session import Session
@@ -39,17 +39,13 @@ class GrowingStates:
     """
 
     moves = True
+    padding_is_safe = has_parts = False
 
     def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
         self.states, self._session, self._batch = tuple(states), session, batch
         self._now: list[Buffer] = [self._empty(state) for state in self.states]
         self._seen = tuple(Residence(buffer.address()) for buffer in self._now)
         self._copied = [0] * len(self.states)
-
-    @property
-    def padding_is_safe(self) -> bool:
-        """Only when there is none: what grows by a token of padding keeps it."""
-        return not self.states
 
     def _empty(self, state: State) -> Buffer:
         """A state before the first token: of length zero where it grows, else zeros."""
@@ -64,13 +60,8 @@ class GrowingStates:
 
     @property
     def separate(self) -> bool:
-        """Only where there is one row, or no state."""
-        return self._batch == 1 or not self.states
-
-    @property
-    def has_parts(self) -> bool:
-        """Only when there is none: all rows are in what a step makes."""
-        return not self.states
+        """Only where there is one row."""
+        return self._batch == 1
 
     def bind(self, binding: Binding, span: Span = None) -> None:
         """Nothing: each step has buffers of its own."""
@@ -96,8 +87,7 @@ class GrowingStates:
 
     def begin(self, rows: Sequence[int]) -> None:
         """Prepare for a first token."""
-        if self.states:
-            self.clear()
+        self.clear()
 
     def wipes(self, rows: Sequence[int]) -> bool:
         """Always: rows that follow begin with empty states."""
