@@ -11,17 +11,18 @@ from partita.options import ExportOptions
 from partita.providers.resolve import parse_chain
 from partita.strangers import recognise
 
-CHAINS = {"providers": "providers", "provider": "providers", "target": "target"}
+CHAINS = {"providers": "providers", "provider": "providers", "target": "target", "chains": "chains", "more": "chains"}
 """Options that name providers, and the argument that a message names."""
 
 
 def check_early(options: Any) -> None:
     """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
-    if not getattr(options, "provider_libraries", None) and not getattr(options, "target_libraries", None):
+    libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
+    if not libraries:  # a library may bring a provider of another name
         for name, argument in CHAINS.items():
-            given = getattr(options, name, None)
-            if isinstance(given, str):  # a library may bring a provider of another name
-                parse_chain(given, argument=argument)
+            given = getattr(options, name, None) or ()
+            for chain in (given,) if isinstance(given, str) else given:
+                parse_chain(chain, argument=argument)
     for path in (getattr(options, "package", None), *getattr(options, "packages", ())):
         if path is not None:
             _check_package(Path(path))
