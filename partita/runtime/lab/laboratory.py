@@ -24,7 +24,7 @@ from partita.observations.native_text import FULL, cut
 from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab.placement import Placement
+from partita.runtime.lab.placement import Instead, Placement
 from partita.runtime.lab.variant import fingerprint, zeros_needed
 from partita.runtime.ort.registry import ep_devices, hardware, ort_build
 from partita.runtime.provider_child import PROBE_MODEL
@@ -66,6 +66,11 @@ class Answer(Placement):
     cached: bool = False
     killed: bool = False
     """SIGKILL ended its process, as happens when memory is exhausted."""
+
+    @property
+    def unfolded(self) -> bool:
+        """Taken as the nodes of the operator's function, not as the operator."""
+        return self.instead == "function"
 
     @property
     def decides(self) -> bool:
@@ -231,7 +236,7 @@ class Lab:
         except BaseException:
             self._end()  # it is still busy with the model
             raise
-        return Answer(placed.outcome, cut(placed.said, LONGEST_SAID), placed.unfolded)
+        return Answer(placed.outcome, cut(placed.said, LONGEST_SAID), placed.instead)
 
     def _start(self) -> bool:
         """Start a worker if there is none; False where the provider does not start in it, or the time is up."""
@@ -326,7 +331,7 @@ class Cache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             merged = {**_read(self.path), **self.new}
             kept = list(merged.items())[-MOST_ANSWERS:]
-            stored = {key: (each.outcome, each.said, each.unfolded) for key, each in kept}
+            stored = {key: (each.outcome, each.said, each.instead) for key, each in kept}
             replace_file(self.path, json.dumps({"format": FORMAT, "answers": stored}))
 
 
@@ -337,12 +342,12 @@ def _read(path: Path) -> dict[str, Answer]:
         if raw["format"] != FORMAT:
             return {}
         answers = {
-            str(key): Answer(value[0], str(value[1]), bool(value[2]), cached=True)
-            for key, value in raw["answers"].items()
+            str(key): Answer(value[0], str(value[1]), value[2], cached=True) for key, value in raw["answers"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
-    return {key: answer for key, answer in answers.items() if answer.outcome in get_args(Outcome)}
+    known = (get_args(Outcome), get_args(Instead))
+    return {key: each for key, each in answers.items() if each.outcome in known[0] and each.instead in known[1]}
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -62,6 +62,9 @@ TOLERANCE = 1e-3
 """Relative and absolute; half precision is accurate to 1e-3."""
 
 
+Instead = Literal["", "function", "nothing", "casts"]
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """What became of one model."""
@@ -69,8 +72,10 @@ class Placement:
     outcome: Outcome
     said: str = ""
     """A line of the log or of an error; of a taken node what ONNX Runtime put in its place."""
-    unfolded: bool = False
-    """Taken as the nodes of the operator's function, not as the operator."""
+    instead: Instead = ""
+    """What is in the place of a taken node: the nodes of its operator's function, nothing, or on the CPU provider the
+    node of another type between casts.
+    """
 
 
 class State:
@@ -234,8 +239,8 @@ def opened(session: Session, resolution: Resolution) -> Placement:
     }
     casts = any(CAST in node for node in planned)
     on_itself = provider.ort_name == CPU
-    if own == provider.ort_name and not (on_itself and casts):
-        return Placement("taken")
+    if own == provider.ort_name:
+        return Placement("taken", CASTS, "casts") if on_itself and casts else Placement("taken")
     reason = _reason_in(session.log, provider.node_patterns)
 
     def left(otherwise: str = "") -> Placement:
@@ -257,10 +262,10 @@ def opened(session: Session, resolution: Resolution) -> Placement:
     if on_cpu and not on_itself:
         return left(f"of its function, {', '.join(on_cpu)} left to the CPU provider")
     if not nodes and all(node.startswith(AUXILIARY) for node in planned):
-        return Placement("taken", NO_NODE_LEFT)
+        return Placement("taken", NO_NODE_LEFT, "nothing")
     if provider.compiles and not any(not node.name or node.name.startswith(INLINED) for node in nodes):
         return left()
-    return Placement("taken", AS_FUNCTION, unfolded=True)
+    return Placement("taken", AS_FUNCTION, "function")
 
 
 def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:

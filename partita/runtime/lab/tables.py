@@ -81,7 +81,7 @@ class Table:
             return
         self.newest_opset = opset
         wanted, self.needs = find_wanted(what, opset)
-        outcomes: dict[Key, str] = {}
+        outcomes: dict[Key, support.Outcome] = {}
         plan = Plan(wanted, outcomes, by_need=bool(self.needs))
         self.left_out = plan.left_out
         self.without_example = tuple(_name_of(operator) for operator, listed in plan.forms.items() if not listed)
@@ -95,14 +95,13 @@ class Table:
                 for (key, _), answer in zip(part, self.lab.try_all(models), strict=True):
                     if answer is None:
                         return
-                    self.answers[key], outcomes[key] = answer, answer.outcome
+                    self.answers[key], outcomes[key] = answer, _outcome(answer)
         self.complete = True
 
 
 def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
     """The answer for a typed form as the table has it; untried where there is none."""
     form, operator = typed.form, typed.form.operator
-    outcome = "untried" if answer is None else "crashed" if answer.outcome == "timed_out" else answer.outcome
     return support.Answer(
         domain=operator.domain,
         operator=operator.name,
@@ -112,10 +111,17 @@ def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
         types=typed.types,
         what=form.note,
         factors=form.factors,
-        outcome=cast("support.Outcome", outcome),
+        outcome="untried" if answer is None else _outcome(answer),
         said="" if answer is None else answer.said,
-        replaced=answer is not None and answer.outcome == "taken" and bool(answer.said),
+        replaced=answer is not None and answer.instead in ("function", "nothing"),
     )
+
+
+def _outcome(answer: Answer) -> support.Outcome:
+    """The outcome as a table has it: a hang is a crash, and a kernel of another type is none of this type."""
+    if answer.outcome == "timed_out":
+        return "crashed"
+    return "left" if answer.instead == "casts" else cast("support.Outcome", answer.outcome)
 
 
 class Plan:
@@ -125,7 +131,7 @@ class Plan:
     """
 
     def __init__(
-        self, wanted: Mapping[Operator, frozenset[Types]], outcomes: Mapping[Key, str], *, by_need: bool
+        self, wanted: Mapping[Operator, frozenset[Types]], outcomes: Mapping[Key, support.Outcome], *, by_need: bool
     ) -> None:
         self.wanted, self.outcomes, self.by_need = wanted, outcomes, by_need
         self.forms = {operator: forms(operator) for operator in wanted}

@@ -9,6 +9,7 @@ from partita.runtime.lab.forms import TypedForm, as_example, assignments, forms,
 from partita.runtime.lab.schema import Operator, operators, parse_type, spell_type
 from partita.runtime.lab.tables import Plan
 from partita.runtime.lab.variant import variant_model
+from partita.support.answers import Outcome
 
 
 def version(name: str, since: int, domain: str = "") -> Operator:
@@ -106,7 +107,7 @@ def test_nearly_every_version_has_a_form():
 
 def test_types_are_asked_about_in_a_form_that_is_taken():
     resize = version("Resize", 19)
-    answers: dict[tuple[object, ...], str] = {}
+    answers: dict[tuple[object, ...], Outcome] = {}
     plan = Plan({resize: frozenset()}, answers, by_need=False)
     waves = plan.waves()
     first = next(waves)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from partita.observations.facts import AssignedNode
-from partita.providers.generic import generic_provider, parse_libraries
+from partita.providers.generic import generic_provider, parse_libraries, split_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers
 from partita.runtime.lab import laboratory, placement
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
@@ -210,7 +210,7 @@ def test_a_library_that_is_no_plugin_is_told_in_the_loaders_words(model, tmp_pat
 
 def test_a_plugin_library_is_asked_under_whatever_name_it_was_given(model, tmp_path):
     path = compiled(tmp_path, "int nothing(void) { return 0; }")
-    (mine,) = parse_libraries([f"myep={path}"], all_names())
+    (mine,) = parse_libraries(split_libraries([f"myep={path}"]), all_names())
     here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
     assert here.try_all([model("one")]) == [None]
     assert "undefined symbol: CreateEpFactories" in here.unusable, "its name is no reason not to load it"
@@ -305,7 +305,8 @@ def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_provider
     assert placement.failed(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
 
 
-UNFOLDED = Placement("taken", placement.AS_FUNCTION, unfolded=True)
+IN_CASTS = Placement("taken", placement.CASTS, "casts")
+UNFOLDED = Placement("taken", placement.AS_FUNCTION, "function")
 LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op type: Sin node name: probe"
 
 
@@ -318,7 +319,7 @@ LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op t
         ("webgpu", {}, {"probe": "0", "other": "1"}, Placement("left", LOG[LOG.index("webgpu") : -17])),
         ("webgpu", {"probe": "cpu"}, {"probe": "0"}, Placement("left", LOG[LOG.index("webgpu") : -17])),
         ("webgpu", {}, {"Less0": "1", "Where0": "1"}, UNFOLDED),
-        ("webgpu", {}, {}, Placement("taken", placement.NO_NODE_LEFT)),
+        ("webgpu", {}, {}, Placement("taken", placement.NO_NODE_LEFT, "nothing")),
         ("openvino", {"probe": "openvino"}, {"P_subgraph_0": "0"}, Placement("taken")),
         (
             "openvino",
@@ -328,7 +329,12 @@ LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op t
         ),
         ("openvino", {}, {"probe": "0"}, Placement("left", placement.NOT_CLAIMED)),
         ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("taken")),
-        ("cpu", {"probe": "cpu"}, {"probe": "0", f"{placement.CAST}_i0": "0"}, Placement("left", placement.CASTS)),
+        (
+            "cpu",
+            {"probe": "cpu"},
+            {"probe": "0", f"{placement.CAST}_i0": "0"},
+            Placement("taken", placement.CASTS, "casts"),
+        ),
         ("openvino", {"probe": "cpu", "auxiliary2": "openvino"}, {}, Placement("left")),
         ("openvino", {"probe": "openvino", "auxiliary2": "cpu"}, {}, Placement("taken")),
     ],
