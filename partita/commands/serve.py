@@ -47,8 +47,9 @@ def run(options: ServeCommand) -> int:
     from partita.serve.app import Endpoints, guarded, make_app, model_names
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
-    from partita.serve.opening import Serving, adapters_of, names_of, open_served, prefixes_of, read_manifests
+    from partita.serve.opening import names_of, open_served, prefixes_of, read_manifests
     from partita.serve.run import Server, bind, is_loopback, url_of
+    from partita.serve.served import Serving, adapters_of
 
     packages = tuple(map(Path, options.packages))
     names = names_of(packages, tuple(options.name))

@@ -17,9 +17,11 @@ from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine import BatchOptions, Chunk, Opened, PrefixRequest, PrefixSaved, ReportRequest
 from partita.library.jobs import pushing_audience
 from partita.library.requests import Piece, Ticket, Work
+from partita.library.run_report import Asked
 from partita.library.sampling import Sampling
+from partita.observations.facts import RunFacts
 from partita.package_records import Verification
-from partita.partition_reports.records import Report
+from partita.providers.resolve import Resolution
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.logprobs import TokenLogprobs
@@ -97,8 +99,8 @@ class Host:
         self._pieces: list[tuple[int, str, tuple[int, ...], tuple[TokenLogprobs, ...], str | None, End | None]] = []
         self._stepped: list[int] = []
         self._step: Step | None = None
-        verbs = ("load", "open", "submit", "cancel", "extend", "rewind", "release", "report", "verify", "evaluate")
-        self.handlers = {verb: getattr(self, verb) for verb in (*verbs, "save_prefix")}
+        verbs = ("load", "open", "submit", "cancel", "extend", "rewind", "release", "report_facts", "verify")
+        self.handlers = {verb: getattr(self, verb) for verb in (*verbs, "evaluate", "save_prefix")}
 
     @property
     def has_work(self) -> bool:
@@ -182,9 +184,9 @@ class Host:
         """Free the row of a request."""
         self.engine.release(self._tickets.pop(number))
 
-    def report(self, request: ReportRequest) -> Report:
-        """The partition report."""
-        return self.engine.report(request)
+    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[Resolution, ...], Asked]:
+        """What the partition report is made of."""
+        return self.engine.report_facts(request)
 
     def verify(self, reference: str | None) -> Verification:
         """Replay the known answer."""

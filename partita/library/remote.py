@@ -41,6 +41,7 @@ from partita.library.engine import (
 from partita.library.engine_process import EngineTask, Update
 from partita.library.jobs import AudienceEvents
 from partita.library.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
+from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.package import Manifest
 from partita.package_records import Verification
@@ -55,7 +56,12 @@ from partita.spelling import read_by, reader
 PROCESS = "partita.library.engine_process"
 RETRY_SECONDS = 5.0
 """At least between two attempts to start a worker process again."""
-DURING = {"report": "the report", "verify": "verification", "evaluate": "evaluation", "save_prefix": "reading a prefix"}
+DURING = {
+    "report_facts": "the report",
+    "verify": "verification",
+    "evaluate": "evaluation",
+    "save_prefix": "reading a prefix",
+}
 LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("leave {provider} out of the chain")
 
@@ -244,7 +250,7 @@ class RemoteEngine:
         """The partition report of the steps since `open`; when the worker has ended, the one that was made before."""
         if self._lost is not None and self._reported is not None:
             return self._reported
-        report: Report = self._call("report", request)
+        report = make_report(self.folder, self.manifest, *self._call("report_facts", request))
         self._reported = report
         return report
 

@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from partita.check.limits import Limits
 from partita.errors import GenerationError, PackageError, UsageError
-from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import Audience
-from partita.library.chain import ChainOptions, Target
 from partita.library.engine import Engine
-from partita.library.loading import in_child, open_engine
+from partita.library.loading import open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
-from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.library.speculation import check_speculation
 from partita.observations.text_format import plural
-from partita.options import Process
 from partita.package import Manifest, left_out
 from partita.remedies import Remedy
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.prefix_file import read_said
-from partita.runtime.suggested import Suggestion, suggestion
+from partita.runtime.suggested import suggestion
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics
 from partita.serve.prompts import DEFAULTS, Reading
-from partita.serve.served import Served
+from partita.serve.served import Served, Serving
 from partita.spelling import spelled
 
 NAME_THEM = Remedy("give each package a name, in their order", options=("--name", "{first}", "--name", "{second}"))
 HELLO = [{"role": "user", "content": "hello"}]
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How packages are served."""
-
-    where: ChainOptions
-    target: Target
-    choice: Choice = AS_IT_IS
-    adapter: str | None = None
-    prefill_chunk: int | None = None
-    from_checkpoint: bool = False
-    """What a request leaves open is as the checkpoint suggests; else as OpenAI's API has it."""
-    placement: Limits = Limits()
-    probe_seconds: float = 0.0
-    process: Process = "auto"
-    speculation: Speculation = NO_SPECULATION
-    """Who guesses what follows, in every row."""
 
 
 def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
@@ -69,11 +46,6 @@ def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
                 f"two packages are called {name}", remedy=NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
             )
     return names
-
-
-def adapters_of(manifest: Manifest) -> tuple[str, ...]:
-    """The adapters of a package that requests can name."""
-    return tuple(record.name for record in manifest.switchable)
 
 
 def prefixes_of(packages: Sequence[Path], given: Sequence[Path]) -> tuple[Path | None, ...]:
@@ -106,32 +78,17 @@ def open_served(
     check_adapter(folder, manifest, serving.adapter)
     check_speculation(folder, manifest, serving.speculation)
     reading = _reading(folder, manifest, serving)
-    given, target = serving.where, serving.target
-
+    where, target, choice = serving.where, serving.target, serving.choice
     with audience.busy(f"opening {name}"):
-        engine = open_engine(folder, manifest, given, target, serving.choice, process=serving.process)
+        engine = open_engine(folder, manifest, where, target, choice, process=serving.process)
     try:
         for line in _notes(engine, manifest):
             audience.note(line)
-        served = Served(
-            name,
-            folder,
-            engine,
-            reading,
-            metrics,
-            log=log,
-            fingerprint=_fingerprint(manifest, target),
-            prefill_chunk=serving.prefill_chunk,
-            adapter=serving.adapter,
-            adapters=adapters_of(manifest),
-            speculation=serving.speculation,
-            prefix=None if prefix is None else str(prefix.absolute()),
-            apart=in_child(target, serving.process),
-        )
+        served = Served(name, engine, reading, serving, metrics, log, prefix)
         if known:
             audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} are not read so far")
         with audience.busy(f"a first run of {name}"):
-            served.start(serving.placement, serving.probe_seconds)
+            served.start()
     except BaseException:
         engine.close()
         raise
@@ -152,12 +109,8 @@ def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
         vocab_size=manifest.graph.vocab_size,
         stop_ids=stop_token_ids(folder),
         chats=_has_template(text),
-        suggests=_suggests(folder, serving),
+        suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
     )
-
-
-def _suggests(folder: Path, serving: Serving) -> Suggestion:
-    return suggestion(folder) if serving.from_checkpoint else DEFAULTS
 
 
 def _has_template(text: Text) -> bool:
@@ -194,10 +147,3 @@ def _turns(manifest: Manifest) -> list[str]:
         f"the {graph.batch_size} rows have one adapter together: requests with another one wait until they are free; "
         "answers are the same"
     ]
-
-
-def _fingerprint(manifest: Manifest, target: Target) -> str:
-    """What changes when answers to the same seed may: the files, and where they run."""
-    parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
-    parts += [provider.ort_name for provider in target.chain]
-    return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"

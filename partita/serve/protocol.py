@@ -57,12 +57,6 @@ def only(*values: Any) -> Any:
 
 
 def _unsupported(value: Any) -> Any:
-    if value:
-        raise PydanticCustomError("unsupported_parameter", "this server does not support it")
-    return value
-
-
-def _missing_feature(value: Any) -> Any:
     raise PydanticCustomError("unsupported_parameter", "this server does not support it")
 
 
@@ -163,8 +157,8 @@ class Message(Model):
     content: Annotated[list[Part], FailFast(), BeforeValidator(_parts)]
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[Any, AfterValidator(_unsupported)] = None
-    function_call: Annotated[Any, AfterValidator(_unsupported)] = None
+    tool_calls: only([]) = None  # type: ignore[valid-type]
+    function_call: only({}) = None  # type: ignore[valid-type]
 
     def for_template(self) -> dict[str, str]:
         """The message as a chat template takes it."""
@@ -299,13 +293,13 @@ class CompletionBody(Body):
 
 
 IGNORED = Annotated[Any, None]
-LACKING = Annotated[Any, AfterValidator(_missing_feature)]
+UNSUPPORTED = Annotated[Any, AfterValidator(_unsupported)]
 SHARED = {
     "frequency_penalty": only(0),
     "presence_penalty": only(0),
     "logit_bias": Annotated[dict[str, Any], AfterValidator(_no_bias)],
-    "user": IGNORED,
-    # Fields of vLLM and, the last one, llama.cpp.
+    **dict.fromkeys(("user", "priority", "request_id", "cache_salt", "cache_prompt"), IGNORED),
+    # Fields of vLLM.
     "min_tokens": only(0),
     "skip_special_tokens": only(True),
     "use_beam_search": only(False),
@@ -316,10 +310,6 @@ SHARED = {
     "spaces_between_special_tokens": only(True),
     "return_token_ids": only(False),
     "return_tokens_as_token_ids": only(False),
-    "priority": IGNORED,
-    "request_id": IGNORED,
-    "cache_salt": IGNORED,
-    "cache_prompt": IGNORED,
 }
 """Fields of both endpoints that are accepted where they change nothing."""
 OF_CHAT = {
@@ -336,7 +326,7 @@ OF_CHAT = {
     "chat_template_kwargs": only({}),
     "documents": only([]),
     "echo": only(False),
-    **dict.fromkeys(("prediction", "audio", "web_search_options"), LACKING),
+    **dict.fromkeys(("prediction", "audio", "web_search_options"), UNSUPPORTED),
     **dict.fromkeys(
         (
             "metadata",

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from partita.check.limits import Limits
 from partita.errors import PartitaError
+from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.chain import ChainOptions, Target
 from partita.library.engine import BatchOptions, Engine, ReportRequest, Restarts
+from partita.library.loading import in_child
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import limits_error
 from partita.library.speculation import NO_SPECULATION, Speculation
-from partita.options import Sampling
+from partita.options import Process, Sampling
+from partita.package import Manifest
 from partita.partition_reports.records import Report, SourceStatement
 from partita.partition_reports.summary import summarise
 from partita.runtime.in_time import LateError, in_time
@@ -49,38 +54,50 @@ class Delivery(NamedTuple):
     deliver: Deliver
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How packages are served."""
+
+    where: ChainOptions
+    target: Target
+    choice: Choice = AS_IT_IS
+    adapter: str | None = None
+    """Of requests that name no adapter."""
+    prefill_chunk: int | None = None
+    from_checkpoint: bool = False
+    """Sampling options that a request does not give are those of the checkpoint; else OpenAI's."""
+    placement: Limits = Limits()
+    probe_seconds: float = 0.0
+    process: Process = "auto"
+    speculation: Speculation = NO_SPECULATION
+
+
 class Served:
     """One package under its name. `start` it before requests come, `stop` it when there will be no more."""
 
     def __init__(
         self,
         name: str,
-        folder: Path,
         engine: Engine,
         reading: Reading,
+        serving: Serving,
         metrics: Metrics,
-        *,
         log: Callable[[str], object],
-        fingerprint: str,
-        prefill_chunk: int | None = None,
-        adapter: str | None = None,
-        adapters: Sequence[str] = (),
-        speculation: Speculation = NO_SPECULATION,
-        prefix: str | None = None,
-        apart: bool = False,
+        prefix: Path | None = None,
     ) -> None:
-        """`log` writes a line for the operator. `adapter`: of requests that name none of `adapters`. `apart`: the
-        engine is a worker process, which `close` ends whatever it does.
+        """`log` writes a line for the operator. `prefix`: file of a prefix that prompts may begin with.
 
         Raises UsageError for a chunk out of range, GenerationError for a prefix of another package.
         """
-        self.name, self.folder, self.reading, self.fingerprint = name, folder, reading, fingerprint
-        self.adapters = tuple(adapters)
+        self.name, self.folder, self.reading = name, engine.folder, reading
+        self.adapters = adapters_of(engine.manifest)
+        self.fingerprint = _fingerprint(engine.manifest, serving.target)
         self.created = int(time.time())
-        self._engine, self._apart, self._metrics, self._log = engine, apart, metrics, log
+        self._engine, self._serving, self._metrics, self._log = engine, serving, metrics, log
         self._tokens = TokenMetrics(metrics, name)
         engine.use_text(reading.text)
-        engine.open(BatchOptions(prefill_chunk, adapter, speculation, prefix))
+        file = None if prefix is None else str(prefix.absolute())
+        engine.open(BatchOptions(serving.prefill_chunk, serving.adapter, serving.speculation, file))
         self.encoder = ThreadPoolExecutor(1, f"encode-{name}")
         """Tokenizes prompts: transformers' tokenizers are not made for two threads at once."""
         self._reading_at = math.inf
@@ -93,8 +110,6 @@ class Served:
         self._report_at = 0.0
         self._rendered: tuple[Report | None, dict[str, str]] = None, {}
         """A report, and its text by view."""
-        self._limits = Limits()
-        """Limits of the placement."""
         self._probed: Report | None = None
         """The report of the start, where experiments were made for it."""
         self._thread = threading.Thread(target=self._work, name=f"serve-{name}", daemon=True)
@@ -126,15 +141,18 @@ class Served:
         finally:
             self._reading_at = math.inf
 
-    def start(self, limits: Limits, probe_seconds: float) -> None:
-        """Generate a few tokens, make the report and begin to work.
+    def start(self) -> None:
+        """Generate a few tokens, and one with each adapter, so that a damaged one is found now; make the report and
+        begin to work.
 
-        Raises ProviderError when the placement exceeds `limits`, and what the run raises.
+        Raises ProviderError when the placement exceeds the limits, and what the run raises.
         """
-        self._warm()
-        self._limits = limits
-        notes = ("made at the start of a server",)
-        report = self._made(ReportRequest("length", limits=limits, probe_seconds=probe_seconds, notes=notes))
+        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), trial=True)
+        for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
+            self._run(work)
+        notes, limits = ("made at the start of a server",), self._serving.placement
+        request = ReportRequest("length", limits=limits, probe_seconds=self._serving.probe_seconds, notes=notes)
+        report = self._made(request)
         if report.probing is not None:
             others = tuple(line for line in report.notes if line not in notes)
             self._probed = report.model_copy(update={"notes": others})
@@ -165,15 +183,8 @@ class Served:
         Raises ProviderError when the placement exceeds the limits, and what the run raises.
         """
         self._run(self._first)
-        self._made(
-            ReportRequest("length", complete=False, limits=self._limits, notes=("made when it was loaded again",))
-        )
-
-    def _warm(self) -> None:
-        """Generate a few tokens, and one with each adapter, so that a damaged adapter is found at the start."""
-        one = replace(self._first, sampling=replace(self._first.sampling, max_new_tokens=1), trial=True)
-        for work in (self._first, *(replace(one, adapter=name) for name in self.adapters)):
-            self._run(work)
+        notes = ("made when it was loaded again",)
+        self._made(ReportRequest("length", complete=False, limits=self._serving.placement, notes=notes))
 
     def _run(self, work: Work) -> None:
         """Run a request to its end. Raises what ended it."""
@@ -204,7 +215,7 @@ class Served:
         Raises what the engine's `report` raises.
         """
         if self._report is None or time.monotonic() - self._report_at > REPORT_SECONDS:
-            report = self._engine.report(ReportRequest("length", complete=False, limits=self._limits))
+            report = self._engine.report(ReportRequest("length", complete=False, limits=self._serving.placement))
             self._report, self._report_at = with_probes(report, self._probed), time.monotonic()
         return self._report
 
@@ -225,7 +236,7 @@ class Served:
         self._stopping = True
         for pool in (self.encoder, self.reporter):
             pool.shutdown(wait=False, cancel_futures=True)
-        if self._apart:
+        if in_child(self._serving.target, self._serving.process):
             if self._thread.is_alive():
                 self._thread.join(END_SECONDS)
             self._engine.close()  # which ends whatever goes on there
@@ -273,6 +284,18 @@ class Served:
         for error in {id(each.error): each.error for each in pieces if each.error is not None}.values():
             with suppress(Exception):  # the line cannot be written
                 self._log(f"{self.name}: {error}")
+
+
+def adapters_of(manifest: Manifest) -> tuple[str, ...]:
+    """The adapters of a package that requests can ask for."""
+    return tuple(record.name for record in manifest.switchable)
+
+
+def _fingerprint(manifest: Manifest, target: Target) -> str:
+    """Changes with what answers to one seed depend on: the files and the providers."""
+    parts = [f"{entry.name} {entry.size_bytes} {entry.sha256}" for entry in manifest.files]
+    parts += [provider.ort_name for provider in target.chain]
+    return f"fp_{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:12]}"
 
 
 def with_probes(report: Report, first: Report | None) -> Report:

@@ -19,16 +19,18 @@ import pytest
 from partita.check.limits import Limits
 from partita.library.audience import QUIET
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.loading import Process
 from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.options import Process
 from partita.package import read_manifest
 from partita.serve.app import Endpoints, guarded, make_app
 from partita.serve.gate import Gate, ServerLimits
 from partita.serve.metrics import Metrics
-from partita.serve.opening import Serving, open_served
+from partita.serve.opening import open_served
 from partita.serve.run import Server, bind, url_of
-from partita.serve.served import Served
+from partita.serve.served import Served, Serving
 
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 SECONDS = 60.0
 """Longest wait for what takes a moment."""
 CPU = ChainOptions("cpu", threads=1)
@@ -44,10 +46,9 @@ class Running:
     @contextmanager
     def slowly(self, seconds: float = 0.01) -> Iterator[None]:
         """Every step takes so long: these models are done before a test could come between."""
-        schedulers = [served._engine for served in self.models.values()]
         with pytest.MonkeyPatch.context() as patch:
-            for scheduler in schedulers:
-                patch.setattr(scheduler, "step", partial(_after, seconds, scheduler.step))
+            for served in self.models.values():
+                patch.setattr(served._engine, "step", partial(_after, seconds, served._engine.step))
             yield
 
     @property

@@ -66,13 +66,17 @@ def test_what_one_has_read_is_never_another_s(
 ) -> None:
     """Every prompt begins alike, and was read with other adapters before and is read with them beside it."""
     asked = [([*SYSTEM, last], model) for last in (9, 4) for _ in range(3) for model in ("tiny", "loud", "small")]
-    scheduler = server.models["tiny"]._engine
-    step, beside, copied = scheduler.step, set[int](), list[int]()
+    engine: Any = server.models["tiny"]._engine
+    step, submit, beside, tickets = engine.step, engine.submit, set[int](), list[Any]()
 
     def stepped() -> bool:
-        did = step()
-        beside.add(len({ticket.work.adapter for ticket in scheduler._rows if ticket is not None}))
+        did: bool = step()
+        beside.add(len({ticket.work.adapter for ticket in tickets if ticket.state == "running"}))
         return did
+
+    def submitted(*given: Any) -> Any:
+        tickets.append(submit(*given))
+        return tickets[-1]
 
     def answered(each: tuple[list[int], str]) -> str:
         text: str = client.completions.create(model=each[1], prompt=each[0], **CREATE).choices[0].text
@@ -81,24 +85,13 @@ def test_what_one_has_read_is_never_another_s(
     names = {"tiny": None, "loud": "loud", "small": "small"}
     wanted = [known(prompt, names[model]) for prompt, model in asked]
     assert len(set(wanted)) == 6
-    monkeypatch.setattr(scheduler, "step", stepped)
-    monkeypatch.setattr(scheduler, "_on_step", lambda step: copied.extend(step.copied))
+    monkeypatch.setattr(engine, "step", stepped)
+    monkeypatch.setattr(engine, "submit", submitted)
     with server.slowly(0.002), ThreadPoolExecutor(len(asked)) as pool:
         assert list(pool.map(answered, asked)) == wanted
     assert [answered(each) for each in asked] == wanted
-    assert max(beside) > 1 if scheduler.begun.adapters_by_row else max(beside) == 1
-    assert sum(copied) > 0, "what begins alike is read once, with the same adapter"
-
-
-def test_that_requests_take_turns_is_said_at_the_start(tmp_path: Path) -> None:
-    from partita.serve.opening import _turns
-
-    said = _turns(read_manifest(served_package(tmp_path / "together", batch=3, apart=False)))
-    assert said == [
-        "the 3 rows have one adapter together: requests with another one wait until they are free; answers are the same"
-    ]
-    for name, options in {"apart": {"batch": 3}, "one": {"batch": 1, "apart": False}}.items():
-        assert _turns(read_manifest(served_package(tmp_path / name, **options))) == []
+    assert max(beside) > 1 if engine.manifest.graph.adapters_by_row else max(beside) == 1
+    assert sum(ticket.copied_tokens for ticket in tickets) > 0, "what begins alike is read once, with the same adapter"
 
 
 @pytest.mark.parametrize("model", ["other", "tiny:loud"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import httpx2 as httpx
 import openai
 import pytest
 
-from partita.errors import GenerationError, PackageError, ProviderError, UsageError
-from partita.remedies import Remedy
+from partita.errors import GenerationError
+from partita.options import sampling_options
 from partita.serve import protocol
-from partita.serve.api_errors import of_error
+from partita.serve.api_errors import ApiError
 from partita.serve.gate import ServerLimits
 from tests.serve.serving import Running, raw, running
 
@@ -109,6 +108,7 @@ def test_a_value_of_another_type_names_its_field(server, path, field):
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         (CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
+        (COMPLETION, {"prompt": "word " * 500}, "prompt"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs"),
@@ -164,17 +164,19 @@ def test_what_is_wrong_is_named(server, path, changes, param):
     # The client would not write half of a surrogate pair as JSON writes it.
     data = json.dumps(body_of(path, **changes)).encode()
     answer = httpx.post(f"{server.url}{path}", content=data, headers={"content-type": "application/json"})
-    assert said(answer, 400)["param"] == param
-
-
-def test_the_code_of_a_prompt_that_is_too_long_is_the_one_that_clients_know(server):
-    error = said(server.post(COMPLETION, body_of(COMPLETION, prompt="return the value " * 100)), 400)
-    assert error["code"] == "context_length_exceeded" and "128 tokens" in error["message"]
+    error = said(answer, 400)
+    assert error["param"] == param and error["type"] == "invalid_request_error"
+    if "word" in str(changes):
+        assert error["code"] == "context_length_exceeded" and "128 tokens" in error["message"]
 
 
 def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
     error = said(server.post(CHAT, body_of(CHAT, temprature=1)), 400)
     assert error["code"] == "unknown_parameter" and "temperature" in error["message"]
+    error = said(server.post(CHAT, body_of(CHAT, **{"temprature" * 100_000: 1})), 400)
+    assert error["code"] == "unknown_parameter" and len(error["param"]) == 60
+    error = said(server.post(CHAT, body_of(CHAT, **{f"field{number}": 1 for number in range(300)})), 400)
+    assert "more than 256 fields" in error["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -188,31 +190,25 @@ def test_null_is_not_said_also_for_a_field_of_the_other_body_or_of_another_serve
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 def test_fields_of_other_servers_are_taken_where_they_ask_for_nothing(server, path):
-    nothing = {
-        "use_beam_search": False,
-        "length_penalty": 1.0,
-        "early_stopping": False,
-        "bad_words": [],
-        "include_stop_str_in_output": False,
-        "spaces_between_special_tokens": True,
-        "add_special_tokens": path == COMPLETION,
-        "priority": 3,
-        "request_id": "a",
-        "cache_prompt": True,
-        "logit_bias": {"5": 0},
-    }
-    if path == CHAT:
-        nothing |= {"add_generation_prompt": True, "continue_final_message": False, "echo": False}
-        nothing |= {"chat_template_kwargs": {}, "documents": []}
+    nothing = {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "priority": 3, "logit_bias": {"5": 0}}
+    nothing |= {"add_special_tokens": path == COMPLETION}
+    nothing |= {"chat_template_kwargs": {}, "documents": [], "echo": False} if path == CHAT else {"suffix": ""}
     assert server.post(path, body_of(path, **nothing)).status_code == 200
-    for name, value in {
-        "use_beam_search": True,
-        "length_penalty": 2,
-        "bad_words": ["a"],
-        "logit_bias": {"5": 0.1},
-    }.items():
+    other = {"use_beam_search": True, "length_penalty": 2, "bad_words": ["a"], "logit_bias": {"5": 0.1}}
+    for name, value in other.items():
         error = said(server.post(path, body_of(path, **{name: value})), 400)
         assert (error["param"], error["code"]) == (name, "unsupported_value")
+
+
+def test_every_sampling_option_is_a_field_with_its_range():
+    """A new one is, too, without a change here."""
+    for name, option in sampling_options():
+        field = protocol.CHAT.model_fields[name]
+        assert field.default is None and field.annotation is not None, name
+        body = GOOD[CHAT] | {name: option.off}
+        assert protocol.read_body(protocol.CHAT, json.dumps(body).encode()).sampling() == {name: option.off}
+        with pytest.raises(ApiError):
+            protocol.read_body(protocol.CHAT, json.dumps(GOOD[CHAT] | {name: -7}).encode())
 
 
 def test_a_field_of_openai_that_this_server_lacks_is_not_called_unknown(server):
@@ -310,34 +306,6 @@ def test_who_comes_while_the_server_ends_is_told_when_to_ask_again(server, monke
     assert said(answer, 503)["code"] == "shutting_down" and answer.headers["retry-after"] == "1"
 
 
-def test_tokens_to_stop_at_are_not_decoded_and_an_echo_is_not_by_who_serves_everybody(server, monkeypatch):
-    looked_up = []
-    decode = type(server.models["tiny"].reading.text).decode_at_once
-
-    def noted(self, ids):
-        looked_up.append((list(ids), threading.current_thread().name))
-        return decode(self, ids)
-
-    monkeypatch.setattr(type(server.models["tiny"].reading.text), "decode_at_once", noted)
-    ids = [7, 8] * 512
-    assert server.post(COMPLETION, body_of(COMPLETION, stop_token_ids=ids, prompt=[5, 6, 5], echo=True)).is_success
-    assert not [name for tokens, name in looked_up if tokens in ([7], [8]) and not name.startswith("serve-")]
-    assert any(name.startswith("encode-tiny") for tokens, name in looked_up if tokens == [5, 6, 5]), "the echo"
-
-
-def test_of_a_long_name_that_nobody_knows_the_beginning_is_compared(server, monkeypatch):
-    compared = []
-
-    def noted(word, *rest, **options):
-        compared.append(word)
-        return []
-
-    monkeypatch.setattr("partita.serve.protocol.difflib.get_close_matches", noted)
-    error = said(server.post(CHAT, body_of(CHAT, **{"temprature" * 100_000: 1})), 400)
-    assert error["code"] == "unknown_parameter" and len(error["param"]) == 60
-    assert [len(word) for word in compared] == [60]
-
-
 @pytest.mark.parametrize(("path", "param"), [(CHAT, "messages"), (COMPLETION, "prompt")])
 def test_what_the_tokenizer_does_not_take_is_named_and_no_folder_of_the_server(server, monkeypatch, path, param):
     def refuses(self, given):
@@ -372,12 +340,6 @@ def test_a_template_that_does_not_end_fails_its_request_alone(server, monkeypatc
         error = said(server.post(CHAT, body_of(CHAT)), 400)
     assert "gave no answer within 1 s" in error["message"] and error["param"] == "messages"
     assert server.post(CHAT, body_of(CHAT)).status_code == 200
-
-
-@pytest.mark.parametrize("kind", [GenerationError, UsageError, ProviderError, PackageError])
-def test_an_error_of_ours_tells_clients_neither_a_folder_nor_what_the_operator_can_do(kind):
-    error = of_error(kind("it is damaged", where=Path("/srv/secret"), remedy=Remedy("export it again")))
-    assert error.message == "It is damaged."
 
 
 def test_after_all_that_it_answers(server: Running):

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2 as httpx
@@ -22,11 +21,9 @@ import psutil
 import pytest
 
 from partita.cli import run
-from partita.commands import serve
 from partita.serve.run import bind
 from tests.conftest import REPOSITORY
-from tests.serve.serving import SECONDS, raw, request_bytes, running, until
-from tests.serve.test_load import COMPLETION, LONG
+from tests.serve.serving import COMPLETION, LONG, SECONDS, raw, request_bytes, running
 
 
 class Command:
@@ -153,21 +150,13 @@ def fails(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> 
     return str(err.splitlines()[-1])
 
 
-def test_a_port_in_use_is_said_before_anything_is_loaded(package, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        line = fails(capsys, 1, package, "--provider", "cpu", "--port", port)
-        assert f"127.0.0.1:{port}: the port is in use" in line and f"--port {port + 1}" in line
-
-
 def test_a_port_is_taken_before_anything_is_loaded(package, capsys):
     """Of two servers that are started together one ends at once, and not when both have loaded."""
     with bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
-        assert f"127.0.0.1:{port}: the port is in use" in fails(capsys, 1, package, "-e", "cpu", "--port", port)
-        with raw(("127.0.0.1", port)):  # who comes early waits
+        line = fails(capsys, 1, package, "-e", "cpu", "--port", port)
+        assert f"127.0.0.1:{port}: the port is in use" in line and f"--port {port + 1}" in line
+        with raw(("127.0.0.1", port)):  # a client that comes early waits
             first.accept()[0].close()
 
 
@@ -238,22 +227,6 @@ def _adjust_manifest(package: Path) -> None:
     manifest.write_text(json.dumps(record), "utf-8")
 
 
-def test_a_package_whose_process_is_killed_is_loaded_again_and_who_waits_is_answered(package):
-    with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(8) as pool:
-        (child,) = [each for each in psutil.Process().children() if "partita.library.engine_process" in each.cmdline()]
-        scheduler: Any = server.models["tiny"]._engine
-        answers = [pool.submit(server.post, COMPLETION, LONG) for _ in range(8)]
-        until(lambda: scheduler.running > 0)
-        child.kill()
-        statuses = [answer.result().status_code for answer in answers]
-        assert set(statuses) == {200, 500} and statuses.count(500) <= 4, "who waited is answered"
-        failed = next(a.result() for a in answers if a.result().status_code == 500)
-        assert failed.json()["error"]["code"] == "generation_failed"
-        until(lambda: server.is_idle)
-        assert server.metric("partita_model_up") == 1 and server.get("/health").status_code == 200
-        assert any("loaded again" in line for line in server.log)
-
-
 @pytest.mark.heavy
 def test_a_client_that_does_not_read_holds_no_server(package):
     """A large answer waits in the socket, and without a limit for draining it waited for ever."""
@@ -276,17 +249,3 @@ def test_an_empty_key_in_the_environment_is_an_error_as_on_the_command_line(key,
     monkeypatch.setenv("PARTITA_API_KEY", key)
     assert run(["serve", str(package), "--port", "0"]) == 2
     assert "PARTITA_API_KEY is empty" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("slots", "told"), [(1, "1 row of 512 tokens, so requests wait"), (4, "4 rows of 512 tokens; ")]
-)
-def test_a_package_of_one_row_says_that_requests_wait_for_each_other(monkeypatch, slots, told):
-    lines: list[str] = []
-    monkeypatch.setattr(serve, "_write", lines.append)
-    reading = SimpleNamespace(max_length=512)
-    report = SimpleNamespace(summary=None)
-    options: Any = SimpleNamespace(as_json=False)
-    served: Any = SimpleNamespace(name="package", slots=slots, reading=reading, adapters=(), report=lambda: report)
-    serve._say_ready("http://localhost", options, {"package": served})
-    assert lines[0].startswith(f"package: {told}") and ("--batch-size 8" in lines[0]) is (slots == 1)

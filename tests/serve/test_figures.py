@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 import partita
 from partita.check.limits import Limits
 from partita.diagnosis.records import Fallback
-from partita.errors import ProviderError
 from partita.library.engine import ReportRequest
 from partita.library.local import LocalEngine
+from partita.library.run_report import make_report
 from partita.observations.records import Probing
 from partita.partition_reports.records import Report
-from partita.serve.served import with_probes
 from tests.serve.serving import Running, running, until
 
 BODY = {"model": "tiny", "prompt": "return the", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -99,47 +98,29 @@ def test_health(server: Running) -> None:
     assert answer.json() == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
 
 
-def test_a_view_of_a_report_is_set_in_type_once(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = server.models["tiny"]
-    made: list[str] = []
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_report_opens_no_session_and_stops_no_generation(
+    package: Path, process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
 
-    def once(name: str) -> str:
-        def make(_: Any) -> str:
-            made.append(name)
-            return name
+    def slow(*given: Any) -> Report:
+        begun.set()
+        assert goes_on.wait(60)
+        return make_report(*given)
 
-        return served.reporter.submit(served.rendered_report, name, make).result()
-
-    monkeypatch.setattr(served, "_rendered", (None, {}))
-    monkeypatch.setattr(served, "_report_at", time.monotonic() + 60)
-    assert [once("a"), once("a"), once("b"), once("a")] == ["a", "a", "b", "a"] and made == ["a", "b"]
-    monkeypatch.setattr(served, "_report_at", time.monotonic() - 60)  # another one is made
-    assert once("a") == "a" and made == ["a", "b", "a"]
-
-
-def test_a_package_that_was_loaded_again_is_looked_at_again(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may run elsewhere now: its figures are those of the new sessions, and limits hold for them, too."""
-    monkeypatch.setattr("partita.library.remote.RETRY_SECONDS", 0.2)
-    with running({"tiny": package}, process="child") as server:
-        served = server.models["tiny"]
-        engine: Any = served._engine
-        before, placed = served._report, server.metric("partita_nodes_off_provider", model="tiny", phase="decode")
-        served._metrics.nodes.labels("tiny", "decode", "GPU").set(7)  # as of sessions that are gone
-        served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
-        engine._worker.process.kill()
-        until(lambda: served._report is not before and engine.up)
+    with running({"tiny": package}, process=process) as server, ThreadPoolExecutor(1) as pool:
+        module = "local" if process == "this" else "remote"
+        monkeypatch.setattr("partita.library.local.with_optimised", None)
+        monkeypatch.setattr(f"partita.library.{module}.make_report", slow)
+        server.models["tiny"]._report_at = -1e9
+        report = pool.submit(server.get, "/report")
+        assert begun.wait(60)
         assert server.post("/v1/completions", BODY).status_code == 200
-        assert "made when it was loaded again" in str(served._report)
-        assert server.metric("partita_nodes_off_provider", model="tiny", phase="decode") == placed
-        assert 'provider="GPU"' not in server.get("/metrics").text
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("partita.serve.served.limits_error", lambda report: ProviderError("5 nodes are elsewhere"))
-            engine._worker.process.kill()
-            until(lambda: server.get("/health").status_code == 503)
-            answer = server.post("/v1/completions", BODY)
-            assert answer.status_code == 500 and "5 nodes are elsewhere" in answer.text
-        until(lambda: server.get("/health").status_code == 200)  # it is tried again, and no request has to come
-        assert server.post("/v1/completions", BODY).status_code == 200
+        goes_on.set()
+        assert report.result().status_code == 200
+        monkeypatch.setattr(f"partita.library.{module}.make_report", None)
+        assert server.get("/report?view=text").status_code == 200, "the last one is shown for some seconds"
 
 
 def test_a_report_has_the_limits_that_the_server_was_given_however_late_it_is_made(package: Path) -> None:
@@ -172,28 +153,18 @@ def probed(report: Report, **changes: Any) -> Report:
     return report.model_copy(update={"fallbacks": (found,), "probing": took, "notes": notes, **changes})
 
 
-def test_what_experiments_told_at_the_start_is_in_later_reports(server: Running) -> None:
-    report = Report.model_validate(server.get("/report").json())
-    first = probed(report)
-    other = first.fallbacks[0].model_copy(update={"node": "new", "evidence": "logged"})
-    unknown = first.fallbacks[0].model_copy(update={"reason": "unknown", "evidence": "nothing was logged"})
-    found = with_probes(report.model_copy(update={"fallbacks": (unknown, other)}), first)
-    assert found.fallbacks == (first.fallbacks[0], other) and found.probing == first.probing
-    assert found.notes == (*report.notes, *first.notes)
-    assert found.summary is not None and report.summary is not None
-    # Without experiments, or with other providers, it is as it was.
-    assert with_probes(report, None) is with_probes(report, probed(report, probing=None)) is report
-    gone = tuple(entry.model_copy(update={"status": "unavailable"}) for entry in report.chain)
-    assert with_probes(report, probed(report, chain=gone)) is report
-
-
 def test_a_server_tells_what_experiments_told_in_every_report(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the same nodes are elsewhere."""
     make = LocalEngine.report
 
     def report(self: LocalEngine, request: ReportRequest) -> Report:
         """The first one is as if experiments were made for it, which takes another provider than the CPU's."""
         found = make(self, request)
-        return probed(found, notes=(*found.notes, "experiments were cut short")) if request.notes else found
+        if not request.notes:
+            unknown = probed(found).fallbacks[0].model_copy(update={"reason": "unknown", "evidence": "nothing"})
+            other = unknown.model_copy(update={"node": "new"})
+            return found.model_copy(update={"fallbacks": (unknown, other)})
+        return probed(found, notes=(*found.notes, "experiments were cut short"))
 
     monkeypatch.setattr(LocalEngine, "report", report)
     with running({"tiny": package}) as server:
@@ -203,6 +174,8 @@ def test_a_server_tells_what_experiments_told_in_every_report(package: Path, mon
     assert first["notes"][0] == "made at the start of a server"
     assert later["notes"][-1] == "experiments were cut short" and first["notes"][0] not in later["notes"]
     assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2
+    known, new = later["fallbacks"]
+    assert known["reason"] == "no_kernel_type" and (new["node"], new["reason"]) == ("new", "unknown")
 
 
 def test_a_reader_of_prompts_that_does_not_come_back_is_a_server_that_is_down(

@@ -9,7 +9,9 @@ import pytest
 
 from partita import cli
 from partita.errors import GenerationError
+from partita.library.requests import Ticket, Work
 from partita.runtime.prefix_file import read_said
+from partita.serve.served import Deliver, Served
 from tests.serve.serving import Running, running
 from tests.serve.test_command import serving
 
@@ -39,21 +41,21 @@ def answer(server: Running) -> str:
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
-def test_the_first_request_begins_with_the_prefix(server, package, prefix, process):
+def test_the_first_request_begins_with_the_prefix(server, package, prefix, process, monkeypatch):
+    submit = Served.submit
+
+    def noted(self: Served, work: Work, deliver: Deliver) -> Ticket:
+        tickets.append(submit(self, work, deliver))
+        return tickets[-1]
+
+    tickets: list[Ticket] = []
+    monkeypatch.setattr(Served, "submit", noted)
     with running({"tiny": package}, process=process, prefix=prefix) as begun:
-        assert answer(begun) == answer(server)
+        text = answer(begun)
+        copied = [ticket.copied_tokens for ticket in tickets]
+        assert text == answer(server)
         known = len(read_said(prefix).tokens)
-        assert begun.models["tiny"]._engine.copied_tokens == known > 16
-
-
-def test_a_package_that_is_loaded_again_has_it_too(server, package, prefix):
-    with running({"tiny": package}, process="child", prefix=prefix) as begun:
-        served = begun.models["tiny"]
-        engine: Any = served._engine
-        engine._worker.process.kill()
-        begun.post(CHAT, BODY)
-        assert answer(begun) == answer(server)
-        assert served._engine.copied_tokens >= len(read_said(prefix).tokens)
+        assert copied == [known] and known > 16
 
 
 def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tmp_path, monkeypatch):

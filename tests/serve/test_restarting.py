@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from partita.errors import PartitaError, ProviderError
-from partita.library import remote
 from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.engine import BatchOptions, Restarts
-from partita.library.remote import RemoteEngine
+from partita.library.engine import BatchOptions, PrefixRequest, Restarts
+from partita.library.remote import RETRY_SECONDS, RemoteEngine
 from partita.library.requests import Ticket, Work
 from partita.library.sampling import Sampling
 from partita.package import read_manifest
@@ -41,6 +40,10 @@ def ask(engine: RemoteEngine) -> Ticket:
     return ticket
 
 
+def is_up(engine: RemoteEngine) -> bool:
+    return engine.up
+
+
 def lose(engine: RemoteEngine) -> None:
     engine._worker.process.kill()
     engine._worker._thread.join(60)
@@ -60,7 +63,7 @@ def test_requests_that_wait_are_answered_by_the_next_worker(engine: RemoteEngine
 
 def test_a_prefix_whose_file_was_removed_is_left_out(engine: RemoteEngine, tmp_path: Path) -> None:
     said, file = list[str](), tmp_path / "prefix"
-    engine.save_prefix(remote.PrefixRequest(PROMPT[:17], str(file)))
+    engine.save_prefix(PrefixRequest(PROMPT[:17], str(file)))
     engine.open(BatchOptions(prefix=str(file)))
     assert ask(engine).copied_tokens == 17
     engine.restarts = Restarts(said.append, lambda: None)
@@ -83,7 +86,7 @@ def test_it_is_down_until_a_restart_succeeds(
     engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
 ) -> None:
     now, said, start = [1000.0], list[str](), engine._start
-    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("partita.library.remote.time.monotonic", lambda: now[0])
     engine.open(BatchOptions())
     engine.restarts = Restarts(said.append, lambda: None)
 
@@ -95,15 +98,15 @@ def test_it_is_down_until_a_restart_succeeds(
     for _ in range(2):
         failed = ask(engine).error
         assert isinstance(failed, PartitaError) and text in failed.said and "/tmp" not in failed.said
-        assert "it is tried again every 5 s" in failed.said and not engine.up
+        assert "it is tried again every 5 s" in failed.said and not is_up(engine)
     assert len(said) == 2 and "not loaded: " in said[1]
-    now[0] += remote.RETRY_SECONDS
+    now[0] += RETRY_SECONDS
     engine.retry()
-    assert not engine.up and len(said) == 2, "an error that comes again is written once"
+    assert not is_up(engine) and len(said) == 2, "an error that comes again is written once"
     monkeypatch.setattr(engine, "_start", start)
     engine.retry()
-    assert not engine.up, "it was tried just now"
-    now[0] += remote.RETRY_SECONDS
+    assert not is_up(engine), "it was tried just now"
+    now[0] += RETRY_SECONDS
     engine.retry()
-    assert engine.up and said[2] == "it is loaded again, and takes requests"
+    assert is_up(engine) and said[2] == "it is loaded again, and takes requests"
     assert list(ask(engine).answer.tokens) == known_tokens(PROMPT, 4, KEYS)

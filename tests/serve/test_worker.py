@@ -1,0 +1,123 @@
+"""A package in a worker process that is killed while the server runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import psutil
+import pytest
+
+from partita.errors import ProviderError
+from tests.serve.serving import COMPLETION, LONG, SECONDS, Running, running, until
+
+
+@pytest.fixture(scope="module")
+def apart(package: Path) -> Iterator[Running]:
+    """A server whose package is in a worker process."""
+    with running({"tiny": package}, process="child") as server:
+        yield server
+
+
+def worker(server: Running) -> psutil.Process:
+    engine: Any = server.models["tiny"]._engine
+    return psutil.Process(engine._worker.process.pid)
+
+
+def is_well(server: Running) -> bool:
+    return server.post(COMPLETION, LONG).status_code == 200 and server.get("/health").status_code == 200
+
+
+def streamed(server: Running, after: int) -> list[dict[str, Any]]:
+    """Events of a stream, whose worker is killed after so many of them."""
+    events: list[dict[str, Any]] = []
+    with httpx.stream("POST", f"{server.url}{COMPLETION}", json={**LONG, "stream": True}, timeout=SECONDS) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line[6:]))
+                if len(events) == after:
+                    worker(server).kill()
+            assert line != "data: [DONE]" or "error" not in events[-1]
+    return events
+
+
+def test_a_stream_ends_with_an_error_event_and_the_next_request_works(apart: Running) -> None:
+    for _ in range(20):  # a fast worker may have sent everything before it is killed
+        events = streamed(apart, 1)
+        assert is_well(apart)
+        if "error" in events[-1]:
+            break
+    error = events[-1]["error"]
+    assert (error["code"], error["type"], error["param"]) == ("generation_failed", "server_error", None)
+    assert "worker process" in error["message"] and len(events) > 1
+    assert any("loaded again" in line for line in apart.log)
+
+
+def test_openai_s_client_raises_the_error_of_a_stream(apart: Running) -> None:
+    asked: Any = {key: value for key, value in LONG.items() if key != "ignore_eos"}
+    with openai.OpenAI(base_url=f"{apart.url}/v1", api_key="x", max_retries=0, timeout=SECONDS) as client:
+        for _ in range(20):
+            try:
+                for number, _ in enumerate(client.completions.create(**asked, stream=True)):
+                    if number == 1:
+                        worker(apart).kill()
+            except openai.APIError as error:
+                assert "worker process" in error.message
+                break
+        else:
+            raise AssertionError("no stream was cut")
+    assert is_well(apart)
+
+
+def test_waiting_requests_are_answered(apart: Running) -> None:
+    with ThreadPoolExecutor(24) as pool:
+        worker(apart).suspend()
+        answers = [pool.submit(apart.post, COMPLETION, LONG) for _ in range(24)]
+        until(lambda: apart.models["tiny"].open == 24)
+        worker(apart).kill()
+        statuses = [answer.result().status_code for answer in answers]
+    assert statuses == [200] * 24, "none of them had a row"
+    until(lambda: apart.is_idle)
+    assert apart.metric("partita_model_up") == 1
+
+
+def test_a_package_that_was_loaded_again_keeps_to_the_limits_and_is_tried_again_by_itself(
+    apart: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load balancer sends no request to a server whose /health is 503."""
+    monkeypatch.setattr("partita.library.remote.RETRY_SECONDS", 0.2)
+    served = apart.models["tiny"]
+    nodes = served._metrics.nodes.labels("tiny", "decode", "GPU")
+    nodes.set(7)  # as of sessions that are gone
+    served._metrics._placed["tiny"] |= {(served._metrics.nodes, ("tiny", "decode", "GPU"))}
+    with monkeypatch.context() as patch:
+        over = ProviderError("5 nodes are elsewhere", where=Path("/srv/secret"))
+        patch.setattr("partita.serve.served.limits_error", lambda report: over)
+        worker(apart).kill()
+        until(lambda: apart.get("/health").json()["down"] == ["tiny"])
+        answer = apart.post(COMPLETION, LONG)
+        assert answer.status_code == 500 and "5 nodes are elsewhere" in answer.text and "/srv" not in answer.text
+        assert apart.metric("partita_model_up") == 0
+    until(lambda: apart.get("/health").status_code == 200)
+    assert is_well(apart)
+    assert 'provider="GPU"' not in apart.get("/metrics").text
+    assert "made when it was loaded again" in apart.get("/report").text
+
+
+def test_a_worker_that_does_not_answer_is_ended_with_the_server(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partita.serve.served.END_SECONDS", 0.3)
+    with running({"tiny": package}, process="child") as server, ThreadPoolExecutor(1) as pool:
+        process = worker(server)
+        process.suspend()
+        answer = pool.submit(server.post, COMPLETION, LONG)
+        until(lambda: server.models["tiny"].open == 1)
+        server.server.end(15)
+        server.server.end(15)
+        assert answer.result().status_code == 503
+        server.models["tiny"].stop()
+        assert not process.is_running()
