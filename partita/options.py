@@ -1166,6 +1166,7 @@ class GenerateCommand(ForeignFolder, SpeculationOptions, PlacementLimits, Sampli
             "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
             "with cuda, else one per machine.",
             metavar="N",
+            range=Range(1, 10_000),
         ),
     ] = None
     stop: Annotated[Sequence[str], Option("Stop when this text appears; can be repeated.")] = ()

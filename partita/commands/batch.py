@@ -1,12 +1,14 @@
-"""`partita generate --input FILE --output FILE`: a progress bar, one line at the end, and a report."""
+"""`partita generate --input FILE --output FILE`: rows answered here or on a Ray cluster, and a line at the end."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,17 @@ from rich.progress import Progress as Bars
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, open_model, say_notes, write_report
 from partita.commands.outputs import Sink
-from partita.commands.results import BatchResult, SamplingOptions, chain_links
+from partita.commands.results import BatchResult, ClusterResult, SamplingOptions, chain_links
 from partita.commands.terminal import fold, note, print_record, stderr
-from partita.errors import INTERRUPTED, PartitaError
+from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.library.batches.journal import kept_words
-from partita.library.batches.reading import look_at
-from partita.library.batches.rows import RowDefaults, check_defaults
+from partita.library.batches.reading import InputFile, look_at
+from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults
 from partita.library.batches.running import FileAnswers, Progress, answer_file, answers
 from partita.library.chain import Target
 from partita.library.contents import contents_hash
 from partita.library.engine import ReportRequest
 from partita.library.generation import sampling_options
-from partita.library.model import Model
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
@@ -86,11 +87,9 @@ def run_batch(
     """Load the package, answer every row of `source`, write the report to `sink`; returns the exit code. `asked`: the
     sampling options as given.
     """
-    assert options.output is not None
     parse_pins(target.pins, target.chain)  # refused before anything is opened
     check_placement(options, target)
-    looked = look_at(source)
-    defaults = replace(defaults_of(options), prefix=None if options.prefix is None else read_said(options.prefix))
+    looked, defaults = look_at(source), _defaults(options)
     error: PartitaError | None = None
     interrupted, cut_short, filed = False, False, None
     with open_model(options, target, manifest, observe=options.report is not None) as model, RowBar() as bar:
@@ -107,24 +106,37 @@ def run_batch(
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         say_notes(options, target, model, notes=notes)
         try:
-            filed = answer_file(
+            filed = _answer(
+                options,
+                asked,
+                manifest,
                 looked,
-                options.output,
                 lambda rows, given: answers(rows, given, engine, text, manifest.graph.vocab_size),
                 defaults,
-                package=contents_hash(options.package, manifest),
-                options=identity_of(options, asked, defaults),
-                heard=bar.show,
-                noted=note,
+                bar,
             )
         except KeyboardInterrupt:
             interrupted = True
         except PartitaError as raised:
             error = raised
-        say_end(options, filed, bar, load_seconds=model.load_seconds)
+        _say_end(options, filed, bar, load_seconds=model.load_seconds)
         try:
             if filed is not None and options.as_json:
-                print_record(_as_record(options, target, model, filed, notes))
+                print_record(
+                    BatchResult(
+                        package=str(options.package),
+                        chain=chain_links(model.chain),
+                        chain_source=target.source,
+                        options=SamplingOptions(**{**options.sampling.figures(), "seed": filed.seed}),
+                        adapter=options.adapter,
+                        threads=options.where.threads,
+                        load_seconds=model.load_seconds,
+                        slots=engine.slots,
+                        input=str(options.input),
+                        notes=notes + target.notes,
+                        **filed.figures(),
+                    )
+                )
         finally:  # stdout may be full or closed
             if sink is not None and (bar.last is None or not bar.last.tokens):
                 note("nothing was run, so there is no report")
@@ -149,7 +161,78 @@ def run_batch(
     return INTERRUPTED if interrupted or cut_short else 0
 
 
-def defaults_of(options: GenerateOptions) -> RowDefaults:
+def check_cluster_options(options: GenerateOptions) -> None:
+    """Raise UsageError for options that a cluster does not take, InstallationError without Ray."""
+    from partita.library.batches.cluster import import_ray
+
+    if options.input is None:
+        raise UsageError("--address is for prompt files; give --input and --output")
+    if not re.fullmatch(r"auto|local|\S+:\d+", options.address or ""):
+        raise UsageError(f"--address {options.address}: give auto, local or HOST:PORT, as `ray start` prints it")
+    if options.prefix or options.report or options.limits.given():
+        raise UsageError("--address cannot be combined with --prefix, --report and limits of placement; leave them out")
+    import_ray()
+
+
+def run_on_cluster(options: GenerateOptions, asked: Sampling, manifest: Manifest, source: Path) -> int:
+    """Have workers answer every row of `source`; returns the exit code. `asked`: the sampling options as given."""
+    from partita.library.batches.cluster import Cluster, setup_of
+
+    assert options.address is not None
+    looked, speculation = look_at(source), options.speculation
+    setup = setup_of(options.package, manifest, options.where, options.choice, speculation)
+    setup = replace(setup, prefill_chunk=options.prefill_chunk, adapter=options.adapter, format=looked.format)
+    setup = replace(setup, token_ids=options.token_ids)
+    cluster = Cluster(options.address, setup, manifest.graph.batch_size, looked.rows, options.workers)
+    filed = None
+    with RowBar() as bar:
+        try:
+            filed = _answer(options, asked, manifest, looked, cluster, _defaults(options), bar)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        finally:
+            _say_end(options, filed, bar)
+    workers = tuple(cluster.facts.values())
+    for each in workers:
+        what = f"{plural(each.rows, 'row')}, {plural(each.tokens, 'new token')}"
+        note(fold(f"worker {each.host}:{each.pid} on {', '.join(each.chain)}: {what}", sys.stderr, 2))
+    if options.as_json:
+        print_record(
+            ClusterResult(
+                package=str(options.package),
+                address=options.address,
+                input=str(options.input),
+                workers=workers,
+                **filed.figures(),
+            )
+        )
+    return 0
+
+
+def _answer(
+    options: GenerateOptions,
+    asked: Sampling,
+    manifest: Manifest,
+    looked: InputFile,
+    answer: Callable[[Iterator[InputRow], RowDefaults], Iterator[RowAnswer]],
+    defaults: RowDefaults,
+    bar: RowBar,
+) -> FileAnswers:
+    """Answer the rows of a file by `answer`; see `answer_file`."""
+    assert options.output is not None
+    return answer_file(
+        looked,
+        options.output,
+        answer,
+        defaults,
+        package=contents_hash(options.package, manifest),
+        options=_identity(options, asked, defaults),
+        heard=bar.show,
+        noted=note,
+    )
+
+
+def _defaults(options: GenerateOptions) -> RowDefaults:
     """Options of rows that do not set their own."""
     seed = options.sampling.seed
     return RowDefaults(
@@ -159,20 +242,20 @@ def defaults_of(options: GenerateOptions) -> RowDefaults:
         stop_ids=tuple(sorted(stop_token_ids(options.package))),
         chat=options.chat,
         system=options.system,
+        prefix=None if options.prefix is None else read_said(options.prefix),
     )
 
 
-def identity_of(options: GenerateOptions, asked: Sampling, defaults: RowDefaults) -> dict[str, Any]:
+def _identity(options: GenerateOptions, asked: Sampling, defaults: RowDefaults) -> dict[str, Any]:
     """The options that change answers. A seed that was drawn is in the journal; a prefix is there as a hash."""
-    figures = {**options.sampling.figures(), "seed": asked.seed}
-    others = {"stop": options.stop, "chat": options.chat, "system": options.system, "adapter": options.adapter}
-    identity = {**figures, **others, "token_ids": options.token_ids}
+    identity = {**options.sampling.figures(), "seed": asked.seed, "token_ids": options.token_ids}
+    identity |= {name: getattr(options, name) for name in ("stop", "chat", "system", "adapter")}
     if defaults.prefix is not None:
         identity["prefix"] = hashlib.sha256(json.dumps(asdict(defaults.prefix)).encode()).hexdigest()[:16]
     return identity
 
 
-def say_end(
+def _say_end(
     options: GenerateOptions, filed: FileAnswers | None, bar: RowBar, *, load_seconds: float | None = None
 ) -> None:
     """One line on stderr: the speed, or how far a run came that ended early."""
@@ -181,51 +264,14 @@ def say_end(
             note(kept_words(options.output, bar.last.done, bar.last.rows))
         return
     parts = [] if load_seconds is None else [f"load {load_seconds:.2f} s"]
-    parts.append(_speed(filed))
+    done = plural(filed.rows - filed.resumed, "row")
+    if filed.rows_per_second is None or filed.tokens_per_second is None:
+        parts.append(done)
+    else:
+        speed = f"{filed.rows_per_second:.1f} rows/s, {filed.tokens_per_second:.1f} tokens/s"
+        parts.append(f"{done} and {plural(filed.new_tokens, 'new token')} in {filed.seconds:.1f} s: {speed}")
     if filed.resumed:
         parts.append(f"{plural(filed.resumed, 'row')} were answered before")
     if filed.errors:
         parts.append(f"{plural(filed.errors, 'row')} with an error in place of an answer")
     note(fold("; ".join([*parts, f"answers: {filed.output}"]), sys.stderr, 2))
-
-
-def _speed(filed: FileAnswers) -> str:
-    done = plural(filed.rows - filed.resumed, "row")
-    if filed.rows_per_second is None or filed.tokens_per_second is None:
-        return done
-    speed = f"{filed.rows_per_second:.1f} rows/s, {filed.tokens_per_second:.1f} tokens/s"
-    return f"{done} and {plural(filed.new_tokens, 'new token')} in {filed.seconds:.1f} s: {speed}"
-
-
-def _as_record(
-    options: GenerateOptions, target: Target, model: Model, filed: FileAnswers, notes: tuple[str, ...]
-) -> BatchResult:
-    """The result of the run, for `--json`."""
-    return BatchResult(
-        package=str(options.package),
-        chain=chain_links(model.chain),
-        chain_source=target.source,
-        options=SamplingOptions(**{**options.sampling.figures(), "seed": filed.seed}),
-        adapter=options.adapter,
-        threads=options.where.threads,
-        load_seconds=model.load_seconds,
-        slots=model.engine.slots,
-        input=str(options.input),
-        notes=notes + target.notes,
-        **figures_of(filed),
-    )
-
-
-def figures_of(filed: FileAnswers) -> dict[str, Any]:
-    """Fields of a result that say how many rows there are, and how fast they were answered."""
-    return {
-        "output": str(filed.output),
-        "rows": filed.rows,
-        "errors": filed.errors,
-        "resumed": filed.resumed,
-        "prompt_tokens": filed.prompt_tokens,
-        "new_tokens": filed.new_tokens,
-        "seconds": filed.seconds,
-        "rows_per_second": filed.rows_per_second,
-        "tokens_per_second": filed.tokens_per_second,
-    }

@@ -22,11 +22,11 @@ from partita.runtime.adapter_names import check_adapter
 def run(given: GenerateCommand) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
     options = nested(given)
-    if options.address is not None:
-        from partita.commands.cluster import run_on_cluster
-
-        return run_on_cluster(options)
     check_options(options)
+    if options.address is not None:
+        from partita.commands.batch import check_cluster_options
+
+        check_cluster_options(options)
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
@@ -76,8 +76,10 @@ def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
 def _answer_file(
     options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
 ) -> int:
-    from partita.commands.batch import run_batch
+    from partita.commands.batch import run_batch, run_on_cluster
 
+    if options.address is not None:
+        return run_on_cluster(options, asked, manifest, source)
     return run_batch(options, asked, target, manifest, sink, source)
 
 

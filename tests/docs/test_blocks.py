@@ -28,6 +28,7 @@ from tests.test_imports import MAY_IMPORT
 GENERATED = {"docs/reasons.md": "tools/published.py", "docs/models.md": "tests/export/test_breadth.py"}
 """Pages that are written from code, and the module that names them: its test compares what it writes."""
 RUN_AS_PYTHON = {
+    "docs/batches.md": "tests/library/batches/test_cluster.py",
     "docs/python.md": "tests/library/test_python_page.py",
     "README.md": "tests/library/test_python_page.py",
 }

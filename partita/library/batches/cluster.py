@@ -14,7 +14,6 @@ import pickle
 import signal
 import socket
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -39,14 +38,12 @@ from partita.remedies import Remedy
 from partita.runtime.ort.native_log import captured_output
 from partita.spelling import spelled
 
-LOCAL, AUTO = "local", "auto"
 START = Remedy(
     "start one",
     ("ray", "start", "--head"),
     otherwise=Remedy("start one for this run", options=("--address", "local")),
 )
 CONNECT_SECONDS = 5.0
-MAX_WORKERS = 10_000
 BLOCK_TURNS, LEAST_BLOCK, MOST_BLOCKS = 8, 16, 4_096
 """A block is this many times the batch size, at least so many rows, and more where a file would have more blocks."""
 LOST_WITH_BLOCK = 2
@@ -58,19 +55,38 @@ ROW, RESULT = "row", "result"
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every worker gets. Paths are the same on every machine."""
+    """What every worker gets; made by `setup_of`. Paths are the same on every machine."""
 
-    package: str
+    package: Path
     contents: str
     """Version of Partita, and hash of the package."""
     where: ChainOptions
     choice: Choice
-    token_ids: bool
+    speculation: Speculation
+    token_ids: bool = False
     format: str = "jsonl"
     """Of the prompt file."""
     prefill_chunk: int | None = None
     adapter: str | None = None
-    speculation: Speculation = NO_SPECULATION
+
+
+def setup_of(
+    package: Path, manifest: Manifest, where: ChainOptions, choice: Choice, speculation: Speculation = NO_SPECULATION
+) -> Setup:
+    """The setup of workers, with absolute paths: they run in other folders."""
+    libraries = {name: str(Path(path).expanduser().absolute()) for name, path in where.provider_libraries.items()}
+    contract, draft = choice.contract, speculation.draft
+    return Setup(
+        package.absolute(),
+        _contents(package, manifest),
+        replace(where, provider_libraries=libraries),
+        replace(choice, contract=None if contract is None else contract.absolute()),
+        replace(speculation, draft=None if draft is None else str(Path(draft).absolute())),
+    )
+
+
+def _contents(package: Path, manifest: Manifest) -> str:
+    return f"{__version__} {contents_hash(package, manifest)}"
 
 
 @dataclass(slots=True)
@@ -83,11 +99,6 @@ class WorkerFact:
     """Providers that nodes may run on, in order."""
     rows: int = 0
     tokens: int = 0
-
-
-def contents_of(folder: Path, manifest: Manifest) -> str:
-    """What has to be the same on every machine."""
-    return f"{__version__} {contents_hash(folder, manifest)}"
 
 
 class Worker:
@@ -107,22 +118,22 @@ class Worker:
         from partita.library.loading import open_engine
         from partita.library.model import Model
 
-        folder, choice, where = Path(setup.package), setup.choice, setup.where
+        folder, choice, where = setup.package, setup.choice, setup.where
         manifest = open_folder(folder, choice)
-        if contents_of(folder, manifest) != setup.contents:
+        if _contents(folder, manifest) != setup.contents:
             raise PackageError("the package, or the version of Partita, is not that of the command", where=folder)
-        engine = open_engine(folder, manifest, where, read_chain_options(where), choice, observe=False, process="this")
-        model, speculation = Model(engine), setup.speculation
-        opened = model.scheduler(
+        target = read_chain_options(where)
+        model = Model(open_engine(folder, manifest, where, target, choice, observe=False, process="this"))
+        engine = model.scheduler(
             prefill_chunk=setup.prefill_chunk,
             adapter=setup.adapter,
-            speculate=speculation.speculate,
-            draft=speculation.draft,
+            speculate=setup.speculation.speculate,
+            draft=setup.speculation.draft,
         )
         text = None if setup.token_ids else model.tokenizer
         check_defaults(defaults, text, setup.format)
         self._fact.chain = model.providers
-        self._answers = partial(answers, defaults=defaults, engine=opened, text=text, vocab_size=model.vocab_size)
+        self._answers = partial(answers, defaults=defaults, engine=engine, text=text, vocab_size=model.vocab_size)
 
     def __call__(self, table: Any) -> Any:
         """Table of one pickled pair: the worker, and the answers to the rows of `table` or the error of the run."""
@@ -162,7 +173,13 @@ class Cluster:
         with connected(self.address) as ray:
             try:
                 for block in self._results(ray, rows, defaults):
-                    yield from self._taken(pickle.loads(block))
+                    fact, found = pickle.loads(block)
+                    if isinstance(found, PartitaError):
+                        raise found
+                    known = self.facts.setdefault((fact.host, fact.pid), fact)
+                    known.rows += len(found)
+                    known.tokens += sum(len(each.tokens) for each in found)
+                    yield from found
             except PartitaError:
                 raise
             except Exception as error:
@@ -194,16 +211,6 @@ class Cluster:
         for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
             yield from table[RESULT].to_pylist()
 
-    def _taken(self, result: tuple[WorkerFact, list[RowAnswer] | PartitaError]) -> list[RowAnswer]:
-        """The answers of a block. Raises a worker's error."""
-        fact, found = result
-        if isinstance(found, PartitaError):
-            raise found
-        known = self.facts.setdefault((fact.host, fact.pid), fact)
-        known.rows += len(found)
-        known.tokens += sum(len(each.tokens) for each in found)
-        return found
-
 
 def _put(ray: Any, rows: Iterator[InputRow], size: int) -> Iterator[Any]:
     """References to blocks of `size` rows in the object store."""
@@ -213,22 +220,11 @@ def _put(ray: Any, rows: Iterator[InputRow], size: int) -> Iterator[Any]:
         yield ray.put(pyarrow.table({ROW: block}))
 
 
-def check_cluster(address: str, workers: int | None) -> None:
-    """Raise UsageError for values that make no sense, InstallationError without Ray."""
-    host, _, port = address.rpartition(":")
-    if address not in (LOCAL, AUTO) and not (host and port.isdigit()):
-        raise UsageError(f"{spelled('address', address)}: give auto, local or HOST:PORT, as `ray start` prints it")
-    if workers is not None and not 1 <= workers <= MAX_WORKERS:
-        raise UsageError(f"{spelled('workers', workers)}: must be between 1 and {MAX_WORKERS:,}")
-    _import_ray()
-
-
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Ray, with Ray Data. Raises InstallationError."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        import pyarrow  # noqa: F401
-        import ray
         import ray.data
     except ImportError as error:
         raise explain(error) or error from error
@@ -239,12 +235,12 @@ def _import_ray() -> Any:
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Ray, connected to a cluster while the block runs. Raises UsageError."""
-    ray = _import_ray()
+    ray = import_ray()
     before = signal.getsignal(signal.SIGTERM)
-    given: dict[str, Any] = {"include_dashboard": False} if address == LOCAL else {}
+    given: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        if address not in (LOCAL, AUTO):  # Ray would try for minutes
-            host, _, port = address.rpartition(":")
+        host, colon, port = address.rpartition(":")
+        if colon:  # Ray would try for minutes
             socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
         with captured_output():
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
@@ -252,8 +248,7 @@ def connected(address: str) -> Iterator[Any]:
         said = " ".join(str(error).split())[:300]
         raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
     finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # Ray installs its own
+        signal.signal(signal.SIGTERM, before)  # Ray installs its own
     with redirect_stdout(sys.stderr):  # what Ray says about lost workers
         try:
             yield ray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,6 +64,12 @@ class FileAnswers:
     def tokens_per_second(self) -> float | None:
         """New tokens of this run; None when there are none."""
         return self.new_tokens / self.seconds if self.new_tokens and self.seconds > 0 else None
+
+    def figures(self) -> dict[str, Any]:
+        """The fields without the seed, and the speeds, as the command line's `--json` has them."""
+        fields = {name: value for name, value in asdict(self).items() if name != "seed"}
+        speeds = {"rows_per_second": self.rows_per_second, "tokens_per_second": self.tokens_per_second}
+        return {**fields, "output": str(self.output), **speeds}
 
 
 @dataclass(slots=True)

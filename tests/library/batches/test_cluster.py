@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+import partita
 from partita.cli import run
 from partita.commands.batch import RowBar
 from partita.errors import GenerationError, PackageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.library.batches import cluster as cluster_module
-from partita.library.batches.cluster import Cluster, Setup, Worker, contents_of
+from partita.library.batches.cluster import Cluster, Setup, Worker, setup_of
 from partita.library.batches.journal import journal_path
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowDefaults
 from partita.library.batches.running import answer_file
 from partita.library.chain import ChainOptions
 from partita.library.sampling import Sampling
-from tests.conftest import REPOSITORY, require
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
 from tests.runtime.handmade import handmade, known_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray warns of what Ray Data itself does
@@ -70,10 +73,11 @@ class Files:
                 assert found["tokens"] == known_tokens(asked["tokens"], asked["max_new_tokens"]), index
         assert index == len(self.rows) - 1 and not journal_path(self.out).exists()
 
-    def setup(self, **others: Any) -> Setup:
-        contents = contents_of(self.package, open_folder(self.package))
-        given = {"contents": contents, "where": ChainOptions(provider="cpu", threads=1), "token_ids": True, **others}
-        return Setup(package=str(self.package), choice=AS_IT_IS, **given)
+    def setup(self) -> Setup:
+        manifest = open_folder(self.package)
+        return replace(
+            setup_of(self.package, manifest, ChainOptions(provider="cpu", threads=1), AS_IT_IS), token_ids=True
+        )
 
     def answer(self, setup: Setup) -> None:
         rows = look_at(self.source)
@@ -173,7 +177,38 @@ def test_another_package_on_a_worker_is_an_error_of_the_run(tmp_path):
     require("ray")
     files = Files(tmp_path, 20)
     with pytest.raises(PackageError, match="worker on .* is not that of the command"):
-        files.answer(files.setup(contents="0"))
+        files.answer(replace(files.setup(), contents="0"))
+
+
+@pytest.mark.heavy
+def test_the_class_of_the_page_answers_a_table(
+    tmp_path: Path, exported: Exported, tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/batches.md, with a package and a cluster that are here."""
+    require("ray")
+    import pyarrow
+    import ray
+    from pyarrow import parquet
+
+    package = exported(tiny_checkpoint("llama"), attention="gqa", batch_size=2)
+    page = (REPOSITORY / "docs/batches.md").read_text("utf-8")
+    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    here = {"/shared/package": str(package), '"cuda"': '"cpu"', "concurrency=8, num_gpus=1": "concurrency=1"}
+    for there, changed in here.items():
+        assert there in block
+        block = block.replace(there, changed)
+    monkeypatch.chdir(tmp_path)
+    prompts = [f"return the {number}" for number in range(100)]
+    parquet.write_table(pyarrow.table({"prompt": prompts}), "prompts.parquet")
+    ray.init(address="local", include_dashboard=False)
+    try:
+        exec(block, {"__name__": "__main__"})
+    finally:
+        ray.shutdown()
+    answers = {row["prompt"]: row["answer"] for row in parquet.read_table("answers").to_pylist()}
+    with partita.load(package, "cpu", threads=1) as model:
+        first = model.generate([prompts[0]] * 2, max_new_tokens=64).run().text
+    assert answers.keys() == set(prompts) and answers[prompts[0]] == first
 
 
 def test_an_address_where_no_cluster_answers_is_one_line(tmp_path, capsys):
