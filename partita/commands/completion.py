@@ -6,10 +6,10 @@ typed of the value and returns what it could become.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from partita.dtypes import CACHE_PRECISIONS, PRECISIONS, multiplied_with
-from partita.export.attention import names
+from partita.export.attention import names as attention_names
 
 
 def chains(typed: str) -> list[str]:
@@ -57,58 +57,33 @@ def devices(typed: str) -> list[tuple[str, str]]:
     return [(device.key, device.name) for device in DEVICES if device.key.startswith(typed)]
 
 
-def precisions(typed: str) -> list[str]:
-    """Values of `--precision`."""
-    return _beginning(typed, ("auto", *PRECISIONS))
+def _choice(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Completion of an option that takes one of these values."""
+    return lambda typed: _beginning(typed, names())
 
 
-def activations(typed: str) -> list[str]:
-    """Values of `--activations`."""
-    return _beginning(typed, dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
+def _exporters() -> Iterable[str]:
+    from partita.export.exporters import names
+
+    return names()
 
 
-def cache_precisions(typed: str) -> list[str]:
-    """Values of `--cache-precision`."""
-    return _beginning(typed, CACHE_PRECISIONS)
+def _quantisers() -> Iterable[str]:
+    from partita.export.quantisers import names
+
+    return names()
 
 
-def caches(typed: str) -> list[str]:
-    """Values of `--cache`."""
-    return _beginning(typed, ("fixed", "window", "growing"))
-
-
-def prefill_precisions(typed: str) -> list[str]:
-    """Values of `--prefill-precision`."""
-    return _beginning(typed, ("int8",))
-
-
-def attentions(typed: str) -> list[str]:
-    """Values of `--attention`: auto and every lowering."""
-    return _beginning(typed, ("auto", *names()))
-
-
-def exporters(typed: str) -> list[str]:
-    """Values of `--exporter`."""
-    from partita.export.exporters import names as exporter_names
-
-    return _beginning(typed, exporter_names())
-
-
-def quantisers(typed: str) -> list[str]:
-    """Values of `--quantiser`."""
-    from partita.export.quantisers import names as quantiser_names
-
-    return _beginning(typed, quantiser_names())
-
-
-def samplings(typed: str) -> list[str]:
-    """Values of `--sampling`."""
-    return _beginning(typed, ("checkpoint",))
-
-
-def speculations(typed: str) -> list[str]:
-    """Values of `--speculate`."""
-    return _beginning(typed, ("ngram",))
+precisions = _choice(lambda: ("auto", *PRECISIONS))
+activations = _choice(lambda: dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
+cache_precisions = _choice(lambda: CACHE_PRECISIONS)
+caches = _choice(lambda: ("fixed", "window", "growing"))
+prefill_precisions = _choice(lambda: ("int8",))
+attentions = _choice(lambda: ("auto", *attention_names()))
+exporters = _choice(_exporters)
+quantisers = _choice(_quantisers)
+samplings = _choice(lambda: ("checkpoint",))
+speculations = _choice(lambda: ("ngram",))
 
 
 def _beginning(typed: str, names: Iterable[str]) -> list[str]:

