@@ -257,14 +257,14 @@ def opened(session: Session, resolution: Resolution) -> Placement:
             return left(NOT_CLAIMED)
         on_host = planned[placed[0]] == "0" and any(device != "0" for device in devices)
         return left() if on_host or reason else Placement("taken")
-    # Its place is taken by the nodes of its function, or by none.
+    # Its place is taken by the nodes of its function, by none, or by a compiled part.
     on_cpu = sorted({node.op_type for node in nodes if node.provider == CPU})
     if on_cpu and not on_itself:
         return left(f"of its function, {', '.join(on_cpu)} left to the CPU provider")
     if not nodes and all(node.startswith(AUXILIARY) for node in planned):
         return Placement("taken", NO_NODE_LEFT, "nothing")
     if provider.compiles and not any(not node.name or node.name.startswith(INLINED) for node in nodes):
-        return left()
+        return Placement("taken")  # in another layout, and so under another name
     return Placement("taken", AS_FUNCTION, "function")
 
 

@@ -328,6 +328,7 @@ LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op t
             UNFOLDED,
         ),
         ("openvino", {}, {"probe": "0"}, Placement("left", placement.NOT_CLAIMED)),
+        ("openvino", {}, {"P_subgraph_0": "0"}, Placement("taken")),
         ("cpu", {"probe": "cpu"}, {"probe": "0"}, Placement("taken")),
         (
             "cpu",
