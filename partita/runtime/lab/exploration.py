@@ -21,7 +21,15 @@ from partita.runtime.lab.graph import cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Answer, Lab, Turn
 from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Slot, element_in, spell_type
 from partita.runtime.lab.surroundings import Neighbourhood, holder_models
-from partita.runtime.lab.variant import Variant, fingerprint, node_variant, to_run, variant_model, with_original
+from partita.runtime.lab.variant import (
+    Variant,
+    add_detached,
+    fingerprint,
+    node_variant,
+    to_run,
+    variant_model,
+    with_original,
+)
 from partita.runtime.model_file import bodies
 from partita.runtime.provider_child import PROBE_MODEL
 from partita.runtime.tensor_types import element_of, tensor_types
@@ -376,6 +384,8 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
     found: list[Experiment] = []
     for typed in _typed_forms(operator, own):
         model = variant_model(typed.build(), auxiliary=lab.compiles)
+        if lab.compiles and len(model.graph.node) == 1:
+            model.graph.output.add(name=add_detached(model.graph))
         if (key := fingerprint(model)) not in known:
             known.add(key)
             types = _all_types(typed)

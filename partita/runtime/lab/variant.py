@@ -257,7 +257,7 @@ def _add_auxiliary(
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [AUXILIARY], name=AUXILIARY))
         return NOTHING_ADDED
     fed = any(feed.constant is None for feed in feeds)
-    apart = () if fed else (_add_detached(graph),)
+    apart = () if fed else (add_detached(graph),)
     if not signed_output or not (fed or signed_output in passed_on):
         return apart, frozenset()
     after = AUXILIARY if fed else AFTER
@@ -265,7 +265,7 @@ def _add_auxiliary(
     return (after, *apart), passed_on & {signed_output}
 
 
-def _add_detached(graph: onnx.GraphProto) -> str:
+def add_detached(graph: onnx.GraphProto) -> str:
     """Add a Neg of floats, which most providers support, with its own input; the name of its output."""
     import onnx
 
