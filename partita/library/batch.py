@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from partita.errors import GenerationError
 from partita.library.drafters import Drafting
@@ -133,7 +132,7 @@ class Batch:
         if step is None or not self._watched:
             return step
         told = tuple(self._watched[row].told() if row in self._watched else () for row in range(len(self.loop.rows)))
-        return replace(step, logprobs=told)
+        return step._replace(logprobs=told)
 
     def _begins(self) -> None:
         """A row begins: where none was running, timing begins anew."""

@@ -71,14 +71,15 @@ class Progress:
 
     def _on_step(self, step: Step) -> None:
         count = range(len(self.tickets))
+        texts, tokens, completions = self._texts, self._tokens, [ticket.completion for ticket in self.tickets]
         self.steps.append(step)
         self.ready.append(
             GenerationStep(
                 index=len(self.steps) - 1,
                 phase=step.phase,
-                texts=tuple(self._texts.get(index, "") for index in count),
-                tokens=tuple(self._tokens.get(index, ()) for index in count),
-                finish_reasons=tuple(ticket.completion.finish for ticket in self.tickets),
+                texts=tuple([texts.get(index, "") for index in count]),
+                tokens=tuple([tokens.get(index, ()) for index in count]),
+                finish_reasons=tuple([completion.finish for completion in completions]),
                 seconds=step.run_seconds,
             )
         )

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from partita.errors import PartitaError, UsageError
 from partita.library.edge import ArgumentError
@@ -47,9 +47,8 @@ class Work:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a step added to a request."""
+class Piece(NamedTuple):
+    """What a step added to a request. A tuple, because each token makes one."""
 
     text: str
     """Whole characters only, so often none."""

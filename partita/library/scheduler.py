@@ -81,6 +81,8 @@ class Scheduler(ABC):
         self._stepping = threading.RLock()
         """Held by the thread that steps, or changes rows otherwise."""
         self._closed = False
+        self._has_cancelled = False
+        """A request was cancelled since the last step."""
 
     @abstractmethod
     def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Batch:
@@ -96,7 +98,7 @@ class Scheduler(ABC):
     @property
     def running(self) -> int:
         """Requests that have a row and are not over."""
-        return sum(ticket is not None and ticket.state == "running" for ticket in self._rows)
+        return len([ticket for ticket in self._rows if ticket is not None and ticket.state == "running"])
 
     @property
     def waiting(self) -> int:
@@ -268,7 +270,9 @@ class Scheduler(ABC):
             raise GenerationError(CLOSED)
 
     def _wake(self, ticket: Ticket) -> None:
+        """A request was cancelled."""
         with self._changed:
+            self._has_cancelled = True
             self._changed.notify_all()
 
     def _has_work(self) -> bool:
@@ -299,7 +303,10 @@ class Scheduler(ABC):
 
     def _end_cancelled(self) -> int:
         """End those that were cancelled; how many."""
+        if not self._has_cancelled:
+            return 0
         with self._changed:
+            self._has_cancelled = False
             gone = [ticket for ticket in self._queue if ticket.cancelled]
             for ticket in gone:
                 self._queue.remove(ticket)
@@ -372,7 +379,8 @@ class Scheduler(ABC):
     def _pass_on(self, step: Step) -> None:
         """Give every request the tokens of its row, then its listener the piece, then observers the step."""
         pieces = list[tuple[Ticket, Piece]]()
-        self.copied_tokens += sum(step.copied)
+        if step.copied:
+            self.copied_tokens += sum(step.copied)
         stepped = [ticket for ticket in self._rows if ticket is not None and ticket.state == "running"]
         for ticket in stepped:
             try:
@@ -384,8 +392,9 @@ class Scheduler(ABC):
         try:
             tell(pieces)
         finally:
-            for on_step in dict.fromkeys(ticket.on_step for ticket in stepped if ticket.on_step is not None):
-                on_step(step)
+            for on_step in dict.fromkeys([ticket.on_step for ticket in stepped]):
+                if on_step is not None:
+                    on_step(step)
 
     def _fail(self, ticket: Ticket, error: Exception) -> Piece:
         """End a request whose tokens make no text."""

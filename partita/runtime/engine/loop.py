@@ -246,7 +246,6 @@ class Engine:
         now = time.perf_counter()
         step = Step(
             phase="prefill" if plan.reads else "decode",
-            index=self.made,
             new_tokens=max(kept),
             row_tokens=sum(kept),
             tokens=tokens,
@@ -297,7 +296,6 @@ class Engine:
         now = time.perf_counter()
         step = Step(
             "decode",
-            self.made,
             1,
             len(steady.rows),
             tuple(tokens),

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from partita.contract import PhaseName
 from partita.runtime.engine.request import Finish
 from partita.runtime.logprobs import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the generation loop: one session run, and what came of it."""
+class Step(NamedTuple):
+    """One step of the generation loop: one session run, and what came of it. A tuple, because each token makes one."""
 
     phase: PhaseName
     """prefill while any row still reads its prompt."""
-    index: int
-    """0-based, over the whole generation."""
     new_tokens: int
     """Tokens that the row with most of them took in; neither padding nor rejected draft tokens count."""
     row_tokens: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ class Both:
                 script(engine)
             except GenerationError as error:
                 raised = str(error)
-            untimed = [replace(step, run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in recorder.steps]
+            untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in recorder.steps]
             cache = runner.cache
             values = [np.array(buffer.seen()) for buffer in cache.buffers]
             return [untimed, raised, cache.facts(), [*cache.filled], cache.dirty, cache.unjudged, cache.spoiled, values]
