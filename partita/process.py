@@ -15,21 +15,25 @@ def rss_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def peak_rss_bytes() -> int:
-    """Largest resident memory of the process so far.
+def peak_rss_bytes(process: int | None = None) -> int:
+    """Largest resident memory of the process so far; None: of this one. Of another one it is known on Linux and
+    Windows; elsewhere it is the present size.
 
     On Linux from VmHWM of /proc, which starts anew with a program; ru_maxrss of getrusage(2) would begin with the peak
     of the process that started this one. Linux accounts for the peak and for the present in different places; the
     larger one wins, so that no peak is below what was seen.
     """
     if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    if sys.platform == "linux" and (peak := _high_water_mark()) is not None:
-        return max(peak, rss_bytes())
+        return int(psutil.Process(process).memory_info().peak_wset)
+    present = int(psutil.Process(process).memory_info().rss)
+    if sys.platform == "linux" and (peak := _status("VmHWM", process)) is not None:
+        return max(peak, present)
+    if process is not None:
+        return present
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return max(peak if sys.platform == "darwin" else peak * 1024, rss_bytes())
+    return max(peak if sys.platform == "darwin" else peak * 1024, present)
 
 
 def give_back() -> None:
@@ -67,15 +71,10 @@ def address_space_left() -> float:
     return max(0, limit - int(psutil.Process().memory_info().vms))
 
 
-def _high_water_mark() -> int | None:
-    """The peak of this program; None where the system does not say."""
-    return _status("VmHWM")
-
-
-def _status(wanted: str) -> int | None:
-    """A line of /proc/self/status, see proc_pid_status(5); None where there is no such line, as in some sandboxes."""
+def _status(wanted: str, process: int | None = None) -> int | None:
+    """A line of /proc/PID/status, see proc_pid_status(5); None where there is no such line, as in some sandboxes."""
     try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = Path(f"/proc/{process or 'self'}/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
     for line in lines:

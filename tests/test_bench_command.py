@@ -18,6 +18,7 @@ from partita.bench.records import Bench
 from partita.errors import GenerationError
 from partita.library import bench_rounds
 from partita.library.bench_rounds import Race
+from partita.library.remote import PROCESS
 from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds
@@ -190,8 +191,8 @@ def test_one_that_fails_in_the_middle_keeps_what_it_finished(
 
     def killed(self: Race, racer: bench_rounds.Racer, number: int) -> None:
         if number == 2 and racer.entry.name == NO_DEVICE:
-            assert racer.child is not None
-            racer.child.process.kill()
+            assert racer.engine is not None
+            psutil.Process(racer.engine.process_id).kill()
         take_turn(self, racer, number)
 
     monkeypatch.setattr(Race, "take_turn", killed)
@@ -207,7 +208,7 @@ def bench_children() -> set[int]:
     found = set()
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if bench_rounds.CHILD in child.cmdline():
+            if PROCESS in child.cmdline():
                 found.add(child.pid)
     return found
 
@@ -278,7 +279,7 @@ def test_ctrl_c_while_it_observes_keeps_every_figure(
 
     observe_one = Race.observe_one
 
-    def interrupted(self: Race, racer: bench_rounds.Racer, file: Path) -> None:
+    def interrupted(self: Race, racer: bench_rounds.Racer, file: Path | None) -> None:
         if racer.entry.name == "cpu":
             raise KeyboardInterrupt
         observe_one(self, racer, file)
@@ -296,7 +297,7 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
 ) -> None:
     from partita.cli import run
 
-    def fails(self: Race, racer: bench_rounds.Racer, file: Path) -> None:
+    def fails(self: Race, racer: bench_rounds.Racer, file: Path | None) -> None:
         raise GenerationError("no room")
 
     monkeypatch.setattr(Race, "observe_one", fails)

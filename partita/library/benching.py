@@ -15,9 +15,8 @@ from partita.bench.records import Bench
 from partita.bench.verdict import judge
 from partita.bench.words import sentences
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
-from partita.files import check_writable, temporary_directory, write_text
+from partita.files import check_writable, write_text
 from partita.library.audience import LOGGER
-from partita.library.bench_child import Task
 from partita.library.bench_entries import (
     Entry,
     check_providers,
@@ -146,37 +145,29 @@ class Plan:
 
     def measure(self, say: Say) -> Measured:
         """Run it; `say` hears what goes on. Raises KeyboardInterrupt when no turn was counted yet."""
-        work = {entry.name: _task_of(self.options, entry.subject) for entry in self.entries}
-        racers, interrupted = _race(self.options, self.entries, work, self.files, say)
+        racers, interrupted = _race(self.options, self.entries, self.files, say)
         found = _build(self.options, self.subjects, racers, self.files, self.baseline, interrupted=interrupted)
         failed = [racer for racer in racers if racer.error is not None]
         return Measured(found, _failure(failed) if failed else _unwritten(racers, self.files))
 
 
-def _task_of(options: BenchOptions, subject: Subject) -> Task:
-    """What is done with one package."""
-    folder, choice = str(subject.path.resolve()), subject.choice.to_json()
-    return Task(folder, subject.prompts, options.max_new_tokens, options.prefill_chunk, choice)
-
-
 def _race(
-    options: BenchOptions, entries: Sequence[Entry], work: Mapping[str, Task], files: dict[str, Path], say: Say
+    options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: Say
 ) -> tuple[list[Racer], bool]:
     """The rounds; and whether Ctrl-C ended them. Raises KeyboardInterrupt when it did before anything was measured."""
-    with temporary_directory() as folder:
-        contest = Race(entries, work, Path(folder), options.timeout_seconds, say)
-        try:
-            with contest:
-                contest.load()
-                contest.run(options.rounds)
-                contest.observe(files)
-        except KeyboardInterrupt:
-            if not shown_rounds([racer.lane(None) for racer in contest.racers]):
-                raise
-            for racer in contest.racers:
-                racer.why_unknown = racer.why_unknown or "interrupted before it was observed"
-            return contest.racers, True
-        return contest.racers, False
+    contest = Race(entries, options, say)
+    try:
+        with contest:
+            contest.load()
+            contest.run(options.rounds)
+            contest.observe(files)
+    except KeyboardInterrupt:
+        if not shown_rounds([racer.lane(None) for racer in contest.racers]):
+            raise
+        for racer in contest.racers:
+            racer.why_unknown = racer.why_unknown or "interrupted before it was observed"
+        return contest.racers, True
+    return contest.racers, False
 
 
 def _build(
@@ -190,6 +181,7 @@ def _build(
 ) -> Bench:
     """The record of a bench."""
     from partita.runtime.advice import package_facts
+    from partita.runtime.environment import environment
 
     lanes = [racer.lane(files.get(racer.entry.name)) for racer in racers]
     baseline = choose_baseline(lanes, asked)
@@ -213,7 +205,7 @@ def _build(
         partita_version=partita.__version__,
         verdict=sentences(verdicts, contenders),
         verdicts=verdicts,
-        environment=next((found for racer in racers if (found := racer.environment()) is not None), None),
+        environment=environment() if any(racer.load_seconds is not None for racer in racers) else None,
         package=package,
         others=tuple(others),
         prompt_tokens=len(subjects[0].prompts[0]),

@@ -81,8 +81,10 @@ class RemoteEngine:
         audience: Audience = QUIET,
         choice: Choice = AS_IT_IS,
         with_text: bool = True,
+        load_timeout: float | None = None,
     ) -> None:
-        """Start the worker and open the package there. `with_text`: the tokenizer is needed there.
+        """Start the worker and open the package there. `with_text`: the tokenizer is needed there. `load_timeout`:
+        seconds for that; None: no limit.
 
         Raises what `LocalEngine` does, and ProviderError when the worker ends, as everything here does.
         """
@@ -93,7 +95,7 @@ class RemoteEngine:
         self.copied_tokens = 0
         with_text = with_text and manifest.tokenizer != "none"
         self._task = EngineTask(folder, where.resolved(target), choice, observe, refusal_seconds, with_text)
-        self._chain = target.chain
+        self._chain, self._load_timeout = target.chain, load_timeout
         self._inbox = _Inbox(audience)
         self._with_text = False
         self._reader = reader()
@@ -120,7 +122,7 @@ class RemoteEngine:
         self._worker = Worker(PROCESS, on_event=self._inbox.take, on_lost=self._inbox.take)
         self._closing = weakref.finalize(self, self._worker.close)
         try:
-            self.opened: Opened = self._worker.call("load", self._task)
+            self.opened: Opened = self._worker.call("load", self._task, timeout=self._load_timeout)
         except BaseException as error:
             self._worker.kill()
             self._inbox.clear()
@@ -268,6 +270,15 @@ class RemoteEngine:
         """Read a prefix there and write its state to a file."""
         saved: PrefixSaved = self._call("save_prefix", request)
         return saved
+
+    @property
+    def process_id(self) -> int:
+        """Of the worker process."""
+        return self._worker.process.pid
+
+    def abort(self, how: str) -> None:
+        """Kill the worker; its requests end with an error that says that it `how`, as `was interrupted`."""
+        self._worker.kill(how)
 
     def close(self) -> None:
         """End all requests and the worker. May be called twice, and from any thread."""

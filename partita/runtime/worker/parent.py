@@ -191,11 +191,13 @@ class Worker:
                 self.process.wait(END_SECONDS)
         self.kill()
 
-    def kill(self) -> None:
-        """End the process and everything that it started, at once."""
+    def kill(self, how: str = "") -> None:
+        """End the process and everything that it started, at once. Without `how`, its error says that it was closed."""
         if os.getpid() != self._parent:
             return
-        self._give_up(self._why or WorkerLostError("was closed", closed=True))
+        self._give_up(
+            WorkerLostError(how, self.log(), late=True) if how else WorkerLostError("was closed", closed=True)
+        )
         self._temporary.cleanup()
 
     def _write(self, message: tuple[int, str, tuple[Any, ...], dict[str, Any]]) -> None:
