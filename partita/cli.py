@@ -25,7 +25,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita import extras, streams
-from partita.commands.build import OWN_PROCESS, Verb, add
+from partita.commands.build import Verb, add
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, UsageError, public_type
 from partita.options import (
     BenchCommand,
@@ -176,7 +176,7 @@ def main() -> None:
     options, rest = arguments[:end], arguments[end:]
     debug = "--debug" in options
     with ended_by_exception():
-        code = run([a for a in options if a != "--debug"] + rest, debug=debug, own_process=True)
+        code = run([a for a in options if a != "--debug"] + rest, debug=debug)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not cut short what follows
     try:
@@ -195,17 +195,12 @@ def main() -> None:
 
 def _leave(code: int) -> None:
     """End the process with this exit code."""
-    supervise = sys.modules.get("partita.commands.supervise")
-    in_child: bool = supervise is not None and supervise.in_child
     late = sys.modules.get("partita.runtime.in_time")
-    if code <= BY_SIGNAL and not in_child and not (late is not None and late.left()):
+    if code <= BY_SIGNAL and not (late is not None and late.left()):
         sys.exit(code)
-    # Some providers crash while they are unloaded (WebGPU, OpenVINO), and native code may not end. Python also ends
-    # itself with SIGINT when a KeyboardInterrupt left an exec() of text (cpython, Modules/main.c, exit_sigint).
-    if supervise is not None and in_child:
-        supervise.say_last_word()
-    else:
-        atexit._run_exitfuncs()  # temporary files go; a child's go with its folder
+    # Native code may not end. Python also ends itself with SIGINT when a KeyboardInterrupt left an exec() of text
+    # (cpython, Modules/main.c, exit_sigint).
+    atexit._run_exitfuncs()
     os._exit(code)
 
 
@@ -217,16 +212,12 @@ def _accept_all_text(stream: io.TextIOWrapper) -> None:
         stream.reconfigure(errors="replace")
 
 
-def run(arguments: list[str], *, debug: bool = False, own_process: bool = False) -> int:
-    """Run one command line without the program name and return its exit code; errors are printed, never raised.
-
-    With `own_process` nothing else is in this process, which a verb may then fork or leave to foreign code.
-    """
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Run one command line without the program name and return its exit code; errors are printed, never raised."""
     as_json = "--json" in (arguments[: arguments.index("--")] if "--" in arguments else arguments)
     terminal = sys.modules.get("partita.commands.terminal")
     if terminal is not None:  # from an earlier command line of this process
         terminal.stdout_used = False  # type: ignore[attr-defined]
-    OWN_PROCESS.set(own_process)
     try:
         with read_by("shell"):
             _check_names(arguments)

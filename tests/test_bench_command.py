@@ -22,8 +22,8 @@ from partita.library.remote import PROCESS
 from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds
+from tests.test_crashes import ABORTS, HANGS, library
 from tests.test_startup import run_and_tell
-from tests.test_supervise import ABORTS, HANGS, library
 
 QUICK = ("--rounds", "1", "--max-new-tokens", "4", "--prompt-tokens", "5")
 NO_DEVICE = "cuda,cpu"

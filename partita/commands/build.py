@@ -6,7 +6,6 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import MISSING, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,8 +24,6 @@ SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 """Bytes of each unit."""
 
 
-OWN_PROCESS: ContextVar[bool] = ContextVar("partita_own_process", default=False)
-"""The process has been started for this command alone, which may then fork it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Native code that ends the process: a finding with an exit code, on the command line as its users run it."""
+"""Native code that ends a process: one line and an exit code, on the command line as its users run it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextvars import ContextVar
 from pathlib import Path
 
 import onnx
@@ -16,8 +15,7 @@ import psutil
 import pytest
 from onnx import parser
 
-from partita.commands.supervise import ended_by, worth_it
-from partita.errors import INTERRUPTED, ProviderError
+from partita.errors import INTERRUPTED
 from partita.library.crashes import Crashed, CrashError, despite_crashes
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.resolve import parse_chain
@@ -42,42 +40,42 @@ def library(folder: Path, source: str) -> Path:
     return folder / "libit.so"
 
 
-def command(package: Path, plugin: Path, *options: object) -> list[str]:
-    words = ["generate", package, "1,2,3", "--token-ids", "--provider", "mine,cpu"]
-    words += ["--provider-library", f"mine={plugin}"]
-    return [sys.executable, "-m", "partita", *map(str, [*words, *options])]
+def command(package: Path, plugin: Path, verb: str = "generate") -> list[str]:
+    """A verb on a chain that begins with the plugin."""
+    prompt = ["1,2,3", "--token-ids"] if verb == "generate" else []
+    chain = ["--provider", "mine,cpu", "--provider-library", f"mine={plugin}"]
+    return [sys.executable, "-m", "partita", verb, str(package), *prompt, *chain]
+
+
+def told(words: list[str], temporary: Path) -> tuple[int, str]:
+    """Exit code and the error line of a command, which prints nothing else and leaves no temporary file."""
+    temporary.mkdir()
+    environment = {**child_environment(), "TMPDIR": str(temporary)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert [path.name for path in temporary.iterdir() if path.name.startswith("partita")] == []
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("partita: ")]
+    return done.returncode, line
 
 
 LEAVES = "#include <stdlib.h>\n__attribute__((constructor)) static void bye(void) { exit(0); }\n"
 KILLS = "#include <signal.h>\n__attribute__((constructor)) static void die(void) { raise(SIGKILL); }\n"
 
 
-@pytest.mark.parametrize(("source", "code", "words"), [(LEAVES, 3, "with exit code 0"), (KILLS, 1, "SIGKILL")])
-def test_no_other_end_of_native_code_passes_for_success(
-    package: Path, tmp_path: Path, source: str, code: int, words: str
+@pytest.mark.parametrize(
+    ("verb", "source", "code", "words"),
+    [
+        ("generate", ABORTS, 3, "mine: initialisation_failed: native code ended the run: it was killed by SIGABRT"),
+        ("generate", LEAVES, 3, "mine: initialisation_failed: native code ended the run: it ended with exit code 0"),
+        ("verify", FAULTS, 3, "mine: initialisation_failed: native code ended the run: it was killed by SIGSEGV"),
+        ("verify", KILLS, 1, "the run was killed (SIGKILL), probably out of memory"),
+    ],
+)
+def test_a_crash_is_one_line_and_an_exit_code(
+    package: Path, tmp_path: Path, verb: str, source: str, code: int, words: str
 ) -> None:
-    temporary = tmp_path / "temp"
-    temporary.mkdir()
-    done = subprocess.run(
-        command(package, library(tmp_path, source)),
-        capture_output=True,
-        text=True,
-        env={**child_environment(), "TMPDIR": str(temporary)},
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
-    assert [path.name for path in temporary.iterdir() if path.name.startswith("partita")] == []
-
-
-@pytest.mark.parametrize(("source", "name"), [(ABORTS, "SIGABRT"), (FAULTS, "SIGSEGV")])
-def test_a_native_crash_is_one_line_and_exit_code_3(package: Path, tmp_path: Path, source: str, name: str) -> None:
-    words = command(package, library(tmp_path, source))
-    done = subprocess.run(words, capture_output=True, text=True, env=child_environment(), check=False)
-    assert (done.returncode, done.stdout) == (3, "")
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("partita: ")]
-    assert f"mine: initialisation_failed: native code ended the run with {name}" in line
-    assert "Traceback" not in done.stderr
+    found = told(command(package, library(tmp_path, source), verb), tmp_path / "temporary")
+    assert found[0] == code and words in found[1]
 
 
 @pytest.mark.parametrize("how", ["command line", "library"])
@@ -149,81 +147,32 @@ def test_a_process_that_always_crashes_is_an_error_after_all() -> None:
         despite_crashes(parse_chain("qnn,cpu"), place)
 
 
-def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("verb", ["generate", "place"])
+def test_a_signal_to_the_command_ends_its_worker_too(
+    package: Path, tmp_path: Path, verb: str, number: signal.Signals
+) -> None:
     """Only the process that the user started gets the signal; nothing may be left running."""
     running = subprocess.Popen(
-        command(package, library(tmp_path, HANGS)),
+        command(package, library(tmp_path, HANGS), verb),
         stderr=subprocess.PIPE,
         text=True,
         env=child_environment(),
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     child = psutil.Process(running.pid)
     for _ in range(600):
         time.sleep(0.2)
         if grandchildren := child.children():
             break
-    assert grandchildren, "the run was not supervised"
+    assert grandchildren, "it ran in the process of the command"
     time.sleep(1)
-    running.terminate()
+    running.send_signal(number)
+    if verb == "place" and number == signal.SIGINT:  # the first asks it to report what there is
+        time.sleep(1)
+        running.send_signal(number)
     _, err = running.communicate(timeout=120)
-    assert running.returncode == 128 + signal.SIGTERM
+    assert running.returncode == (INTERRUPTED if number == signal.SIGINT else 128 + number)
     assert "Traceback" not in err
     assert psutil.wait_procs(grandchildren, timeout=60)[1] == []
-
-
-GOES_ON = """
-import os, signal, sys, time
-from partita.commands import supervise
-from partita.commands.build import OWN_PROCESS
-from partita.library.chain import ChainOptions, read_chain_options
-from partita.library.crashes import CrashError
-
-def talk():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends the answer alone
-    os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(float(sys.argv[1]))
-    os.kill(os.getpid(), signal.SIGABRT)
-
-supervise.END_SECONDS = 4.0
-try:
-    OWN_PROCESS.set(True)
-    target = read_chain_options(ChainOptions(provider="cuda,cpu"))
-    sys.exit(supervise.supervised(talk, target, goes_on=sys.argv[2] == "True"))
-except CrashError as error:
-    sys.exit(str(error))
-"""
-
-
-@pytest.mark.parametrize(
-    ("seconds", "goes_on", "code", "words"),
-    [(0, True, INTERRUPTED, ""), (6, True, 1, "SIGABRT"), (0, False, INTERRUPTED, "")],
-    ids=["at once", "later", "no conversation"],
-)
-def test_a_crash_is_taken_for_the_end_that_ctrl_c_asked_for_in_a_conversation_only_soon_after_it(
-    seconds: int, goes_on: bool, code: int, words: str
-) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", GOES_ON, str(seconds), str(goes_on)],
-        capture_output=True,
-        text=True,
-        env=child_environment(),
-        check=False,
-    )
-    assert done.returncode == code and words in done.stderr, done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_signals_that_are_no_crash() -> None:
-    assert ended_by(signal.SIGINT, ()) == INTERRUPTED
-    assert ended_by(signal.SIGTERM, ()) == 128 + signal.SIGTERM
-    with pytest.raises(ProviderError, match="SIGBUS"):
-        ended_by(signal.SIGBUS, ())
-
-
-def test_a_process_that_is_not_ours_is_never_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from partita.library.chain import ChainOptions, read_chain_options
-
-    for own, chain, forked in ((False, "cuda,cpu", False), (True, "cuda,cpu", True), (True, "cpu", False)):
-        monkeypatch.setattr("partita.commands.supervise.OWN_PROCESS", ContextVar("own", default=own))
-        assert worth_it(read_chain_options(ChainOptions(provider=chain))) is forked
