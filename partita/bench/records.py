@@ -17,13 +17,13 @@ class Turn(Record):
     round: int
     """0 is the warm-up, which no figure covers."""
     prefill_ms: tuple[float, ...]
-    """One per session run, with the host work around it."""
+    """One per session run: until the step reached the program, from the step before or from the call."""
     prefill_tokens: int
     """Over all rows."""
     decode_ms: tuple[float, ...]
     decode_tokens: int
     decode_outside_ms: float
-    """Part of `decode_ms` that was spent outside the session runs: feeding and sampling."""
+    """Part of `decode_ms` that was spent outside the session runs: feeding, sampling, text, and the way to the program."""
     first_token_ms: float | None
     tokens: tuple[tuple[int, ...], ...]
     """New tokens of each row."""
