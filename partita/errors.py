@@ -36,7 +36,7 @@ class PartitaError(Exception):
 
     `said`: what is wrong. `where`: the file or folder it is about, which begins the message. `remedy`: what to do about
     it, which ends the message; None where the message says so itself, or nothing helps. `problem`: the message without
-    the remedy. What a class has beside the first it takes by name and keeps under that name: see `library.crossing`.
+    the remedy.
     """
 
     exit_code: int = 1

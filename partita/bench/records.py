@@ -23,7 +23,7 @@ class Turn(Record):
     decode_ms: tuple[float, ...]
     decode_tokens: int
     decode_outside_ms: float
-    """Part of `decode_ms` that was spent outside the session runs: feeding, sampling, text, and the way to the program."""
+    """Part of `decode_ms` outside the session runs: feeding, sampling, text, and the transfer to the program."""
     first_token_ms: float | None
     tokens: tuple[tuple[int, ...], ...]
     """New tokens of each row."""

@@ -24,8 +24,6 @@ SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mi
 """Bytes of each unit."""
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Verb:
     """A command: its options, and the function that runs it."""

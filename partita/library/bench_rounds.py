@@ -17,12 +17,12 @@ from partita.bench.contenders import Lane
 from partita.bench.records import Turn
 from partita.errors import PartitaError
 from partita.library.bench_entries import Entry
-from partita.library.bench_options import BenchOptions
 from partita.library.chain import read_chain_options
 from partita.library.engine import ReportRequest
 from partita.library.model import Model
 from partita.library.notes import not_used
 from partita.library.remote import RemoteEngine
+from partita.options import BenchOptions
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
 from partita.process import peak_rss_bytes

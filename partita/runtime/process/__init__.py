@@ -1,1 +1,0 @@
-"""Child processes that may crash or hang, and what becomes of them."""
