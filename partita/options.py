@@ -242,8 +242,8 @@ def group(options: Any, cls: type[T]) -> T:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen, and how many. None: not given, which is greedy, or as the checkpoint suggests."""
+class SamplingValues:
+    """How the next token is chosen, and how many."""
 
     temperature: Annotated[
         float | None,
@@ -305,6 +305,22 @@ class Sampling:
             range=TOKENS,
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        """Numbers of other libraries become Python's own."""
+        for name, value in self.figures().items():
+            if hasattr(value, "ndim") or not isinstance(value, (int, float, NoneType)):
+                object.__setattr__(self, name, _number(value))
+
+    def figures(self) -> dict[str, Any]:
+        """The options as a dict."""
+        return {each.name: getattr(self, each.name) for each in described(SamplingValues)}
+
+
+@dataclass(frozen=True)
+class Sampling(SamplingValues):
+    """The sampling of a request. None: not given, which is greedy, or as the checkpoint suggests."""
+
     source: Annotated[
         str | None,
         Option(
@@ -316,16 +332,6 @@ class Sampling:
             argument="sampling",
         ),
     ] = None
-
-    def __post_init__(self) -> None:
-        """Numbers of other libraries become Python's own."""
-        for name, value in self.figures().items():
-            if hasattr(value, "ndim") or not isinstance(value, (int, float, NoneType)):
-                object.__setattr__(self, name, _number(value))
-
-    def figures(self) -> dict[str, Any]:
-        """The options as a dict, without `source`."""
-        return {each.name: getattr(self, each.name) for each in described(Sampling) if each.name != "source"}
 
     def over(self, other: Self) -> Self:
         """This one, with the values of `other` where it has none."""
@@ -342,7 +348,7 @@ def _number(value: Any) -> Any:
 
 def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
     """Name and description of every option that decides which token comes next."""
-    return ((each.name, each.option) for each in described(Sampling) if isinstance(each.option, SamplingOption))
+    return ((each.name, each.option) for each in described(SamplingValues) if isinstance(each.option, SamplingOption))
 
 
 GREEDY = Sampling(**{name: option.off for name, option in sampling_options()})  # type: ignore[arg-type]
@@ -636,6 +642,7 @@ class SupportOptions:
             "wrote.",
             metavar="OP|MODEL",
             positional=True,
+            text="list",
         ),
     ] = field(default=None, kw_only=False)
     provider: Annotated[
@@ -1115,6 +1122,71 @@ class SpeculationOptions:
         PathText | None,
         Option("Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"),
     ] = None
+
+
+Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""A text, token ids, or a list of either. Arrays of token ids will do."""
+Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
+Conversations: TypeAlias = Messages | Sequence[Messages]
+"""A user's message, messages, or a list of either."""
+Samplings: TypeAlias = Sampling | Sequence[Sampling] | Literal["checkpoint"]
+TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
+AdapterNames: TypeAlias = str | Sequence[str | None]
+"""The name of an adapter for all prompts, or one for each; None: without."""
+
+
+@dataclass(frozen=True)
+class PromptArgument:
+    """The prompt of a request: a text, or token ids, also as an array."""
+
+    prompt: str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class PromptsArgument:
+    """The prompts of a generation."""
+
+    prompts: Prompts
+
+
+@dataclass(frozen=True)
+class MessagesArgument:
+    """The messages of a chat."""
+
+    messages: Conversations
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(SamplingValues, PromptArgument):
+    """The arguments of `partita.request`."""
+
+    sampling: Sampling | Literal["checkpoint"] | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: TokenIds | None = None
+    logprobs: int | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(SpeculationOptions, SamplingValues):
+    """What `Model.generate` and `Model.chat` have in common."""
+
+    sampling: Samplings | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: TokenIds | None = None
+    prefill_chunk: PrefillChunk = None
+    adapter: AdapterNames | None = None
+    prefix: PathText | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(GenerationOptions, PromptsArgument):
+    """The arguments of `Model.generate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(GenerationOptions, MessagesArgument):
+    """The arguments of `Model.chat`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,3 +140,18 @@ def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(
     assert "(see partita export --help)" in fails(capsys, "export", "a")
     assert "(see partita verify --help)" in fails(capsys, "verify", "x", "--threads", "many")
     assert "(see partita place --help)" in fails(capsys, "place", "x", "--zzzzzz")
+
+
+def test_several_values_are_a_list(monkeypatch):
+    found = {}
+    for module in ("support", "bench", "generate"):
+        monkeypatch.setattr(f"partita.commands.{module}.run", lambda options: found.update({type(options): options}))
+    monkeypatch.setattr("partita.commands.build.check_early", lambda options: None)
+    assert run(["support", "Cast", "com.microsoft:MatMulNBits", "--provider", "cpu"]) == 0
+    assert run(["bench", "package", "--providers", "webgpu", "cpu", "--against", "a", "--against", "b"]) == 0
+    assert run(["generate", "package", "one", "-p", "two", "--pin", "cpu:a", "--provider-option", "cpu.x=1"]) == 0
+    support, bench, generate = found.values()
+    assert support.operators == ["Cast", "com.microsoft:MatMulNBits"]
+    assert (bench.chains, bench.more, bench.against) == (["webgpu"], ("cpu",), (Path("a"), Path("b")))
+    assert (generate.prompts, generate.more_prompts, generate.pins) == (("one",), ("two",), ("cpu:a",))
+    assert generate.provider_options == {"cpu": {"x": "1"}}

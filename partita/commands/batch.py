@@ -19,7 +19,7 @@ from rich.progress import Progress as Bars
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, open_model, say_notes, write_report
 from partita.commands.outputs import Sink
-from partita.commands.results import BatchResult, ClusterResult, SamplingOptions, chain_links
+from partita.commands.results import BatchResult, ClusterResult, chain_links
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.library.batches.journal import kept_words
@@ -33,6 +33,7 @@ from partita.library.generation import sampling_options
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
+from partita.options import SamplingValues
 from partita.package import Manifest
 from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import read_said
@@ -127,7 +128,7 @@ def run_batch(
                         package=str(options.package),
                         chain=chain_links(model.chain),
                         chain_source=target.source,
-                        options=SamplingOptions(**{**options.sampling.figures(), "seed": filed.seed}),
+                        options=SamplingValues(**{**options.sampling.figures(), "seed": filed.seed}),
                         adapter=options.adapter,
                         threads=options.where.threads,
                         load_seconds=model.load_seconds,

@@ -20,7 +20,6 @@ from partita.commands.results import (
     GeneratedRow,
     GenerateResult,
     GenerationTimings,
-    SamplingOptions,
     chain_links,
     fact_of,
 )
@@ -36,7 +35,7 @@ from partita.library.notes import chunk_ignored, idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.run_report import limits_error
 from partita.observations.text_format import percent
-from partita.options import PlaceOptions
+from partita.options import PlaceOptions, SamplingValues
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
@@ -256,7 +255,7 @@ def _as_record(
         package=str(options.package),
         chain=chain_links(model.chain),
         chain_source=target.source,
-        options=SamplingOptions(**options.sampling.figures()),
+        options=SamplingValues(**options.sampling.figures()),
         adapter=options.adapter,
         prefill_chunk_tokens=generation.chunk.tokens,
         threads=options.where.threads,

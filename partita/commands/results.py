@@ -22,6 +22,7 @@ from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.batches.cluster import WorkerFact
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
+from partita.options import SamplingValues
 from partita.package import Manifest
 from partita.package_records import Quality
 from partita.partition_reports.speculation import Speculation
@@ -117,24 +118,6 @@ def chain_links(chain: Sequence[ChainEntry]) -> tuple[ChainLink, ...]:
     return tuple(ChainLink(provider=entry.provider, status=entry.status, reason=entry.reason) for entry in chain)
 
 
-class SamplingOptions(Record):
-    """How tokens were chosen; with these and the same package the run can be repeated."""
-
-    temperature: float
-    """0: the likeliest token."""
-    top_k: int
-    """0: off."""
-    top_p: float
-    """1: off."""
-    min_p: float
-    """0: off."""
-    repetition_penalty: float
-    """1: off."""
-    seed: int | None
-    """Drawn when none was given; null when nothing was drawn by it."""
-    max_new_tokens: int
-
-
 class GeneratedRow(Record):
     """The answer to one prompt."""
 
@@ -168,7 +151,7 @@ class BatchResult(Record):
     package: str
     chain: tuple[ChainLink, ...]
     chain_source: str
-    options: SamplingOptions
+    options: SamplingValues
     """Of rows that do not say otherwise; a row that draws has a seed of its own, made of this one and its place."""
     adapter: str | None = None
     threads: int | None
@@ -223,7 +206,7 @@ class GenerateResult(Record):
     package: str
     chain: tuple[ChainLink, ...]
     chain_source: str
-    options: SamplingOptions
+    options: SamplingValues
     adapter: str | None = None
     """The adapter of the package that was used; null: none."""
     prefill_chunk_tokens: int

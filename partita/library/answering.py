@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from partita.files import claim
-from partita.library.asking import TokenIds, options, stops
+from partita.library.asking import options, stops
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowDefaults, check_defaults
 from partita.library.batches.running import FileAnswers, Progress, answer_file, answers, check_files
@@ -17,6 +17,7 @@ from partita.library.contents import contents_hash
 from partita.library.edge import public, theirs
 from partita.library.model import Model
 from partita.library.sampling import SEED_BITS, Sampling
+from partita.options import TokenIds
 
 
 @public

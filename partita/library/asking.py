@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from partita.errors import UsageError
 from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed_for
 from partita.observations.text_format import plural
-from partita.options import MAX_SEED
+from partita.options import MAX_SEED, AdapterNames, TokenIds
 from partita.runtime.stop_strings import check_stops
 from partita.runtime.text import stop_token_ids
 
-Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-"""A text, token ids, or one of them for each row of the batch. Arrays of token ids will do."""
-Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
-Conversations: TypeAlias = Messages | Sequence[Messages]
-"""A user's message, messages, or one of them for each row of the batch."""
-Samplings: TypeAlias = Sampling | Sequence[Sampling] | Literal["checkpoint"]
-TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
-AdapterNames: TypeAlias = str | Sequence[str | None]
-"""The name of an adapter for all prompts, or one for each; None: without."""
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of parts of a message that are text, as OpenAI's clients write them, and the field that has it."""
 BETWEEN_PARTS = "\n"

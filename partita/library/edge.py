@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
@@ -22,6 +22,7 @@ from partita.spelling import read_by
 P = ParamSpec("P")
 T = TypeVar("T")
 Options = TypeVar("Options")
+Owner = TypeVar("Owner")
 
 
 class ArgumentError(UsageError, ValueError, TypeError):
@@ -116,6 +117,25 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], T]], C
             return function(checked(options(*args, **kwargs)))
 
         call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def method_takes(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Owner, Options], T]], Callable[Concatenate[Owner, P], T]]:
+    """The same for a method, and for a function with another argument before those of the options."""
+
+    def decorate(function: Callable[[Owner, Options], T]) -> Callable[Concatenate[Owner, P], T]:
+        @public
+        @functools.wraps(function)
+        def call(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return function(owner, checked(options(*args, **kwargs)))
+
+        first = next(iter(inspect.signature(function).parameters.values()))
+        fields = inspect.signature(options).parameters.values()
+        call.__signature__ = inspect.Signature([first, *fields])  # type: ignore[attr-defined]
         return call
 
     return decorate

@@ -12,11 +12,6 @@ from typing import NoReturn, Self
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import claim
 from partita.library.asking import (
-    AdapterNames,
-    Conversations,
-    Prompts,
-    Samplings,
-    TokenIds,
     adapters_of,
     conversations,
     options,
@@ -25,7 +20,7 @@ from partita.library.asking import (
     stops,
 )
 from partita.library.audience import LOGGER
-from partita.library.edge import ArgumentError, public
+from partita.library.edge import ArgumentError, method_takes, public
 from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
 from partita.library.generation import Generation, Progress, sampling_options
 from partita.library.notes import chunk_ignored
@@ -35,7 +30,15 @@ from partita.library.requests import Work, check_work
 from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
-from partita.options import BenchOptions, PlaceOptions, check_value
+from partita.options import (
+    BenchOptions,
+    ChatOptions,
+    GenerateOptions,
+    GenerationOptions,
+    PlaceOptions,
+    Prompts,
+    check_value,
+)
 from partita.package_records import Verification
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.engine.checks import BEGIN_WITH_ONE
@@ -128,27 +131,8 @@ class Model:
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
-    @public
-    def generate(
-        self,
-        prompts: Prompts,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        seed: int | None = None,
-        sampling: Samplings | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: TokenIds | None = None,
-        prefill_chunk: int | None = None,
-        adapter: AdapterNames | None = None,
-        prefix: str | os.PathLike[str] | None = None,
-        speculate: str | None = None,
-        draft: str | os.PathLike[str] | None = None,
-    ) -> Generation:
+    @method_takes(GenerateOptions)
+    def generate(self, options: GenerateOptions) -> Generation:
         """Generate after one prompt or several, at most `batch_size` at once: an iterator of steps.
 
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all prompts or
@@ -161,45 +145,20 @@ class Model:
         prompts go on with. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError
         without the tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
         """
-        asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
-        text, ids = self._encode(prompts, None if prefix is None else read_said(Path(prefix)))
-        guessing = self._speculation(speculate, draft)
-        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix, guessing)
+        text, ids = self._encode(options.prompts, None if options.prefix is None else read_said(Path(options.prefix)))
+        return self._begin(text, ids, options)
 
-    @public
-    def chat(
-        self,
-        messages: Conversations,
-        *,
-        max_new_tokens: int | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        seed: int | None = None,
-        sampling: Samplings | None = None,
-        stop: str | Sequence[str] = (),
-        stop_token_ids: TokenIds | None = None,
-        prefill_chunk: int | None = None,
-        adapter: AdapterNames | None = None,
-        prefix: str | os.PathLike[str] | None = None,
-        speculate: str | None = None,
-        draft: str | os.PathLike[str] | None = None,
-    ) -> Generation:
+    @method_takes(ChatOptions)
+    def chat(self, options: ChatOptions) -> Generation:
         """Generate the assistant's next message: as `generate`, with the package's chat template.
 
         `messages`: dicts of role and content, both texts; a text alone is the user's message. A list of such lists is a
         conversation for each. `prefix`: a file of `save_prefix`, with which the conversations begin; the messages
         have its text all the same. Raises ArgumentError for what is no message, or without a chat template.
         """
-        asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         tokenizer = self._tokenizer()
-        ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
-        guessing = self._speculation(speculate, draft)
-        return self._begin(
-            tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter, prefix, guessing
-        )
+        ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(options.messages)]
+        return self._begin(tokenizer, ids, options)
 
     @property
     def tokenizer(self) -> Text | None:
@@ -383,32 +342,22 @@ class Model:
                 ids.append(ids_after(said, row))
         return tokenizer, ids
 
-    def _begin(
-        self,
-        tokenizer: Text | None,
-        ids: Sequence[tuple[int, ...]],
-        asked: Sampling,
-        sampling: Samplings | None,
-        stop: str | Sequence[str],
-        stop_ids: TokenIds | None,
-        prefill_chunk: int | None,
-        adapter: AdapterNames | None,
-        prefix: str | os.PathLike[str] | None,
-        speculation: Speculation,
-    ) -> Generation:
+    def _begin(self, tokenizer: Text | None, ids: Sequence[tuple[int, ...]], given: GenerationOptions) -> Generation:
         engine = self._open()
-        check_value(BenchOptions, "prefill_chunk", prefill_chunk)
-        adapters = adapters_of(adapter, len(ids))
+        speculation = self._speculation(given.speculate, given.draft)
+        adapters = adapters_of(given.adapter, len(ids))
         for name in set(adapters):
             check_adapter(self.folder, self.manifest, name)
         common = adapters[0] if len(set(adapters)) == 1 else None
-        if prefix is not None and len(set(adapters)) > 1:
+        if given.prefix is not None and len(set(adapters)) > 1:
             raise UsageError(
                 "prefix: it was read with one adapter, or none, and the prompts have several; give them all the same"
             )
         has_text = tokenizer is not None
-        texts, tokens = stops(self.folder, stop, stop_ids, vocab_size=self.vocab_size, has_text=has_text)
-        samplings = options(asked, sampling, len(ids), self.folder)
+        texts, tokens = stops(
+            self.folder, given.stop, given.stop_token_ids, vocab_size=self.vocab_size, has_text=has_text
+        )
+        samplings = options(Sampling(**given.figures()), given.sampling, len(ids), self.folder)
         works = [
             Work(prompt, one, texts, tuple(sorted(tokens)), adapter=None if common == name else name)
             for prompt, one, name in zip(ids, seeded(samplings, len(ids)), adapters, strict=True)
@@ -421,13 +370,13 @@ class Model:
             engine.use_text(tokenizer)
         with self._beginning:
             chunk = engine.open(
-                BatchOptions(prefill_chunk, common, speculation, _absolute(prefix)),
+                BatchOptions(given.prefill_chunk, common, speculation, _absolute(given.prefix)),
                 longest=max(map(len, ids)),
                 takes_turns=len(works) > engine.slots,
             )
             generation = Generation(engine, works, chunk, samplings=samplings, speculation=speculation)
             self._last = generation.progress
-        for line in filter(None, (placeholder_note(self.folder, ids), *chunk_ignored(prefill_chunk, chunk))):
+        for line in filter(None, (placeholder_note(self.folder, ids), *chunk_ignored(given.prefill_chunk, chunk))):
             LOGGER.warning(line)
         return generation
 

@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 from partita.errors import GenerationError, UsageError
-from partita.library.asking import TokenIds, options, prompt_rows, stops
-from partita.library.edge import public
+from partita.library.asking import options, prompt_rows, stops
+from partita.library.edge import method_takes
 from partita.library.model import Model
 from partita.library.requests import Work
-from partita.library.sampling import Sampling
-
-Prompt: TypeAlias = str | Sequence[int]
-"""A text, or token ids, also as an array."""
+from partita.options import RequestOptions, Sampling
 
 
-@public
-def request(
-    model: Model,
-    prompt: Prompt,
-    *,
-    max_new_tokens: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    seed: int | None = None,
-    sampling: Sampling | Literal["checkpoint"] | None = None,
-    stop: str | Sequence[str] = (),
-    stop_token_ids: TokenIds | None = None,
-    logprobs: int | None = None,
-    adapter: str | None = None,
-) -> Work:
+@method_takes(RequestOptions)
+def request(model: Model, given: RequestOptions) -> Work:
     """What one request asks for, to be given to `submit` of `model.scheduler()`. Nothing is run.
 
     The arguments are those of `Model.generate`, for one prompt. `logprobs`: pieces tell how likely each new token was,
     with so many of the likeliest; `adapter`: None for that of the scheduler. Raises ArgumentError, GenerationError for
     an empty prompt, PackageError without the tokenizer that a text needs.
     """
-    asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
-    full = options(asked, sampling, 1, model.folder)[0]
+    full = options(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
     has_text = model.tokenizer is not None
-    texts, ids = stops(model.folder, stop, stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
-    return Work(_encoded(model, prompt), full, texts, tuple(sorted(ids)), logprobs, adapter)
+    texts, ids = stops(model.folder, given.stop, given.stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
+    prompt = _encoded(model, given.prompt)
+    return Work(prompt, full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)
 
 
 def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
