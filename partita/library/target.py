@@ -201,7 +201,7 @@ def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None)
     """A function that asks the provider about a graph."""
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
-        from partita.runtime.lab.acceptance import ask as put
+        from partita.runtime.lab.tables import ask as put
 
         with _lab(resolution, environment) as lab:
             told = put(model, sizes, lab)
@@ -214,7 +214,7 @@ def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None)
     """A function that asks the provider about nodes, each in a model of its own."""
 
     def takes(questions: Sequence[Question]) -> list[bool]:
-        from partita.runtime.lab.acceptance import takes_each
+        from partita.runtime.lab.tables import takes_each
 
         with _lab(resolution, environment) as lab:
             return takes_each(questions, lab)

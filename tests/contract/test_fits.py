@@ -46,7 +46,7 @@ from pathlib import Path
 import onnx
 from partita.providers.resolve import parse_chain, resolve_one
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.lab.acceptance import ask
+from partita.runtime.lab.tables import ask
 from partita.runtime.lab.laboratory import cache_for
 from partita.runtime.lab.laboratory import Lab
 from partita.runtime.provider_check import check

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from partita.diagnosis.precedence import shown_by
@@ -17,15 +17,9 @@ from partita.diagnosis.records import Skipped
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.diagnosis.why import nodes_to_probe, why
 from partita.errors import ProviderError
-from partita.observations.facts import (
-    FAILED,
-    NodeProbe,
-    RejectedPart,
-    RunFacts,
-    SessionFacts,
-)
+from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts
 from partita.observations.names import CPU, UNKNOWN
-from partita.observations.records import ChainEntry, Memory, Probing, remedy_of
+from partita.observations.records import ChainEntry, Probing, remedy_of
 from partita.observations.text_format import name_some, plural
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy, any_of
@@ -46,6 +40,7 @@ if TYPE_CHECKING:
     import onnx
 
 Sizes = Mapping[str, tuple[int, ...]]
+Sessions = tuple[SessionFacts, ...]
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
 FIX = Remedy("fix the sizes of the model's inputs")
@@ -79,44 +74,53 @@ def probe_run(
     sizes: Mapping[str, Sizes],
     seconds: float,
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
-    """The facts with what experiments tell, and the chain: a provider that failed over this graph has another reason.
+    """The facts with the results of experiments, and the chain: a provider that failed over this graph has another
+    reason.
 
     `models` and `sizes` (of graph inputs) go by file name. `seconds`: the budget; 0: no experiments.
     """
-    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
+    sessions, resolutions, probing = _probe_sessions(facts.sessions, resolutions, models, sizes, seconds)
+    if probing is None:
         return facts, resolutions
+    notes = (*facts.notes, *notes_on_gaps(sessions))
+    return replace(facts, sessions=sessions, probing=probing, notes=notes), resolutions
+
+
+def _probe_sessions(
+    sessions: Sessions,
+    resolutions: tuple[Resolution, ...],
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Sizes],
+    seconds: float,
+) -> tuple[Sessions, tuple[Resolution, ...], Probing | None]:
+    """The same for the sessions of a run; None where no experiments were made."""
+    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
+        return sessions, resolutions, None
     began = time.monotonic()
     entries = tuple(map(chain_entry, resolutions))
-    experiments = cached = crashes = 0
+    labs: list[Lab] = []
     for number, asked in enumerate(resolutions):
         if asked.provider.ort_name == CPU or (asked.status != "active" and asked.reason not in AT_FAULT):
             continue
         with Lab(replace(asked, status="active"), cache_for(asked), began + seconds) as lab:
+            labs.append(lab)
             if asked.status == "active":
-                facts = _probe_nodes(facts, entries, entries[number], models, sizes, lab)
+                sessions = _probe_nodes(sessions, entries, entries[number], models, sizes, lab)
             else:
-                facts, asked = _bisect_run(facts, asked, models, sizes, lab)
+                sessions, asked = _bisect(sessions, asked, models, sizes, lab)
                 resolutions = (*resolutions[:number], asked, *resolutions[number + 1 :])
-        experiments, cached, crashes = experiments + lab.experiments, cached + lab.cached, crashes + lab.crashes
-    probed = any(known.probes for session in facts.sessions for known in session.providers.values())
-    if not experiments and not cached and not probed:
-        return facts, resolutions
-    took = Probing(
+    probes = [known.probes for session in sessions for known in session.providers.values() if known.probes]
+    if not probes and not any(lab.experiments or lab.cached for lab in labs):
+        return sessions, resolutions, None
+    probing = Probing(
         seconds=time.monotonic() - began,
         budget_seconds=seconds,
-        experiments=experiments,
-        cached=cached,
-        crashes=crashes,
-        unprobed=tuple(
-            dict.fromkeys(
-                name
-                for session in facts.sessions
-                for known in session.providers.values()
-                for name in unprobed_nodes(known.probes)
-            )
-        ),
+        experiments=sum(lab.experiments for lab in labs),
+        cached=sum(lab.cached for lab in labs),
+        crashes=sum(lab.crashes for lab in labs),
+        unprobed=tuple(dict.fromkeys(name for each in probes for name in unprobed_nodes(each))),
     )
-    return replace(facts, probing=took, notes=(*facts.notes, *notes_on_gaps(facts.sessions))), resolutions
+    return sessions, resolutions, probing
 
 
 def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
@@ -135,68 +139,39 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
     """The refusal with what experiments tell: why each node would not go, or over which part the provider fails."""
     facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
-    run = RunFacts(
-        sessions=(facts,),
-        states=(),
-        steps=(),
-        memory=Memory(
-            weight_bytes=0,
-            cache_bytes=0,
-            rss_before_load_bytes=None,
-            rss_after_load_bytes=None,
-            peak_rss_bytes=None,
-        ),
-        tokenizer_load_seconds=0.0,
-        first_token_seconds=None,
-        prompt_tokens=0,
-        new_tokens=0,
-        finish_reason=None,
-    )
-    probed, chain = probe_run(run, error.chain, {facts.file: model}, {facts.file: sizes}, seconds)
-    (session,) = probed.sessions
+    models, shapes = {facts.file: model}, {facts.file: sizes}
+    (session,), chain, _ = _probe_sessions((facts,), error.chain, models, shapes, seconds)
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
-    answers = [_answer_of(session, was, now) for was, now in zip(error.chain, chain, strict=True)]
-    return _refused(error, answers) if any(answer.news for answer in answers) else error
+    changed = [
+        now.reason != was.reason or session.of(now.provider.ort_name).rejected is not None
+        for was, now in zip(error.chain, chain, strict=True)
+    ]
+    return _refused(error, session, chain, changed) if any(changed) else error
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """What is to be said of a provider that none of a graph runs on."""
+def _refused(
+    error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
+) -> ProviderError:
+    """The refusal provider by provider, after experiments. `changed`: of which providers they told something.
 
-    name: str
-    entry: ChainEntry
-    code: str
-    """Of the part that it rejects, where experiments found one, else of the provider."""
-    evidence: str
-    news: bool
-    """Experiments told something."""
-
-
-def _answer_of(session: SessionFacts, was: Resolution, now: Resolution) -> Refusal:
-    """What came of one provider of the chain, before and after the experiments."""
-    entry = chain_entry(now)
-    if session.of(entry.provider).rejected is None:
-        return Refusal(
-            now.provider.name, entry, entry.reason or "", entry.evidence or "", news=entry.reason != was.reason
-        )
-    told = _explained(session, entry)
-    return Refusal(now.provider.name, entry, told.reason, told.evidence, news=True)
-
-
-def _refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
-    """The refusal in other words, provider by provider. How a package can be made anew, for the first one of which
-    experiments told something and for which that helps, takes the place of its general remedy.
+    How a package can be exported anew, for the first provider for which that helps, takes the place of its remedy.
     """
+    told: list[str] = []
     helps: list[Remedy | None] = []
     anew = None
-    for answer in answers:
+    for resolution, news in zip(chain, changed, strict=True):
+        entry = chain_entry(resolution)
+        code, evidence = entry.reason or "", entry.evidence or ""
+        if session.of(entry.provider).rejected is not None:
+            shown = _explained(session, entry)
+            code, evidence = shown.reason, shown.evidence
         found = None
-        if anew is None and answer.news:
-            anew = found = export_anew(error.path, (answer.code, answer.entry.reason or ""), answer.entry.provider)
-        helps.append(found or remedy_of(answer.entry.remedies))
-    told = "; ".join(f"{answer.name}: {answer.entry.reason}: {answer.evidence}" for answer in answers)
-    return ProviderError(told, where=error.path, remedy=any_of(filter(None, helps)))
+        if anew is None and news:
+            anew = found = export_anew(error.path, (code, entry.reason or ""), entry.provider)
+        helps.append(found or remedy_of(entry.remedies))
+        told.append(f"{resolution.provider.name}: {entry.reason}: {evidence}")
+    return ProviderError("; ".join(told), where=error.path, remedy=any_of(filter(None, helps)))
 
 
 def probe_missing_kernel(
@@ -252,19 +227,19 @@ def _explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
 
 
 def _probe_nodes(
-    facts: RunFacts,
+    sessions: Sessions,
     chain: Sequence[ChainEntry],
     asked: ChainEntry,
     models: Mapping[str, OnnxModel],
     sizes: Mapping[str, Sizes],
     lab: Lab,
-) -> RunFacts:
+) -> Sessions:
     """Experiments on `asked` with every node that is on a later provider of `chain` and that no source explains."""
     subjects: dict[tuple[object, ...], Subject] = {}
-    found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
+    found: list[dict[str, NodeProbe]] = [{} for _ in sessions]
     graphs: dict[int, Graph] = {}
     holders: dict[tuple[int, str], str] = {}
-    for number, session in enumerate(facts.sessions):
+    for number, session in enumerate(sessions):
         index = index_session(session)
         names = nodes_to_probe(index, chain, asked)
         if not names or session.file not in models:
@@ -287,11 +262,10 @@ def _probe_nodes(
     for subject in subjects.values():
         for number, name in subject.nodes:
             found[number][name] = subject.probe(name, number)
-    sessions = tuple(
+    return tuple(
         session.with_provider(asked.provider, probes=probes) if probes else session
-        for session, probes in zip(facts.sessions, found, strict=True)
+        for session, probes in zip(sessions, found, strict=True)
     )
-    return replace(facts, sessions=sessions)
 
 
 def _part_variant(functions: Functions, index: SessionIndex, name: str) -> Variant:
@@ -305,24 +279,24 @@ def _session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Gra
     return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
 
 
-def _bisect_run(
-    facts: RunFacts, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
-) -> tuple[RunFacts, Resolution]:
+def _bisect(
+    sessions: Sessions, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
+) -> tuple[Sessions, Resolution]:
     """The smallest part over which a provider failed, where it does start for other graphs; and what became of it."""
-    sessions = []
+    found = []
     graphs = []
-    for session in facts.sessions:
+    for session in sessions:
         if session.file in models:
             graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
             graphs.append(graph)
             if not lab.starts():
-                return facts, failed
+                return sessions, failed
             if _opens_when_fixed(graph, lab):
-                return facts, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
+                return sessions, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
             search = Search(graph, lab)
             part = find_rejected(search)
             if part is None and failed.crashed and not search.untried:
-                return facts, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
+                return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
             part = part or _whole_graph(search, failed)
             first, *others = (replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts)
             part = replace(first, others=tuple(others))
@@ -331,12 +305,12 @@ def _bisect_run(
                 few = each.nodes if len(each.nodes) <= FEW_NODES else ()
                 probes |= _probe_each(graph, (*few, *each.inside), lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
-        sessions.append(session)
-    if tuple(sessions) == facts.sessions:
-        return facts, failed
-    remedy = next((found for graph in graphs if (found := _without_a_switch(graph, lab))), REJECTED_REMEDY)
+        found.append(session)
+    if tuple(found) == sessions:
+        return sessions, failed
+    remedy = next((out for graph in graphs if (out := _without_a_switch(graph, lab))), REJECTED_REMEDY)
     rejected = replace(failed, reason="subgraph_rejected", remedy=remedy)
-    return replace(facts, sessions=tuple(sessions)), rejected
+    return tuple(found), rejected
 
 
 def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:

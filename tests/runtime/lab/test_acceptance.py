@@ -7,8 +7,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from partita.observations.facts import Outcome
-from partita.runtime.lab.acceptance import Asked, ask
 from partita.runtime.lab.laboratory import Answer, Lab
+from partita.runtime.lab.tables import Asked, ask
 
 ONE = {"x": (2,)}
 
