@@ -222,21 +222,7 @@ def taken(trials: list[dict[str, Any]]) -> bool:
     return any(trial["outcome"] == "taken" for trial in trials)
 
 
-def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(place, planted, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    report = content(place(planted, "--json", PARTITA_CACHE_DIR=str(tmp_path / "file" / "answers")))
-    assert reasons(report) == CODES and report["probing"]["cached"] == 0
-
-
 # --- bad input, with nodes that fall back --------------------------------------------------------------------------
-
-
-def test_nodes_without_a_name_and_nodes_of_one_name_are_probed(place, tmp_path):
-    text = "g (float[4] x) => (float[4] y) {\n  a = Celu(x)\n  [same] b = Celu<alpha=2.0>(a)\n  [same] y = Celu(b)\n}"
-    report = content(place(write(tmp_path / "m.onnx", text), "--json"))
-    assert len(report["fallbacks"]) == 3 and set(reasons(report).values()) == {"no_kernel_op"}
-    assert len(reasons(report)) == 3 and "" not in reasons(report)
-    assert all(entry["trials"] for entry in report["fallbacks"]) and report["probing"]["unprobed"] == []
 
 
 def test_control_flow_is_probed_with_its_bodies(place, tmp_path):
@@ -324,14 +310,6 @@ def test_a_model_with_inputs_that_cannot_be_generated_is_placed_and_not_run(plac
     assert phase["nodes"] and phase["observed_runs"] == 0 and [row["node"] for row in report["fallbacks"]] == ["n"]
     assert any("not run" in note and says in note for note in report["notes"])
     assert all(check["passed"] for check in report["checks"])
-
-
-def test_a_damaged_file_is_one_line(place, planted, tmp_path):
-    whole = planted.read_bytes()
-    for name, bytes_ in (("cut.onnx", whole[: len(whole) // 2]), ("text.onnx", b"not a model"), ("empty.onnx", b"")):
-        (tmp_path / name).write_bytes(bytes_)
-        one_line(place(tmp_path / name), name, code=1)
-    one_line(place(tmp_path / "none.onnx"), "no such file", code=1)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut off"])

@@ -14,11 +14,10 @@ from onnx import parser
 from partita import dtypes
 from partita.diagnosis.precedence import shown_by
 from partita.diagnosis.probe_verdict import conclusions
-from partita.observations.facts import COMBINED, NEIGHBOURS, OPTION
+from partita.observations.facts import OPTION
 from partita.providers.base import Opens, Option
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
-from partita.runtime.lab.factors import MOST_COMBINED
 from partita.runtime.lab.graph import Graph, cut_graph
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
 from partita.runtime.lab.surroundings import MOST_TOGETHER, neighbourhoods
@@ -106,11 +105,6 @@ def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Gra
     assert (shown_by(subject.probe("c"), WEBGPU.ort_name) or ("",))[0] == "option_needed"
 
 
-def test_an_option_with_which_the_provider_takes_other_nodes_is_not_looked_into(graph: Graph) -> None:
-    for lab in (Nothing(picky=True, device="TOASTER"), Nothing(), Nothing(device="GPU")):
-        assert explored(graph, "a", lab).trials[0].outcome == "left" and lab.asked == []
-
-
 class Both(Scripted):
     """Wants the option and an older operator."""
 
@@ -136,22 +130,6 @@ def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(
     assert (shown_by(subject.probe("a"), WEBGPU.ort_name) or ("",))[0] == "no_kernel_version"
 
 
-def test_an_option_with_changes_stays_within_what_is_tried_of_combinations(graph: Graph) -> None:
-    class Never(Both):
-        def try_with(
-            self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
-        ) -> list[Answer | None]:
-            super().try_with(option, value, models)
-            return [Answer("left", "") for _ in models]
-
-    subject = explored(graph, "a", Never())
-    combinations = [trial for trial in subject.trials if trial.factor == COMBINED]
-    assert len(combinations) <= MOST_COMBINED and sum(OPTION in trial.parts for trial in combinations) > 0
-    (shown,) = conclusions(subject.probe("a"))
-    assert shown.code == "no_kernel_op" and shown.evidence.endswith("of this operator, with another option neither")
-    assert all("float" not in trial.change for trial in combinations if OPTION in trial.parts), "int64 is what it opens"
-
-
 def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_not_matter(graph: Graph) -> None:
     set_already = Scripted(wide="1")
     assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).trials}
@@ -160,31 +138,6 @@ def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_n
     taken = Scripted()
     explored(graph, "c", taken)
     assert set_already.asked == taken.asked == []
-
-
-def test_what_a_node_writes_counts_as_what_it_reads(graph: Graph, tmp_path: Path) -> None:
-    text = CHAIN.replace(
-        "[b] i = Cast<to=1>(h)", "[b1] m = Cast<to=1>(h)\n  [b2] n = Cast<to=7>(m)\n  [b] i = Cast<to=1>(n)"
-    )
-    onnx.save(parser.parse_model(text), tmp_path / "other.onnx")
-    lab = Scripted()
-    explored(cut_graph(read_onnx(tmp_path / "other.onnx"), {}), "b2", lab)
-    assert lab.asked == [("wide", "1")]
-
-
-def test_a_node_that_is_taken_alone_is_tried_with_each_of_the_nodes_around_it(graph: Graph) -> None:
-    lab = Scripted()
-    subject = explored(graph, "c", lab)
-    surround(subject, graph, lab)
-    trials = subject.probe("c").trials
-    assert [trial.change for trial in trials[1:]] == [
-        "b (Cast)",
-        "d (Elu)",
-        "b (Cast), d (Elu)",
-    ]
-    assert {trial.factor for trial in trials[1:]} == {NEIGHBOURS}
-    (shown,) = conclusions(subject.probe("c"))
-    assert shown.code == "not_claimed"
 
 
 def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> None:
@@ -222,25 +175,6 @@ def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> Non
     assert found.words == "choice (If), in whose body it is,"
     (holder,) = found.model.graph.node
     assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{AUXILIARY}2"]
-
-
-def test_nodes_that_are_alike_are_told_of_their_own_neighbours(tmp_path: Path) -> None:
-    text = (
-        '<ir_version: 10, opset_import: ["" : 21]>\n'
-        "g (float[2] x) => (float[2] y) {\n  [a] h = Elu(x)\n  [b] i = Relu(h)\n  [c] j = Softplus(i)\n"
-        "  [d] k = Relu(j)\n  [e] y = Neg(k)\n}"
-    )
-    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
-    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
-    subject = Subject(node_variant(graph, "b"), [(0, "b"), (0, "d")])
-    lab = Scripted()
-    explore([subject], lab)
-    surround(subject, graph, lab)
-    first, second = (conclusions(subject.probe(name))[0].evidence for name in ("b", "d"))
-    assert first.endswith("together with c (Softplus) it does not claim it")
-    assert second.endswith("together with c (Softplus) it does not claim it")
-    beside = [trial.change for trial in subject.probe("d").trials if trial.factor == NEIGHBOURS]
-    assert beside[:2] == ["c (Softplus)", "e (Neg)"], "and none of those of the other"
 
 
 def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -> None:

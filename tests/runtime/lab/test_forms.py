@@ -80,31 +80,6 @@ def test_types_are_read_as_they_are_written(text):
     assert spell_type(parse_type(text, (2, 3))) == text
 
 
-def test_what_a_form_is_told_by():
-    factors = {form.factors for form in forms(version("Resize", 19))}
-    assert any("mode=cubic" in each for each in factors)
-    assert all("X of rank 4" in each or "X of rank 3" in each or "X of rank 2" in each for each in factors)
-
-
-def test_nearly_every_version_has_a_form():
-    lacking = [op for op in operators() if op.domain in ("", "ai.onnx.ml") and not forms(op)]
-    assert sorted({op.name for op in lacking}) == [
-        "Affine",
-        "Crop",
-        "DisentangledAttention_TRT",
-        "DynamicSlice",
-        "EfficientNMS_TRT",
-        "GRUUnit",
-        "GivenTensorFill",
-        "ImageScaler",
-        "MultilevelCropAndResize_TRT",
-        "ParametricSoftplus",
-        "PyramidROIAlign_TRT",
-        "Scale",
-        "ScaledTanh",
-    ]
-
-
 def test_types_are_asked_about_in_a_form_that_is_taken():
     resize = version("Resize", 19)
     answers: dict[tuple[object, ...], Outcome] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 import time
@@ -21,7 +20,6 @@ from partita.runtime.lab import laboratory, placement
 from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
 from partita.runtime.lab.placement import Placement
 from partita.runtime.ort.session import NativeFailureError
-from tests.conftest import require
 from tests.runtime.test_provider_check import compiled
 
 if TYPE_CHECKING:
@@ -202,28 +200,12 @@ def test_a_plugin_library_that_hangs_is_ended_in_time(model, tmp_path, monkeypat
     assert "did not start within 2 s" in here.unusable and time.monotonic() - began < 30
 
 
-def test_a_library_that_is_no_plugin_is_told_in_the_loaders_words(model, tmp_path):
-    here = library_lab(compiled(tmp_path, "int nothing(void) { return 0; }"))
-    assert here.try_all([model("one")]) == [None]
-    assert "undefined symbol: CreateEpFactories" in here.unusable
-
-
 def test_a_plugin_library_is_asked_under_whatever_name_it_was_given(model, tmp_path):
     path = compiled(tmp_path, "int nothing(void) { return 0; }")
     (mine,) = parse_libraries(split_libraries([f"myep={path}"]), all_names())
     here = Lab(Resolution(mine, "active", library=mine.library), Cache(None), time.monotonic() + 60)
     assert here.try_all([model("one")]) == [None]
     assert "undefined symbol: CreateEpFactories" in here.unusable, "its name is no reason not to load it"
-
-
-def test_a_provider_without_its_libraries_fails_over_everything(model):
-    from partita.runtime.ort.registry import available_ort_names
-
-    require("onnxruntime-gpu", CUDA.provider.ort_name in available_ort_names())
-    require("a machine without an NVIDIA driver", shutil.which("nvidia-smi") is None)
-    here = Lab(CUDA, Cache(None), time.monotonic() + 60)
-    (answer,) = here.try_all([model("one")])
-    assert answer and answer.outcome == "failed" and not here.starts()
 
 
 # --- what the child makes of a session that cannot be opened -------------------------------------------------------
@@ -281,14 +263,6 @@ def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_provid
     assert whole.outcome == "failed", "in a graph the line may be about another node"
 
 
-def test_a_finding_names_no_temporary_file():
-    text = "Load model from /tmp/partita-k9/partita-sr/11.onnx failed:Node (probe) Op (X) [TypeInferenceError] Input 4"
-    assert placement.failed(failure("Fail", text), CUDA, one_node=True, legal=lambda: False) == Placement(
-        "invalid",
-        "Node Op (X) [TypeInferenceError] Input 4",
-    )
-
-
 def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(monkeypatch):
     def broken(*_):
         raise MemoryError("no memory")
@@ -305,7 +279,6 @@ def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_provider
     assert placement.failed(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
 
 
-IN_CASTS = Placement("taken", placement.CASTS, "casts")
 UNFOLDED = Placement("taken", placement.AS_FUNCTION, "function")
 LOG = "[I:onnxruntime:, x.cc:1 f] webgpu kernel not found in registries for Op type: Sin node name: probe"
 

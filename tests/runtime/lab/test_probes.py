@@ -19,12 +19,11 @@ from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain import ChainError
-from partita.runtime.lab import exploration
 from partita.runtime.lab import probes as engine
 from partita.runtime.lab.exploration import Subject, lateness, one_of_each_first
 from partita.runtime.lab.graph import cut_graph
-from partita.runtime.lab.laboratory import BUDGET, Answer, Cache, Lab, Turn
-from partita.runtime.lab.probes import notes_on_gaps, probe_refusal, probe_run
+from partita.runtime.lab.laboratory import Answer, Cache, Lab, Turn
+from partita.runtime.lab.probes import probe_refusal, probe_run
 from partita.runtime.lab.variant import node_variant
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from tests.partition_reports.samples import run_facts, session_facts
@@ -123,55 +122,11 @@ def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, sc
     assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].trials)
 
 
-def test_nodes_that_differ_in_the_sizes_of_the_run_alone_are_tried_each_in_its_own(tmp_path, monkeypatch):
-    """By a provider that takes an Elu of two rows, and none of three."""
-    text = TEXT[: TEXT.index("g (")] + (
-        "g (float[?,4] x, float[?,4] z) => (float[?,4] y, float[?,4] w) {\n"
-        "  [b] y = Elu<alpha=2.0>(x)\n  [c] w = Elu<alpha=2.0>(z)\n}"
-    )
-    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
-    model = read_onnx(tmp_path / "m.onnx")
-
-    def answer(self, model):
-        shapes = [[size.dim_value for size in port.type.tensor_type.shape.dim] for port in model.graph.input]
-        return Answer("taken" if [2, 4] in shapes else "left", "")
-
-    monkeypatch.setattr(ScriptedLab, "answer", answer)
-    sizes = {"m.onnx": {"x": (2, 4), "z": (3, 4)}}
-    facts, _ = probe_run(facts_of(model, "bc"), (WANTED, FALLBACK), {"m.onnx": model}, sizes, 60.0)
-    probes = facts.sessions[0].of(QNN).probes
-    found = {name: [trial.outcome for trial in probes[name].trials if trial.factor == "static_shape"] for name in "bc"}
-    assert found == {"b": ["taken"], "c": ["left"]}
-
-
-def test_nothing_is_combined_once_a_single_change_helps(model):
-    facts, _ = probed(facts_of(model, "b"), model=model)
-    assert "combined" not in {trial.factor for trial in facts.sessions[0].of(QNN).probes["b"].trials}
-
-
 def test_a_node_that_is_taken_alone_is_tried_with_the_nodes_around_it_and_not_changed(model):
     facts, _ = probed(facts_of(model, "d"), model=model)
     first, *others = facts.sessions[0].of(QNN).probes["d"].trials
     assert first.outcome == "taken" and {trial.factor for trial in others} == {NEIGHBOURS}
     assert [trial.outcome for trial in others][:3] == ["left", "failed", "failed"], "beside the Elu, the Softplus, both"
-
-
-def test_a_trial_says_whether_the_node_had_company(model):
-    """QNN compiles, WebGPU does not. What cannot be negated has none: a variant in another type, for one."""
-    chain = (WANTED, Resolution(known_providers()["webgpu"], "active"), FALLBACK)
-    facts, _ = probed(facts_of(model, "b"), chain, model=model)
-    (session,) = facts.sessions
-    ours, others = session.of(QNN).probes["b"].trials, session.of(WEBGPU).probes["b"].trials
-    assert ours[0].company and [trial.change for trial in ours if not trial.company] == ["float64 in place of float32"]
-    assert not any(trial.company for trial in others)
-
-
-def test_combinations_that_are_too_many_are_counted(model, monkeypatch):
-    monkeypatch.setattr(exploration, "MOST_COMBINED", 2)
-    monkeypatch.setattr(ScriptedLab, "answer", lambda self, _: Answer("left", ""))
-    facts, _ = probed(facts_of(model, "b"), model=model)
-    shown = facts.sessions[0].of(QNN).probes["b"]
-    assert sum(trial.factor == "combined" for trial in shown.trials) == 2 and shown.left_out > 0
 
 
 def test_each_provider_that_was_skipped_is_tried(model, scripted):
@@ -216,16 +171,6 @@ def test_every_operator_has_had_one_experiment_before_any_has_its_second(model):
     graph = cut_graph(model, SIZES)
     subjects = [Subject(node_variant(graph, name), [(0, name)]) for name in "abcde"]
     assert [subject.nodes[0][1] for subject in one_of_each_first(subjects)] == ["a", "b", "e", "c", "d"]
-
-
-def test_gaps_are_told_by_their_ground_and_not_at_any_length():
-    names = [f"n{number}" for number in range(8)]
-    probes = {name: NodeProbe(name, (), BUDGET) for name in names} | {"x": NodeProbe("x", (), "no type")}
-    found = list(notes_on_gaps([session_facts(probes={**probes, "done": NodeProbe("done", ())})]))
-    assert found == [
-        f"experiments on 8 nodes are missing or not complete: {BUDGET}: n0, n1, n2, n3, n4 and 3 more",
-        "experiments on 1 node are missing or not complete: no type: x",
-    ]
 
 
 def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):
@@ -306,12 +251,6 @@ def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
     told = str(probe_refusal(error, model, SIZES, 60.0))
     assert "tensorrt: device_missing: no such device; " in told and "; buy one" in told
     assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only a Neg beside it is e" in told
-
-
-def test_a_refusal_that_no_experiment_explains_stays_as_it_is(model, scripted, monkeypatch):
-    monkeypatch.setattr(scripted, "starts_at_all", False)
-    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
-    assert probe_refusal(error, model, SIZES, 60.0) is error
 
 
 def test_a_refusal_over_nodes_names_the_cause_of_each(model):

@@ -12,9 +12,7 @@ import pytest
 from partita.paths import CACHE_VARIABLE
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.lab import laboratory
 from partita.runtime.lab.laboratory import FORMAT, Answer, Cache, cache_for
-from partita.runtime.ort.registry import ort_build
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 
@@ -47,13 +45,6 @@ def test_the_second_run_tries_only_what_is_new(bench, model):
     assert (second.experiments, second.cached) == (1, 3)
 
 
-def test_a_node_and_a_part_are_not_the_same_question(bench, model):
-    with bench.lab(cache=cache_for(CUDA)) as here:
-        here.try_all([model("one")])
-        here.try_all([model("one")], one_node=False)
-    assert (here.experiments, here.cached) == (2, 0) and len(bench.models) == 2
-
-
 def test_two_runs_at_a_time_keep_what_the_other_found(folder):
     path = folder / "answers.json"
     one, two = Cache(path), Cache(path)
@@ -64,12 +55,6 @@ def test_two_runs_at_a_time_keep_what_the_other_found(folder):
     assert Cache(path).get("node:a") == Answer("taken", "", cached=True) and Cache(path).get("node:b") == Answer(
         "left", "no kernel", cached=True
     )
-
-
-def test_the_folder_holds_nothing_but_the_answers(folder):
-    filled(folder / "probes" / "answers.json")
-    filled(folder / "probes" / "answers.json")
-    assert [path.name for path in (folder / "probes").iterdir()] == ["answers.json"]
 
 
 OURS = {"format": FORMAT}
@@ -132,16 +117,6 @@ def test_a_full_disk_leaves_the_old_answers_and_no_rubbish(folder, monkeypatch):
     assert Cache(path).get("node:a") == Answer("taken", "", cached=True) and Cache(path).get("node:c") is None
 
 
-def test_the_oldest_answers_go_first(folder, monkeypatch):
-    monkeypatch.setattr(laboratory, "MOST_ANSWERS", 3)
-    path = folder / "answers.json"
-    for name in "abcde":
-        cache = Cache(path)
-        cache.put(name, Answer("taken", ""))
-        cache.save()
-    assert list(Cache(path).answers) == ["c", "d", "e"]
-
-
 # --- where ---------------------------------------------------------------------------------------------------------
 
 
@@ -164,13 +139,6 @@ def name_of(resolution: Resolution = CUDA) -> str:
     return path.name
 
 
-def test_the_same_setting_has_the_same_file():
-    options = {"device_id": "0", "arena": "1"}
-    turned = dict(reversed(options.items()))
-    assert name_of() == name_of() and name_of().startswith("cuda-")
-    assert name_of(replace(CUDA, options=options)) == name_of(replace(CUDA, options=turned))
-
-
 def test_another_option_or_provider_has_another_file():
     names = [
         name_of(),
@@ -179,13 +147,6 @@ def test_another_option_or_provider_has_another_file():
         name_of(Resolution(known_providers()["webgpu"], "active")),
     ]
     assert len(set(names)) == len(names)
-
-
-def test_another_build_has_another_file(monkeypatch):
-    before = name_of()
-    build = ort_build()
-    monkeypatch.setattr(laboratory, "ort_build", lambda: replace(build, version="99.0.0"))
-    assert name_of() != before
 
 
 @pytest.mark.parametrize("variable", ["VK_ICD_FILENAMES", "CUDA_VISIBLE_DEVICES", f"{PREFIX}MEMORY"])

@@ -12,7 +12,6 @@ import pytest
 from onnx import parser
 
 from partita.diagnosis.probe_verdict import conclusions
-from partita.observations.facts import NEIGHBOURS
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.exploration import Subject, explore, explore_surroundings
 from partita.runtime.lab.graph import Graph, cut_graph
@@ -67,22 +66,12 @@ def test_a_change_that_does_not_help_in_a_body_is_not_the_cause(graph: Graph) ->
     assert shown.code == "not_claimed" and "in a main graph, and not in the body of a Loop; unchanged" in shown.evidence
 
 
-def test_a_change_that_helps_there_too_is(graph: Graph) -> None:
-    subject = explored(graph, in_bodies=True)
-    assert [trial.outcome for trial in subject.probe("inner").trials if trial.factor == NEIGHBOURS] == ["taken"]
-    assert conclusions(subject.probe("inner"))[0].factors == ("static_shape",)
-
-
 def test_a_node_that_is_taken_as_it_is_is_tried_in_a_body_as_it_is(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(LOOPED.replace("float[N,4]", "float[2,4]")), tmp_path / "m.onnx")
     subject = explored(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), in_bodies=False)
     (shown,) = conclusions(subject.probe("inner"))
     said = "the provider accepts it; together with an Identity, both in the body of a Loop, it does not claim it"
     assert shown.code == "not_claimed" and shown.evidence.endswith(said)
-
-
-def test_nodes_of_the_main_graph_are_in_no_body(graph: Graph) -> None:
-    assert (holder_of(graph, "loop"), holder_of(graph, "keep")) == ("", "Loop")
 
 
 @pytest.mark.parametrize("kind", ["If", "Loop", "Scan"])

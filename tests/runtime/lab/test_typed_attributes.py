@@ -12,7 +12,7 @@ from partita import dtypes
 from partita.runtime.lab.factors import single
 from partita.runtime.lab.graph import cut_proto
 from partita.runtime.lab.schema import find_operator
-from partita.runtime.lab.type_factors import _retyped, _typed_attributes
+from partita.runtime.lab.type_factors import _retyped
 from partita.runtime.lab.variant import Variant, node_variant, variant_model
 
 FLOAT, INT64, STRING = dtypes.numbers("float32", "int64", "string")
@@ -67,14 +67,6 @@ def test_names_are_read_from_the_schema_of_any_operator(operator, given, changed
     found = [(name, entry) for _, more in _retyped(entries, schema, STRING, INT64) for name, entry in more.items()]
     assert {name: helper.get_attribute_value(entry) for name, entry in found if entry is not None} == changed
     assert {name for name, entry in found if entry is None} == (set(given) if changed else set())
-
-
-def test_an_attribute_without_a_second_type_is_none_of_these():
-    schema = find_operator("", "Selu", 21)
-    assert _typed_attributes({"alpha": helper.make_attribute("alpha", 1.0)}, schema) == {}
-    text = "g (float[4] x) => (float[4] y) {\n  [n] y = Selu<alpha=2.0>(x)\n}"
-    kept = [attributes(entry.variant) for entry in single(case_of(text)) if entry.factor == "type"]
-    assert kept and all(each == {"alpha": 2.0} for each in kept)
 
 
 def test_a_changed_node_is_legal():

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from partita.runtime.lab.graph import cut_graph, with_unique_names
+from partita.runtime.lab.graph import cut_graph
 from partita.runtime.lab.values import find_constants, known_values
 from partita.runtime.lab.variant import node_variant
 from partita.runtime.onnx_model import read_onnx
@@ -96,13 +96,3 @@ def test_bodies_that_use_one_name_keep_their_types_apart(tmp_path):
     graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
     kinds = {name: node_variant(graph, name).feeds[0].kind.tensor_type.elem_type for name in ("back", "again")}
     assert kinds == {"back": TensorProto.INT64, "again": TensorProto.UINT8}
-
-
-def test_names_of_bodies_change_and_what_they_take_from_outside_does_not():
-    found = with_unique_names(model(BODIES))
-    onnx.checker.check_model(found)
-    inner = [node for attribute in found.graph.node[0].attribute for node in attribute.g.node]
-    assert [node.input[0] for node in inner if node.name in ("wide", "narrow")] == ["x", "x"]
-    assert len({node.output[0] for node in inner}) == 4
-    plain = model("g (float[4] x) => (float[4] y) {\n  y = Relu(x)\n}")
-    assert with_unique_names(plain) is plain
