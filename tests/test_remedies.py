@@ -430,8 +430,6 @@ def test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack(
 
 APPLIED_HERE: dict[str, tuple[str, ...]] = {
     "the output exists": ("export", "CHECKPOINT", "MADE", "--attention", "gqa", "--no-verify"),
-    "more prompts than rows": ("generate", "MADE", "two words", "more words", "--provider", "cpu"),
-    "quotation marks forgotten": ("generate", "MADE", "two", "words", "--provider", "cpu"),
     "an unknown provider": ("generate", "MADE", "hi", "--provider", "cpx"),
     "several models": ("generate", "SEVERAL", "5,6", "--token-ids", "--provider", "cpu"),
     "another exporter's folder": ("verify", "FOREIGN", "--provider", "cpu"),
@@ -483,7 +481,6 @@ def test_the_command_or_the_options_of_a_remedy_make_the_error_go(
 DEVICE, MEMORY = "needs a device that this machine has not", "needs a device or a machine that is out of memory"
 APPLIED_IN = {
     "commands.chat": "test_chat_command.py",
-    "commands.generation": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
     "diagnosis.steps": "test_the_command_of_a_report_mends_what_it_is_for",
     "export.optimum.offer": "test_a_refusal_of_our_own_offers_it_where_it_may_help",
     "export.publish": "test_the_command_or_the_options_of_a_remedy_make_the_error_go",
@@ -511,7 +508,7 @@ APPLIED_IN = {
     "runtime.run_errors": "test_place.py",
     "runtime.text": "test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack",
     "serve.opening": "test_adapters.py",
-    "serve.run": "test_a_port_in_use_is_said_before_anything_is_loaded",
+    "serve.run": "test_a_port_is_taken_before_anything_is_loaded",
     "strangers": "test_a_checkpoint_is_to_be_exported_first",
 }
 """Module of a remedy that has options or a command of ours -> the test, or the file of tests, that applies it."""

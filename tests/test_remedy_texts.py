@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from partita.library.cluster import setting_up
 
 import partita
 from partita import cli, extras, strangers
@@ -30,6 +29,7 @@ from partita.providers.resolve import parse_chain
 from partita.remedies import DECODERS_ONLY, FROM_CHECKPOINT, Remedy
 from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, settling, text
 from partita.runtime.engine import checks, recording
+from partita.runtime.generate import check_prompts
 from partita.runtime.lab import probes as engine
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.ort import errors
@@ -112,6 +112,14 @@ def generated(package: Path, prompt: Any = (5, 6), **options: Any) -> None:
 
 @applies(checks.AS_MANY)
 def as_many(world: World) -> None:
+    """The engine takes as many rows as the package has; the public API splits prompts into such batches."""
+    with load_runner(world.package(), parse_chain("cpu")) as runner:
+        world.refused(lambda: check_prompts(runner, [[5, 6], [7, 8]]))
+        check_prompts(runner, [[5, 6]])
+
+
+@applies(checks.BEGIN_WITH_ONE)
+def at_least_one(world: World) -> None:
     package = world.package()
     world.refused(lambda: generated(package, []))
     generated(package, [[5, 6]])
@@ -207,8 +215,8 @@ def name_the_package(world: World) -> None:
 def load_again(world: World) -> None:
     package = world.package()
     with partita.load(package, "cpu", process="child") as model:
-        model._engine._names = "WebGpuExecutionProvider,CPUExecutionProvider"  # type: ignore[attr-defined]
-        model._engine._child.process.kill()  # type: ignore[attr-defined]
+        model.engine._chain = parse_chain("webgpu,cpu")  # type: ignore[attr-defined]
+        model.engine._worker.process.kill()  # type: ignore[attr-defined]
         world.refused(lambda: model.generate([5, 6], max_new_tokens=1).run())
     with partita.load(package, "cpu", process="child") as model:
         model.generate([5, 6], max_new_tokens=1).run()
@@ -409,7 +417,6 @@ NOT_HERE: dict[Remedy, str] = {
     tensorrt.TENSORRT: "needs TensorRT and an NVIDIA GPU",
     start.REMEDIES["not_in_build"]: "needs another build of ONNX Runtime",
     start.REMEDIES["device_missing"]: "needs a device of a plugin library",
-    setting_up.SAME: "needs a cluster of another version of Python or Ray",
     chain.WITHOUT_PINS: "needs the plugins of QNN or OpenVINO",
     settling.OTHER_OPSET: "needs a provider that drops out of a session: seen with DirectML",
     engine.FIX: "needs a provider that fails on symbolic shapes: seen with QNN",
@@ -440,7 +447,7 @@ def test_every_remedy_in_words_is_applied_or_listed_with_a_reason() -> None:
     texts = {remedy.text for _, remedy in every_remedy().values() if not remedy.command and not remedy.options}
     listed = {remedy.text for remedy in NOT_HERE}
     assert texts == set(CASES) | listed and not set(CASES) & listed
-    assert len(NOT_HERE) == 19, "a remedy that nobody applies is the exception"
+    assert len(NOT_HERE) == 18, "a remedy that nobody applies is the exception"
 
 
 # reasons in a report
