@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -127,17 +127,17 @@ class TokenMetrics:
         self._queue, self._new = metrics.queue_seconds.labels(model), metrics.new_tokens.labels(model)
         self.prompt = metrics.prompt_tokens.labels(model)
 
-    def step(self, now: float, pieces: Sequence[tuple[Timing, Piece]]) -> None:
+    def step(self, now: float, pieces: Iterable[tuple[Ticket, Timing, Piece, object]]) -> None:
         """Count the pieces of a step that ended at `now` (`time.perf_counter`)."""
         new = 0
-        for timing, piece in pieces:
+        for ticket, timing, piece, _ in pieces:
             count = len(piece.tokens)
             new += count
-            if timing.last is None and timing.ticket.began is not None:
-                self._queue.observe(timing.ticket.began - timing.ticket.submitted)
-                timing.last = timing.ticket.began
+            if timing.last is None and ticket.began is not None:
+                self._queue.observe(ticket.began - ticket.submitted)
+                timing.last = ticket.began
             if count and not timing.tokens:
-                self._first.observe(now - timing.ticket.submitted)
+                self._first.observe(now - ticket.submitted)
             elif count and timing.last is not None:
                 for _ in range(count):
                     self._between.observe((now - timing.last) / count)
@@ -153,7 +153,6 @@ class TokenMetrics:
 class Timing:
     """When a request got its tokens."""
 
-    ticket: Ticket
     last: float | None = None
     """Time of the last token, at first of the row; by `time.perf_counter`."""
     tokens: int = 0

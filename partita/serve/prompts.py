@@ -38,7 +38,7 @@ def works(body: Body, reading: Reading, adapter: str | None = None) -> list[Work
     `adapter`: one of the package's; None: the server's. Raises ApiError for a prompt that is empty, too long for the
     cache, or rejected by the chat template or the tokenizer, and for token ids outside the vocabulary.
     """
-    limit, most_tokens = reading.max_length, body.most_tokens
+    limit, most_tokens = reading.max_length, body.max_tokens
     if most_tokens is not None and most_tokens > limit:
         raise invalid(
             f"max_tokens is too large: {most_tokens:,}. This model holds at most {limit:,} tokens of prompt and "

@@ -193,11 +193,6 @@ class Body(Model):
         return []
 
     @property
-    def most_tokens(self) -> int | None:
-        """Maximum number of new tokens; None: as many as fit."""
-        return self.max_tokens
-
-    @property
     def alternatives(self) -> int | None:
         """Number of alternatives whose log-probabilities are wanted; None: no log-probabilities."""
         return None
@@ -235,15 +230,11 @@ class ChatBody(Body):
 
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    """The newer name of `max_tokens`."""
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MOST_LOGPROBS)
     response_format: ResponseFormat | None = None
     parallel_tool_calls: bool = False
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Maximum number of new tokens; None: as many as fit."""
-        return self.max_completion_tokens or self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
@@ -251,7 +242,8 @@ class ChatBody(Body):
         return self.top_logprobs if self.logprobs else None
 
     @model_validator(mode="after")
-    def _check_logprobs(self) -> ChatBody:
+    def _check_chat(self) -> ChatBody:
+        self.max_tokens = self.max_completion_tokens or self.max_tokens
         if self.top_logprobs and not self.logprobs:
             raise _of_field("invalid_value", "top_logprobs", "it needs 'logprobs' to be true")
         return self

@@ -48,9 +48,9 @@ END_SECONDS = 5.0
 class Delivery(NamedTuple):
     """A piece on its way to the event loop."""
 
+    ticket: Ticket
     timing: Timing
     piece: Piece
-    error: PartitaError | None
     deliver: Deliver
 
 
@@ -197,15 +197,10 @@ class Served:
     def submit(self, work: Work, deliver: Deliver) -> Ticket:
         """Queue a prompt. `deliver` is called in the running event loop. Raises GenerationError."""
         self._loop = asyncio.get_running_loop()
-        timings: list[Timing] = []
-
-        def listener(ticket: Ticket, piece: Piece) -> None:
-            if not timings:
-                timings.append(Timing(ticket))
-            error = ticket.error if piece.finish_reason == "error" else None
-            self._pieces.append(Delivery(timings[0], piece, error, deliver))
-
-        ticket = self._engine.submit(work, listener)
+        timing = Timing()
+        ticket = self._engine.submit(
+            work, lambda ticket, piece: self._pieces.append(Delivery(ticket, timing, piece, deliver))
+        )
         self._tokens.prompt.inc(len(work.prompt))
         return ticket
 
@@ -278,10 +273,11 @@ class Served:
 
     def _deliver(self, now: float, pieces: Sequence[Delivery]) -> None:
         """Deliver the pieces of a step that ended at `now`. Runs in the event loop."""
-        for _, piece, error, deliver in pieces:
-            deliver(piece, error)
-        self._tokens.step(now, [(timing, piece) for timing, piece, _, _ in pieces])
-        for error in {id(each.error): each.error for each in pieces if each.error is not None}.values():
+        for ticket, _, piece, deliver in pieces:
+            deliver(piece, ticket.error)
+        self._tokens.step(now, pieces)
+        errors = {id(each.ticket.error): each.ticket.error for each in pieces if each.piece.finish_reason == "error"}
+        for error in errors.values():
             with suppress(Exception):  # the line cannot be written
                 self._log(f"{self.name}: {error}")
 
