@@ -178,7 +178,7 @@ def failed(
 
     kind, text = type(failure.error).__name__, plain_text(str(failure))
     reason = _reason_in(failure.log, resolution.provider.node_patterns)
-    if kind == NO_KERNEL or UNPLACED.search(text):
+    if kind == NO_KERNEL or UNPLACED.search(str(failure)):
         return Placement("left", reason or text)
     if one_node and CAST in text:  # around a kernel of another type, in an opset whose Cast does not have the type
         return Placement("left", reason or CASTS)

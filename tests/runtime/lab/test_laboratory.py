@@ -224,6 +224,7 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
     ("kind", "text", "outcome"),
     [
         ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "left"),
+        ("RuntimeException", "Provider type for Div node with name 'probe' is not set", "left"),
         ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
         ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
         ("EPFail", "opset 22 is not known to the device compiler", "failed"),
