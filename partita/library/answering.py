@@ -14,7 +14,7 @@ from partita.library.batches.reading import look_at
 from partita.library.batches.rows import RowDefaults, check_defaults
 from partita.library.batches.running import FileAnswers, Progress, answer_file, answers, check_files
 from partita.library.contents import contents_hash
-from partita.library.edge import public, theirs
+from partita.library.edge import public
 from partita.library.model import Model
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.options import TokenIds
@@ -64,8 +64,7 @@ def generate_file(
 
     def heard(at: Progress) -> None:
         if progress is not None:
-            with theirs():
-                progress(at.done, at.rows)
+            progress(at.done, at.rows)
 
     engine = model.scheduler(prefill_chunk=prefill_chunk, adapter=adapter)
     return answer_file(

@@ -40,31 +40,15 @@ def of_system(error: Exception) -> ResourceError | None:
     return None
 
 
-class TheirsError(Exception):
-    """Carries what a program's own function raised, its cause, out of what called it."""
-
-
-@contextmanager
-def theirs() -> Iterator[None]:
-    """What a program's own function raises, called within this, comes out of everything as it was raised."""
-    try:
-        yield
-    except Exception as error:
-        raise TheirsError from error
-
-
 @contextmanager
 def one_tree() -> Iterator[None]:
-    """Wrong values, refusals of the system and missing libraries come out as errors of ours.
+    """Raise UsageError as ArgumentError, and errors of the system and of imports as errors of ours; others pass.
 
     Messages name the arguments of functions, unless a command line has called.
     """
     try:
         with read_by("python"):
             yield
-    except TheirsError as carried:
-        assert carried.__cause__ is not None
-        raise carried.__cause__ from carried.__cause__.__cause__
     except PartitaError as error:
         if not isinstance(error, UsageError) or isinstance(error, ArgumentError):
             raise
