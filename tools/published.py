@@ -93,8 +93,8 @@ the log nor a pin tells the cause:
   it, and with other inputs: an optional one left out, one made constant, another rank. An attribute that has another
   name in every type (`keys_strings`, `keys_int64s`) goes along with the type. What makes the provider take it is
   the cause; when several things do, it is the first in this order, declared sizes last. When no single change helps,
-  several are made together, at most 36 of such combinations, those with an option among them; the evidence says how
-  many were left out. Among them is each opset that does not know an attribute or an optional input of the node,
+  two are made together, at most 36 of such combinations, those with an option among them; the evidence says how many
+  of these were left out. Three and more changes at once are not tried. Among them is each opset that does not know an attribute or an optional input of the node,
   without it.
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
@@ -103,8 +103,8 @@ the log nor a pin tells the cause:
   changes of a later factor are left out, and once a combination or another node of the operator was taken, the rest of
   them.
 - **The nodes around it.** A node that is claimed in isolation, and not in the graph, is tried with each node next to it
-  (six at most), with all of them, and with those up to four steps away (64 nodes and 64 MiB of weights at most), of
-  nodes that are alike the first four; the evidence names the first of these with which it is no longer taken.
+  (six at most) and with all of them (64 nodes and 64 MiB of weights at most); nodes further away are not tried. Of
+  equal nodes the first four are tried so; the evidence names the first of these with which it is no longer taken.
 - **A graph that is rejected as a whole** is bisected down to the smallest part that the
   provider does not open; then what is left without that part, until the rest opens, five parts are found, 15 seconds
   have gone, or the time is up. If a part is a node or a few, experiments follow on them. A provider whose native code
