@@ -76,9 +76,9 @@ def ask(client: Any, model: str, number: int, most: int, load: Load) -> None:
 def leave(host: str, port: int, model: str, load: Load) -> None:
     """A client that goes away in the middle of its answer."""
     body = json.dumps({"model": model, "prompt": "return", "max_tokens": 100, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     with socket.create_connection((host, port), timeout=SECONDS) as connection:
-        connection.sendall(f"{head}\r\n\r\n".encode() + body)
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         connection.recv(64)
     with load.lock:
         load.outcomes["left"] += 1
