@@ -105,11 +105,6 @@ def test_values_that_were_given_are_not_called_generated(gather, tmp_path, capsy
     assert "a run on the values given for ids failed" in error and "generated" not in error
 
 
-def test_one_prompt_is_one(tiny_checkpoint, exported, capsys):
-    package = exported(tiny_checkpoint("qwen2"), batch_size=2)
-    assert "1 prompt for a package of batch size 2" in failed(capsys, 1, "generate", package, PROMPT, "-e", "cpu")
-
-
 def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path, capsys):
     model = decoder(tmp_path / "my decoder.onnx", 24)
     given = ["place", str(model), "--provider", "cpu", "--max-copies", "0", "--report", str(tmp_path / "report.json")]

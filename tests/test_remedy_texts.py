@@ -110,7 +110,7 @@ def generated(package: Path, prompt: Any = (5, 6), **options: Any) -> None:
 # packages, checkpoints and prompts
 
 
-@applies(checks.AS_MANY)
+@applies(checks.BEGIN_WITH_ONE)
 def as_many(world: World) -> None:
     """The engine takes as many rows as the package has; the public API splits prompts into such batches."""
     with load_runner(world.package(), parse_chain("cpu")) as runner:

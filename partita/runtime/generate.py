@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 
-from partita.runtime.engine import checks, running
+from partita.runtime.engine.checks import check_budget, check_chunk, check_prompt
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.runner import Runner
 from partita.runtime.sampling import Sampler
 
-__all__ = ["PREFILL_CHUNK_TOKENS", "Step", "check_prompts", "generate"]
-
-
-def check_prompts(runner: Runner, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise GenerationError for prompts that this package cannot take."""
-    checks.check_prompts(runner.executor, prompts)
+__all__ = ["PREFILL_CHUNK_TOKENS", "Step", "generate"]
 
 
 def generate(
@@ -27,17 +24,18 @@ def generate(
     stop_ids: Collection[int] = frozenset(),
     prefill_chunk: int = PREFILL_CHUNK_TOKENS,
 ) -> Generator[Step, None, None]:
-    """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
+    """Generate up to `max_new_tokens` tokens after each prompt, at most one prompt of token ids per row that is held.
 
-    `sampler`: one for all rows, or one per row. Raises as `engine.running.generate` does.
+    `sampler`: one for all rows, or one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or
+    `cache_full` (prompt and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option,
+    GenerationError for a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or
+    ResourceError when a run fails. Closing it is always safe.
     """
+    check_budget(max_new_tokens)
+    check_chunk(prefill_chunk)
+    for row, prompt in enumerate(prompts):
+        check_prompt(prompt, runner.contract, f"prompt {row + 1}" if len(prompts) > 1 else "the prompt")
     samplers = sampler if isinstance(sampler, Sequence) else [sampler] * len(prompts)
-    return running.generate(
-        runner.executor,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        samplers=samplers,
-        stop_ids=stop_ids,
-        prefill_chunk=prefill_chunk,
-        observers=(runner,),
-    )
+    stops = frozenset(stop_ids)
+    requests = [Request(prompt, each, max_new_tokens, stops) for prompt, each in zip(prompts, samplers, strict=True)]
+    return serve(runner.executor, requests, prefill_chunk=prefill_chunk, observers=(runner,))

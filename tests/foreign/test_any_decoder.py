@@ -14,7 +14,7 @@ from onnx import parser
 from partita.errors import PackageError
 from partita.foreign.folder import Choice, open_folder
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.running import generate
+from partita.runtime.generate import generate
 from partita.runtime.runner import load_runner
 from partita.runtime.sampling import greedy
 from tests.runtime.engine.test_cache import adding
@@ -70,7 +70,7 @@ def tokens(folder: Path, prompts: list[list[int]], choice: Choice, chunk: int, c
     found: list[list[int]] = [[] for _ in prompts]
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder, choice)) as runner:
         samplers = [greedy] * len(prompts)
-        steps = generate(runner.executor, prompts, max_new_tokens=count, samplers=samplers, prefill_chunk=chunk)
+        steps = generate(runner, prompts, max_new_tokens=count, sampler=samplers, prefill_chunk=chunk)
         for step in steps:
             for row, new in zip(found, step.tokens, strict=True):
                 row += new

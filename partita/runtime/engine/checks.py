@@ -5,24 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from partita.errors import GenerationError, UsageError
-from partita.observations.text_format import plural
 from partita.remedies import Remedy
-from partita.runtime.engine.request import Request
 from partita.spelling import spelled
-
-if TYPE_CHECKING:  # the checks of prompts and options are also made where ONNX Runtime is not needed
-    from partita.runtime.engine.executor import Executor
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
 PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
 """What only the user knows."""
-AS_MANY = Remedy("give {count}")
-AS_MANY_OR_ANEW = replace(
-    AS_MANY, otherwise=Remedy("export the checkpoint for as many", (*_ANEW, "--batch-size", "{batch_size}"))
-)
 SHORTEN = Remedy("shorten it")
 SHORTEN_OR_ANEW = replace(
     SHORTEN, otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}"))
@@ -55,18 +46,6 @@ class RowLimits(Protocol):
         """Most positions that the model supports; None where that is unknown."""
 
 
-def check_requests(
-    executor: Executor, requests: Sequence[Request], prefill_chunk: int, *, answered: bool = False
-) -> None:
-    """Raise GenerationError for prompts that this package cannot take, UsageError for an option that makes no sense.
-
-    `answered`: also for prompts that leave no room for an answer.
-    """
-    check_prompts(executor, [request.prompt for request in requests], answered=answered)
-    check_budget(min(request.max_new_tokens for request in requests))
-    check_chunk(prefill_chunk)
-
-
 def check_budget(max_new_tokens: int) -> None:
     """Raise UsageError for a number of new tokens that makes no sense."""
     if max_new_tokens < 1:
@@ -77,21 +56,6 @@ def check_chunk(prefill_chunk: int) -> None:
     """Raise UsageError for a number of prompt tokens per run that makes no sense."""
     if prefill_chunk < 1:
         raise UsageError(f"{spelled('prefill_chunk')} is {prefill_chunk}; it must be at least 1")
-
-
-def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]], *, answered: bool = False) -> None:
-    """Raise GenerationError for prompts that this package cannot take; `answered` as for `check_prompt`."""
-    batch = executor.rows
-    if not prompts:
-        raise GenerationError("no prompt was given", remedy=AS_MANY.filled(count=batch))
-    if len(prompts) != batch:
-        raise GenerationError(
-            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}",
-            remedy=AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS),
-        )
-    for row, prompt in enumerate(prompts):
-        where = f"prompt {row + 1}" if batch > 1 else "the prompt"
-        check_prompt(prompt, executor.contract, where, answered=answered)
 
 
 def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 
-from partita.runtime.engine.checks import check_requests
 from partita.runtime.engine.drafting import DraftControl
 from partita.runtime.engine.executor import Executor
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, Engine, Observer
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.scheduler import Policy, prompts_first
-from partita.runtime.sampling import Sampler
-
-
-def generate(
-    executor: Executor,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    samplers: Sequence[Sampler],
-    stop_ids: Collection[int] = frozenset(),
-    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
-    observers: Sequence[Observer] = (),
-) -> Generator[Step, None, None]:
-    """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
-
-    `samplers`: one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or `cache_full` (prompt
-    and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option, GenerationError for
-    a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or ResourceError when a run
-    fails. Closing it is always safe.
-    """
-    stops = frozenset(stop_ids)
-    requests = [
-        Request(prompt, sampler, max_new_tokens, stops) for prompt, sampler in zip(prompts, samplers, strict=True)
-    ]
-    check_requests(executor, requests, prefill_chunk)
-    return serve(executor, requests, prefill_chunk=prefill_chunk, observers=observers)
 
 
 def serve(
