@@ -241,7 +241,7 @@ def _defaults(options: GenerateOptions) -> RowDefaults:
         base_seed=secrets.randbits(SEED_BITS) if seed is None else seed,
         stop=options.stop,
         stop_ids=tuple(sorted(stop_token_ids(options.package))),
-        chat=options.chat,
+        chat=options.is_chat,
         system=options.system,
         prefix=None if options.prefix is None else read_said(options.prefix),
     )

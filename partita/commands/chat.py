@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from partita.commands.outputs import say_written
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import claim
-from partita.foreign.folder import AS_IT_IS, Choice, open_folder
+from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import ChainOptions, Target, chain_of, read_by, read_chain_options
 from partita.library.conversation import Conversation
 from partita.library.engine import BatchOptions, Engine, ReportRequest
@@ -30,9 +30,9 @@ from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
 from partita.library.sampling import Sampling, completed_for
-from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.library.speculation import Speculation, check_speculation
 from partita.observations.text_format import plural
-from partita.options import ChatCommand, group, path_of
+from partita.options import ChatCommand, group
 from partita.package import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
@@ -57,43 +57,38 @@ GENERATE = Remedy("use it without one", ("partita", "generate", "{package}", "PR
 ROLES = frozenset({"system", "user", "assistant"})
 
 
-@dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """Everything `partita chat` was asked."""
+class ChatOptions(ChatCommand):
+    """The options of `partita chat`, checked, and the groups that functions of the library take."""
 
     package: Path
-    where: ChainOptions
-    sampling: Sampling
-    """As asked, until it is completed."""
-    system: str | None = None
-    resume: Path | None = None
-    """A file of /save."""
-    prefix: Path | None = None
-    """A file of `generate --save-prefix`: the message of the system, read before."""
-    stop: tuple[str, ...] = ()
-    prefill_chunk: int | None = None
-    adapter: str | None = None
-    speculation: Speculation = NO_SPECULATION
-    probe_seconds: float = 120.0
-    choice: Choice = AS_IT_IS
+    resume: Path | None
+    prefix: Path | None
+    stop: tuple[str, ...]
+
+    @property
+    def where(self) -> ChainOptions:
+        """The provider chain."""
+        return chain_of(self)
+
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling, complete once `completed_for` has seen it."""
+        return group(self, Sampling)
+
+    @property
+    def speculation(self) -> Speculation:
+        """The speculative decoding."""
+        return Speculation.of(self)
+
+    @property
+    def choice(self) -> Choice:
+        """What the user says of a foreign folder."""
+        return Choice.of(self)
 
 
 def run(given: ChatCommand) -> int:
     """Check everything that can be checked, then talk; returns the exit code."""
-    options = ChatOptions(
-        package=Path(given.package),
-        where=chain_of(given),
-        sampling=group(given, Sampling),
-        system=given.system,
-        resume=path_of(given.resume),
-        prefix=path_of(given.prefix),
-        stop=tuple(given.stop),
-        prefill_chunk=given.prefill_chunk,
-        adapter=given.adapter,
-        speculation=Speculation.of(given),
-        probe_seconds=given.probe_seconds,
-        choice=Choice.of(given),
-    )
+    options = group(given, ChatOptions)
     target = read_chain_options(options.where)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
@@ -106,7 +101,7 @@ def run(given: ChatCommand) -> int:
     if sys.stdin is not None and sys.stdin.isatty():
         import prompt_toolkit  # noqa: F401 - said before a package is opened, when it is missing
 
-    options = replace(options, sampling=sampling, system=system, stop=stop)
+    options = replace(options, **sampling.figures(), system=system, stop=stop)
     target = replace(target, notes=(*target.notes, *notes))
     return _talk(options, target, manifest, messages)
 

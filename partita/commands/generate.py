@@ -7,21 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.check.limits import check_limits
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, nested, read_prompts
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
 from partita.library.sampling import Sampling, completed_for
 from partita.library.speculation import check_speculation
-from partita.options import GenerateCommand
+from partita.options import GenerateCommand, group
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 
 
 def run(given: GenerateCommand) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
-    options = nested(given)
+    prompts_given = (*given.prompts, *given.more_prompts)
+    options = replace(group(given, GenerateOptions), prompts=prompts_given, more_prompts=())
     check_options(options)
     if options.address is not None:
         from partita.commands.batch import check_cluster_options
@@ -30,7 +31,7 @@ def run(given: GenerateCommand) -> int:
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)
     without = options.input is not None or (options.save_prefix is not None and options.system is not None)
-    prompts = [] if without else read_prompts(options.prompts)
+    prompts = [] if without else read_prompts(prompts_given)
     manifest = open_folder(options.package, options.choice)
     check_adapter(options.package, manifest, options.adapter)
     check_speculation(options.package, manifest, options.speculation)
@@ -38,7 +39,7 @@ def run(given: GenerateCommand) -> int:
     sampling, notes = completed_for(asked, options.package, hints=True, of_rows=options.input is not None)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
-    options = replace(options, sampling=sampling, system=system, stop=stop)
+    options = replace(options, **sampling.figures(), system=system, stop=stop)
     reads = read_by(options.where, options.package, *options.choice.reads, *options.speculation.reads)
     _check_files(options, reads)
     sink: Sink | None = None

@@ -6,93 +6,67 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from partita.check.limits import Limits
 from partita.commands.terminal import note
 from partita.errors import UsageError
-from partita.foreign.folder import AS_IT_IS, Choice
+from partita.foreign.folder import Choice
 from partita.library.chain import ChainOptions, chain_of
 from partita.library.sampling import Sampling
-from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.library.speculation import Speculation
 from partita.observations.text_format import listing
-from partita.options import GenerateCommand, group, path_of
+from partita.options import GenerateCommand, group
 from partita.runtime.text import MOST_BYTES
 from partita.spelling import spelled
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateOptions:
-    """Everything `partita generate` was asked."""
+class GenerateOptions(GenerateCommand):
+    """The options of `partita generate`, checked, and the groups that functions of the library take."""
 
     package: Path
-    prompts: tuple[str, ...]
-    where: ChainOptions
-    sampling: Sampling
-    """As asked, until it is completed."""
-    stop: tuple[str, ...]
-    chat: bool
-    system: str | None
-    token_ids: bool
-    prefill_chunk: int | None
-    """None for the default."""
     report: Path | None
-    as_json: bool
-    adapter: str | None = None
-    """Name of an adapter of the package."""
-    prefix: Path | None = None
-    """File of a prefix that every prompt goes on with."""
-    save_prefix: Path | None = None
-    """The prompt, or the system message, is read and kept here; nothing is generated."""
-    speculation: Speculation = NO_SPECULATION
-    """Who guesses what follows."""
-    limits: Limits = Limits()
-    probe_seconds: float = 120.0
-    """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
-    choice: Choice = AS_IT_IS
-    """What was said of a folder that Partita did not write."""
-    input: Path | None = None
-    """A file of prompts, in place of `prompts`."""
-    output: Path | None = None
-    """The file of its answers."""
-    address: str | None = None
-    """Of the cluster that answers them; None: this process does."""
-    workers: int | None = None
-    """Worker processes of the cluster."""
+    prefix: Path | None
+    save_prefix: Path | None
+    input: Path | None
+    output: Path | None
+    stop: tuple[str, ...]
 
+    @property
+    def where(self) -> ChainOptions:
+        """The provider chain."""
+        return replace(chain_of(self), graph_capture=self.graph_capture)
 
-def nested(options: GenerateCommand) -> GenerateOptions:
-    """The options of the command line by what uses them."""
-    return GenerateOptions(
-        package=Path(options.package),
-        prompts=(*options.prompts, *options.more_prompts),
-        where=replace(chain_of(options), graph_capture=options.graph_capture),
-        sampling=group(options, Sampling),
-        stop=tuple(options.stop),
-        chat=options.chat or options.system is not None,
-        system=options.system,
-        token_ids=options.token_ids,
-        prefill_chunk=options.prefill_chunk,
-        report=path_of(options.report),
-        as_json=options.as_json,
-        adapter=options.adapter,
-        prefix=path_of(options.prefix),
-        save_prefix=path_of(options.save_prefix),
-        speculation=Speculation.of(options),
-        limits=Limits.of(options),
-        probe_seconds=options.probe_seconds,
-        choice=Choice.of(options),
-        input=path_of(options.input),
-        output=path_of(options.output),
-        address=options.address,
-        workers=options.workers,
-    )
+    @property
+    def sampling(self) -> Sampling:
+        """The sampling, complete once `completed_for` has seen it."""
+        return group(self, Sampling)
+
+    @property
+    def speculation(self) -> Speculation:
+        """The speculative decoding."""
+        return Speculation.of(self)
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the placement."""
+        return Limits.of(self)
+
+    @property
+    def choice(self) -> Choice:
+        """What the user says of a foreign folder."""
+        return Choice.of(self)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the chat template is applied."""
+        return self.chat or self.system is not None
 
 
 def check_options(options: GenerateOptions) -> None:
     """Check the options of the loop before anything is read. Raises UsageError."""
-    if options.token_ids and (options.chat or options.stop):
+    if options.token_ids and (options.is_chat or options.stop):
         raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
     if options.save_prefix is not None:
         _check_saving(options)
@@ -122,7 +96,7 @@ def _check_saving(options: GenerateOptions) -> None:
         raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")
     if options.limits.given():
         raise UsageError("--save-prefix looks at no limits of placement; leave them out, and check them with place")
-    if options.chat and options.system is None:
+    if options.is_chat and options.system is None:
         raise UsageError("--save-prefix of a conversation keeps its system message; give --system in place of --chat")
     if len(options.prompts) != (options.system is None):
         raise UsageError("--save-prefix keeps one text: give one prompt, or --system and no prompt")

@@ -97,7 +97,7 @@ def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, 
     """The tokenizer and the package, loaded. Raises what both raise."""
     began, text = time.perf_counter(), None
     if not options.token_ids:
-        may_be_ids = not (options.chat or options.stop or options.system)
+        may_be_ids = not (options.is_chat or options.stop or options.system)
         text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
     seconds = time.perf_counter() - began
     engine = open_engine(
@@ -116,7 +116,7 @@ def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, 
 
 def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: Said | None) -> Generation:
     """Queue the prompts. Raises GenerationError for prompts that cannot be taken."""
-    if options.chat:
+    if options.is_chat:
         system = options.system if said is None else system_of(said)
         conversations = [conversation(prompt, system) for prompt in prompts]
         begin: Callable[..., Generation] = partial(model.chat, conversations)
