@@ -52,52 +52,34 @@ from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
 
 VERBS = (
+    Verb("export", ExportCommand, "partita export ./my-checkpoint ./package --precision fp16 --max-length 512"),
+    Verb("generate", GenerateCommand, 'partita generate ./package "Return the" --max-new-tokens 64 --report run.json'),
+    Verb("chat", ChatCommand, "partita chat ./package --system 'You answer in one sentence.'"),
+    Verb("serve", ServeCommand, "partita serve ./package --provider cpu --port 8000"),
+    Verb("verify", VerifyCommand, "partita verify ./package --provider cpu"),
+    Verb("evaluate", EvaluateCommand, "partita evaluate ./package-int4 --provider cpu"),
+    Verb("inspect", InspectCommand, "partita inspect ./package --against ./other-package"),
     Verb(
-        "export",
-        ExportCommand,
-        "export:run",
-        "partita export ./my-checkpoint ./package --precision fp16 --max-length 512",
+        "place", PlaceCommand, "partita place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0"
     ),
-    Verb(
-        "generate",
-        GenerateCommand,
-        "generate:run",
-        'partita generate ./package "Return the" --max-new-tokens 64 --report run.json',
-    ),
-    Verb("chat", ChatCommand, "chat:run", "partita chat ./package --system 'You answer in one sentence.'"),
-    Verb("serve", ServeCommand, "serve:run", "partita serve ./package --provider cpu --port 8000"),
-    Verb("verify", VerifyCommand, "verify:run", "partita verify ./package --provider cpu"),
-    Verb("evaluate", EvaluateCommand, "evaluate:run", "partita evaluate ./package-int4 --provider cpu"),
-    Verb("inspect", InspectCommand, "inspect:run", "partita inspect ./package --against ./other-package"),
-    Verb(
-        "place",
-        PlaceCommand,
-        "place:run",
-        "partita place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0",
-    ),
-    Verb(
-        "support",
-        SupportCommand,
-        "support:run",
-        "partita support Resize com.microsoft:MatMulNBits --provider webgpu",
-    ),
-    Verb("bench", BenchCommand, "bench:run", "partita bench ./package --providers webgpu cpu"),
-    Verb("providers", ProvidersCommand, "providers:run", "partita providers --json"),
+    Verb("support", SupportCommand, "partita support Resize com.microsoft:MatMulNBits --provider webgpu"),
+    Verb("bench", BenchCommand, "partita bench ./package --providers webgpu cpu"),
+    Verb("providers", ProvidersCommand, "partita providers --json"),
 )
 """In the order of the help."""
 REPORT_VERBS = (
-    Verb("show", ShowCommand, "report:show", "partita report show run.json"),
-    Verb("html", HtmlCommand, "report:html", "partita report html run.json --out run.html"),
-    Verb("markdown", MarkdownCommand, "report:markdown", "partita report markdown run.json >> $GITHUB_STEP_SUMMARY"),
-    Verb("explain", ExplainCommand, "report:explain", "partita report explain run.json layers.0.mlp.up_proj/MatMul"),
-    Verb("diff", DiffCommand, "report:diff", "partita report diff last-week.json today.json"),
+    Verb("show", ShowCommand, "partita report show run.json", "report:show"),
+    Verb("html", HtmlCommand, "partita report html run.json --out run.html", "report:html"),
+    Verb("markdown", MarkdownCommand, "partita report markdown run.json >> $GITHUB_STEP_SUMMARY", "report:markdown"),
+    Verb("explain", ExplainCommand, "partita report explain run.json layers.0.mlp.up_proj/MatMul", "report:explain"),
+    Verb("diff", DiffCommand, "partita report diff last-week.json today.json", "report:diff"),
     Verb(
         "check",
         CheckCommand,
-        "report:check",
         "partita report check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
+        "report:check",
     ),
-    Verb("trace", TraceCommand, "report:trace", "partita report trace run.json --out trace.json"),
+    Verb("trace", TraceCommand, "partita report trace run.json --out trace.json", "report:trace"),
 )
 HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2

@@ -30,9 +30,11 @@ class Verb:
 
     name: str
     options: type[Any]
-    run: str
-    """`MODULE:FUNCTION` in `partita.commands`, called with the options; returns the exit code, None for 0."""
     example: str
+    run: str = ""
+    """`MODULE:FUNCTION` in `partita.commands`, called with the options; returns the exit code, None for 0. Default:
+    `run` in the module of the verb's name.
+    """
 
 
 def add(app: typer.Typer, verb: Verb) -> None:
@@ -42,7 +44,7 @@ def add(app: typer.Typer, verb: Verb) -> None:
     def call(**given: Any) -> None:
         options = checked(verb.options(**_values(verb.options, given)))
         check_early(options)
-        module, _, function = verb.run.partition(":")
+        module, _, function = (verb.run or f"{verb.name}:run").partition(":")
         raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
 
     call.__doc__ = verb.options.__doc__
