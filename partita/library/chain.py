@@ -61,7 +61,7 @@ def chain_of(options: ProviderChain) -> ChainOptions:
     if given is not None and not entries:
         raise UsageError("providers is empty; name at least one, or leave it out for the best usable one")
     return ChainOptions(
-        provider=",".join(entry if isinstance(entry, str) else entry[0] for entry in entries) or None,
+        provider=None if given is None else ",".join(each if isinstance(each, str) else each[0] for each in entries),
         provider_options=_merged([dict([entry]) for entry in entries if not isinstance(entry, str)], options),
         provider_libraries={name: os.fspath(path) for name, path in (options.provider_libraries or {}).items()},
         pins=tuple(options.pins),
