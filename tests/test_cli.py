@@ -166,7 +166,10 @@ def test_prompts_are_answered_in_the_rows_of_a_batch(
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
     assert out.startswith("[1] ") and "\n[2] " in out
-    assert succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 4)[0]
+    alone, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 4)
+    assert out.startswith(f"[1] {alone}")
+    out, err = succeeds(capsys, "generate", package, *PROMPT.split(), "--max-new-tokens", 1)
+    assert f"[{len(PROMPT.split())}] " in out and "quote" in err
 
 
 def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:

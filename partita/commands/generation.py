@@ -34,7 +34,7 @@ from partita.library.model import Model
 from partita.library.notes import chunk_ignored, idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.run_report import limits_error
-from partita.observations.text_format import percent
+from partita.observations.text_format import percent, plural
 from partita.options import PlaceOptions, SamplingValues
 from partita.package import Manifest
 from partita.partition_reports import storage
@@ -74,6 +74,8 @@ def run_generation(
         ids = [ticket.work.prompt for ticket in generation.progress.tickets]
         notes = (*chunk_ignored(options.prefill_chunk, generation.chunk), *_prefix_note(said, ids))
         say_notes(options, target, model, ids, notes)
+        if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
+            say(f"{plural(len(prompts), 'prompt')}; quote the words if they are one prompt")
         outcome = _drive(options, generation)
         if options.as_json and not outcome.closed:
             record = _as_record(options, target, outcome, model, generation, notes)

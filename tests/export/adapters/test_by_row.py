@@ -138,7 +138,7 @@ def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exporte
 def test_where_rows_have_one_together_they_take_turns(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), batch_size=1, with_adapters=tuple(adapters.items()))
+    package = exported(tiny_checkpoint("llama"), batch_size=1, with_adapters=adapters)
     found, most = answers(package, ASKED)
     assert found == alone(package) and most == 1
 
@@ -146,7 +146,7 @@ def test_where_rows_have_one_together_they_take_turns(
 def test_a_file_of_rows_names_its_adapters(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), batch_size=3, with_adapters=tuple(adapters.items()))
+    package = exported(tiny_checkpoint("llama"), batch_size=3, with_adapters=adapters)
     rows = [{"tokens": prompt, "stop_token_ids": [], **({"adapter": name} if name else {})} for prompt, name in ASKED]
     wrong = [{"tokens": SHORT, "adapter": "other"}, {"tokens": SHORT, "adapter": 3}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, *wrong]))

@@ -60,7 +60,7 @@ def test_each_adapter_is_what_merging_it_gives(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
     checkpoint = tiny_checkpoint("llama")
-    package = exported(checkpoint, with_adapters=tuple(adapters.items()))
+    package = exported(checkpoint, with_adapters=adapters)
     manifest = read_manifest(package)
     steps = {step.step.partition(": ")[0] for step in manifest.verification.steps}
     assert manifest.verification.status == "verified" and {"prefill", "loud", "small"} <= steps
@@ -79,7 +79,7 @@ def test_each_adapter_is_what_merging_it_gives(
 def test_one_model_changes_adapters_and_says_which(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]
 ) -> None:
-    package = exported(tiny_checkpoint("llama"), with_adapters=tuple(adapters.items()))
+    package = exported(tiny_checkpoint("llama"), with_adapters=adapters)
     with partita.load(package, providers="cpu") as model:
         assert model.adapters == ("loud", "small")
         first = {name: model.generate([PROMPT], max_new_tokens=8, adapter=name).run().tokens for name in (None, "loud")}
@@ -142,7 +142,7 @@ def test_a_tied_head_has_a_path_and_the_embedding_none(
 def test_an_answer_that_is_not_the_adapter_s_is_found(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path], own_copy: Any
 ) -> None:
-    package = own_copy(exported(tiny_checkpoint("llama"), with_adapters=tuple(adapters.items())))
+    package = own_copy(exported(tiny_checkpoint("llama"), with_adapters=adapters))
     (package / adapter_file("loud")).write_bytes((package / adapter_file("small")).read_bytes())
     with pytest.raises(PackageError, match=r"adapter-loud\.onnx_adapter: .* bytes, the manifest says"):
         partita.load(package, providers="cpu")
