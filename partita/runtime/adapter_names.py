@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import UsageError
 from partita.package import Manifest
 from partita.spelling import spelled
-
-
-def check_adapters(folder: Path, manifest: Manifest, names: Sequence[str | None]) -> None:
-    """Check the adapters of the rows of a batch. Raises UsageError for a name that is not there, and for others beside
-    each other where all rows have one.
-    """
-    for name in dict.fromkeys(names):
-        check_adapter(folder, manifest, name)
-    if len(set(names)) > 1 and not manifest.graph.adapters_by_row:
-        listed = ", ".join(name or "none" for name in dict.fromkeys(names))
-        raise UsageError(
-            f"{spelled('adapter')}: the rows of {folder} have one adapter together, and these are {listed}; generate "
-            "with one after the other"
-        )
 
 
 def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:

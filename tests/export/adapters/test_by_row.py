@@ -103,7 +103,7 @@ def test_row_by_row_as_single_runs(
     checkpoint = tiny_checkpoint("llama")
     if options.get("precision") == "fp16":  # what the loud one adds is as large as the rest, and its rounding as well
         adapters = {**adapters, "loud": save_adapter(tmp_path / "soft", checkpoint, EVERY, lora_alpha=1)}
-    given = tuple(adapters.items())
+    given = adapters
     package = exported(checkpoint, with_adapters=given, **options)
     manifest = read_manifest(package)
     assert manifest.graph.adapters_by_row and manifest.verification.status == "verified"
@@ -119,7 +119,7 @@ def test_row_by_row_as_single_runs(
 @pytest.mark.heavy
 def test_rows_of_fixed_graphs(tiny_checkpoint: TinyCheckpoint, exported: Exported, adapters: dict[str, Path]) -> None:
     """A pair of graphs in which every size is a number, as compilers take them."""
-    given = tuple(adapters.items())
+    given = adapters
     package = exported(tiny_checkpoint("llama"), with_adapters=given, batch_size=2, static_shapes=True, prefill_chunk=6)
     graph = read_manifest(package).graph
     assert len(graph.files) == 2 and graph.adapters_by_row and graph.adapters_of_every_row
@@ -158,4 +158,4 @@ def test_a_file_of_rows_names_its_adapters(
     assert [tuple(row["tokens"]) for row in found[: len(rows)]] == alone(package)
     assert "has no adapter of this name; choose one of loud, small" in found[-2]["error"]
     assert found[-2]["error"].startswith('field adapter "other": ') and "--" not in found[-2]["error"]
-    assert "adapter is '3'; it must be the name of one" in found[-1]["error"]
+    assert "adapter is '3'; it must be the name of an adapter" in found[-1]["error"]

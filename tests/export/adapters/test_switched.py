@@ -109,7 +109,7 @@ def test_beside_every_form_of_weights(
     if options.get("precision") in ("int4", "int8"):
         (tmp_path / "text").write_text("return the value of the given item in the other list\n" * 24)
         options = {**options, "quality_text": tmp_path / "text"}
-    given = tuple(adapters.items())
+    given = adapters
     if options.get("precision") == "fp16":  # what the loud one adds is as large as the rest, and its rounding as well
         soft = save_adapter(tmp_path / "soft", tiny_checkpoint("llama"), EVERY, lora_alpha=1)
         given = (("loud", soft), ("small", adapters["small"]))
