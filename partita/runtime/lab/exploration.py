@@ -19,7 +19,7 @@ from partita.runtime.lab.factors import MOST_COMBINED, as_it_is, combined, facto
 from partita.runtime.lab.forms import Form, TypedForm, as_example, assignments, plainest_forms
 from partita.runtime.lab.graph import cut_proto
 from partita.runtime.lab.laboratory import BUDGET, Answer, Lab, Turn
-from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, Slot, element_in, spell_type
+from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, types_of
 from partita.runtime.lab.surroundings import Neighbourhood, holder_models
 from partita.runtime.lab.variant import (
     Variant,
@@ -379,7 +379,12 @@ def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
     operator = operator_of(subject.variant)
     if operator is None:
         return
-    own, bound = _types_of(subject.variant, operator)
+    node, feeds = subject.variant.node, subject.variant.feeds
+    kinds = {**tensor_types(variant_model(subject.variant)), **{feed.name: feed.kind for feed in feeds}}
+    own = types_of(node, operator, kinds)
+    slots = [operator.input(index) for index, name in enumerate(node.input) if name]
+    slots += [operator.output(index) for index, name in enumerate(node.output) if name]
+    bound = {slot.variable for slot in slots if slot is not None and len(slot.types) > 1}
     known = {fingerprint(variant_model(subject.variant, auxiliary=auxiliary)) for auxiliary in (False, True)}
     found: list[Experiment] = []
     for typed in _typed_forms(operator, own):
@@ -417,19 +422,6 @@ def _typed_forms(operator: Operator, own: dict[str, str]) -> Iterator[TypedForm]
     for form in listed[:1]:
         usual = (types for types in assignments(form)[0] if all(kind in USUAL for _, kind in types))
         yield from (TypedForm(form, types, "types") for types in islice(usual, MOST_TYPES))
-
-
-def _types_of(variant: Variant, operator: Operator) -> tuple[dict[str, str], set[str]]:
-    """Types by type variable, as far as the inputs tell them and those of the outputs follow; and all variables."""
-    kinds = {**tensor_types(variant_model(variant)), **{feed.name: feed.kind for feed in variant.feeds}}
-    slots: list[tuple[Slot | None, str]] = []
-    slots += ((operator.input(index), name) for index, name in enumerate(variant.node.input) if name)
-    slots += ((operator.output(index), name) for index, name in enumerate(variant.node.output) if name)
-    found: dict[str, str] = {}
-    for slot, name in slots:
-        if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
-            found.setdefault(slot.variable, text)
-    return found, {slot.variable for slot, _ in slots if slot is not None and len(slot.types) > 1}
 
 
 def _all_types(typed: TypedForm) -> dict[str, str]:

@@ -265,3 +265,15 @@ def parse_type(text: str, shape: tuple[int, ...]) -> onnx.TypeProto:
     else:
         raise ValueError(f"{text!r} is not a known type")
     return kind
+
+
+def types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> dict[str, str]:
+    """The types of a node by type variable, inputs first, as far as those of its tensors (`kinds`) are known."""
+    slots = [(operator.input(index), name) for index, name in enumerate(node.input)]
+    outputs = [(operator.output(index), name) for index, name in enumerate(node.output)]
+    slots += [(slot, name) for slot, name in outputs if slot is not None and len(slot.types) > 1]
+    found: dict[str, str] = {}
+    for slot, name in slots:
+        if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
+            found.setdefault(slot.variable, text)
+    return found

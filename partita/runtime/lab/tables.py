@@ -17,7 +17,7 @@ from partita.providers.resolve import Resolution
 from partita.runtime.lab.forms import Form, TypedForm, Types, as_example, assignments, forms, ir_version, ranks
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph, cut_proto
 from partita.runtime.lab.laboratory import Answer, Cache, Lab
-from partita.runtime.lab.schema import Operator, find_operator, operators, spell_type
+from partita.runtime.lab.schema import Operator, find_operator, operators, types_of
 from partita.runtime.lab.variant import fingerprint, node_variant, part_model, variant_model, zeros_needed
 from partita.support import answers as support
 
@@ -253,21 +253,9 @@ def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, Counter
     for node in graph.nodes.values():
         operator = find_operator(node.domain, node.op_type, versions.get(node.domain, 1))
         if operator is not None and operator in known:
-            found.setdefault(operator, Counter())[_types_of(node, operator, kinds)] += 1
+            types = tuple(types_of(node, operator, kinds).items())
+            found.setdefault(operator, Counter())[types] += 1
     return found
-
-
-def _types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> Types:
-    """The types of a node by type variable, as far as they are known: of its inputs, and of its first output."""
-    slots = [(operator.input(index), name) for index, name in enumerate(node.input)]
-    output = operator.output(0)
-    if output is not None and len(output.types) > 1:
-        slots += [(output, name) for name in node.output[:1]]
-    found: dict[str, str] = {}
-    for slot, name in slots:
-        if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
-            found.setdefault(slot.variable, text)
-    return tuple(found.items())
 
 
 # --- a graph that is not written yet ---------------------------------------------------------------------------------

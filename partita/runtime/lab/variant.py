@@ -98,10 +98,6 @@ class Variant:
         """The feed of an input; None for one that is left out."""
         return next((feed for feed in self.feeds if feed.name == name), None)
 
-    def with_feed(self, changed: Feed) -> Variant:
-        """The variant with one feed in place of the one of that name."""
-        return replace(self, feeds=tuple(changed if feed.name == changed.name else feed for feed in self.feeds))
-
 
 def node_variant(graph: Graph, name: str) -> Variant:
     """The variant of one node. Raises CannotProbeError when a type is not known."""
