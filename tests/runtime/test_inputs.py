@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from partita.commands.place import named_files
 from partita.runtime.inputs import name_and_file
 
 
@@ -24,10 +23,6 @@ from partita.runtime.inputs import name_and_file
 )
 def test_the_longest_name_of_an_input_is_the_name(text: str, name: str, file: str):
     assert name_and_file(text, ["x", "x=y"]) == (name, file)
-
-
-def test_whatever_may_be_the_file_is_kept_from_being_written_over():
-    assert Path("runs/lr=0.1/x.npy") in named_files("x=runs/lr=0.1/x.npy")
 
 
 def test_a_file_in_a_folder_with_an_equals_sign_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

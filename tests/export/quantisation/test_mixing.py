@@ -168,7 +168,7 @@ def test_the_widest_mix_is_tried_last_and_none_twice() -> None:
     def judge(count: int) -> Judged:
         return Judged(count, 0.0 if count >= 10 else 1.0, 1.0)
 
-    options = ExportOptions("checkpoint", Path("out"), "int4", max_perplexity_ratio=1.01)
+    options = ExportOptions("checkpoint", Path("out"), precision="int4", max_perplexity_ratio=1.01)
     draft: Any = SimpleNamespace(work=SimpleNamespace(options=options))
     steps = tuple(mixing.Step(Unit((), (4, 8, FULL)), 8) for _ in range(100))
     tried = {most: Mixes(draft)._counts(Ladder(steps, (), judge), most) for most in (100, 10, 5)}

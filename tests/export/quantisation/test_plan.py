@@ -55,7 +55,7 @@ class Asked:
 def options(
     precision: str = "int4", keep: tuple[tuple[str, str], ...] = (), block_size: int | None = None
 ) -> ExportOptions:
-    return ExportOptions("checkpoint", Path("out"), precision, keep=keep, block_size=block_size)
+    return ExportOptions("checkpoint", Path("out"), precision=precision, keep=keep, block_size=block_size)
 
 
 def target(asked: Asked | None, kernels: Kernels | None = None) -> Target:

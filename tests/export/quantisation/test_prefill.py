@@ -8,7 +8,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from partita.runtime.engine.guesses import Guessed
 
 from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
@@ -123,15 +122,15 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
         def greedy(logits: object, history: object) -> int:
             return int(logits.argmax())  # type: ignore[attr-defined]
 
-        def guess(history: object, most: int, /) -> Guessed:
-            return Guessed([1, 2, 3][:most], [0, 0, 0][:most])
+        def draft(history: object, most: int, /) -> list[int]:
+            return [1, 2, 3][:most]
 
-        row = engine.join(Request(list(range(1, 9)), greedy, 6, guesser=guess))
+        row = engine.join(Request(list(range(1, 9)), greedy, 6, drafter=draft))
         steps = []
         while (step := engine.step()) is not None:
             steps.append(step)
         assert [step.file for step in steps] == ["prefill.onnx"] + ["decode.onnx"] * (len(steps) - 1)
-        assert any(step.guessed for step in steps), "guesses are confirmed by the graph that would have made the token"
+        assert any(step.drafted for step in steps), "draft tokens are verified by the graph that would have made the token"
         engine.extend(row, [5, 6, 7])
         turn = engine.step()
         assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
