@@ -29,7 +29,6 @@ from partita.providers.resolve import parse_chain
 from partita.remedies import DECODERS_ONLY, FROM_CHECKPOINT, Remedy
 from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, settling, text
 from partita.runtime.engine import checks, recording
-from partita.runtime.generate import check_prompts
 from partita.runtime.lab import probes as engine
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.ort import errors
@@ -108,14 +107,6 @@ def generated(package: Path, prompt: Any = (5, 6), **options: Any) -> None:
 
 
 # packages, checkpoints and prompts
-
-
-@applies(checks.BEGIN_WITH_ONE)
-def as_many(world: World) -> None:
-    """The engine takes as many rows as the package has; the public API splits prompts into such batches."""
-    with load_runner(world.package(), parse_chain("cpu")) as runner:
-        world.refused(lambda: check_prompts(runner, [[5, 6], [7, 8]]))
-        check_prompts(runner, [[5, 6]])
 
 
 @applies(checks.BEGIN_WITH_ONE)
