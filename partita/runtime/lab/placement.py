@@ -134,7 +134,9 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
     verbose = one_node and bool(resolution.provider.says_why)
     threads = 1 if one_node else None
     try:
-        opening = Opening(threads=threads, explain=True, optimise=not one_node, verbose=verbose, model=model)
+        opening = Opening(
+            threads=threads, explain=True, optimise=not one_node, verbose=verbose, model=model, scratch=_place().parent
+        )
         session = open_native(_place(), [resolution], opening)
     except NativeFailureError as failure:
         return failed(failure, resolution, one_node, legal=lambda: _legal_on_cpu(model))
@@ -160,7 +162,7 @@ def _legal_on_cpu(model: bytes) -> bool:
 
     cpu = Resolution(known_providers()["cpu"], "active")
     try:
-        open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model)).close()
+        open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model, scratch=_place().parent)).close()
     except NativeFailureError as failure:
         return failed(failure, cpu, one_node=True, legal=lambda: False).outcome != "invalid"
     return True
@@ -320,7 +322,7 @@ def _run_on_cpu(model: bytes, sizes: Mapping[str, Sequence[int]]) -> tuple[list[
 
     try:
         cpu = Resolution(known_providers()["cpu"], "active")
-        session = open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model))
+        session = open_native(_place(), [cpu], Opening(threads=1, optimise=False, model=model, scratch=_place().parent))
     except NativeFailureError as failure:
         return None, "" if type(failure.error).__name__ == NO_KERNEL else str(failure)
     try:

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnxruntime as ort
@@ -85,6 +85,8 @@ class Opening:
     """Further entries of the session configuration."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that kernels read when they are built; this process has them while the session is opened."""
+    scratch: Path | None = None
+    """An existing folder for files that are needed while the session opens; None: a temporary folder."""
     optimised: Path | None = None
     """Where ONNX Runtime writes the graph as it runs it; the weights go into `WEIGHTS_FILE` beside it."""
 
@@ -100,6 +102,20 @@ class PortInfo:
     """Numbers, names of symbolic sizes, and None where even the name is unknown; empty for what is no tensor."""
 
 
+class Scratch:
+    """The file of the plan in an existing folder: cheaper than a temporary folder for each of many sessions."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+
+    def cleanup(self) -> None:
+        """Remove the file."""
+        _plan_path(self).unlink(missing_ok=True)
+
+
+Folder: TypeAlias = "tempfile.TemporaryDirectory[str] | Scratch"
+
+
 class Session:
     """An open ONNX Runtime session and what was seen while it was opened. Close it; it owns a temporary folder."""
 
@@ -109,7 +125,7 @@ class Session:
         path: Path,
         resolutions: tuple[Resolution, ...],
         log: tuple[str, ...],
-        folder: tempfile.TemporaryDirectory[str],
+        folder: Folder,
         opening: Opening,
         load_seconds: float,
     ) -> None:
@@ -333,7 +349,7 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
 
 def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """The same, while signals are held."""
-    folder = temporary_directory()
+    folder: Folder = temporary_directory() if opening.scratch is None else Scratch(opening.scratch)
     captured, began = Captured(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
@@ -406,9 +422,7 @@ def _chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] |
     return None if plugins else listed
 
 
-def _session_options(
-    folder: tempfile.TemporaryDirectory[str], active: Sequence[Resolution], opening: Opening, weights: Path
-) -> Any:
+def _session_options(folder: Folder, active: Sequence[Resolution], opening: Opening, weights: Path) -> Any:
     """Options of one session; `weights` is where the model's external data lies."""
     options = ort.SessionOptions()
     options.log_severity_level = _log_level(opening)
@@ -436,7 +450,7 @@ def _session_options(
     return options
 
 
-def _plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
+def _plan_path(folder: Folder) -> Path:
     """Where ONNX Runtime writes its plan. It must not exist: ONNX Runtime would obey it instead."""
     return Path(folder.name) / "plan.json"
 
