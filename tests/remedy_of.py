@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -26,6 +27,11 @@ def alternatives(remedy: Remedy | None) -> Iterator[Remedy]:
     while remedy is not None:
         yield remedy
         remedy = remedy.otherwise
+
+
+def pattern(remedy: Remedy) -> str:
+    """A regular expression of its words, with anything in its blanks."""
+    return ".+".join(map(re.escape, re.split(r"\{\w+\}", remedy.text)))
 
 
 def main(arguments: Sequence[str]) -> None:

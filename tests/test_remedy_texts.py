@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,23 +27,26 @@ from partita.foreign import evidence, lora, shapes
 from partita.foreign.folder import Choice, open_folder
 from partita.library import remote
 from partita.package import GET_AGAIN
-from partita.providers import base, cuda, directml, migraphx, qnn, start, tensorrt
+from partita.providers import cuda, directml, migraphx, qnn, start, tensorrt
+from partita.providers.cuda_dry_run import devices
 from partita.providers.resolve import parse_chain
 from partita.remedies import DECODERS_ONLY, FROM_CHECKPOINT, Remedy
-from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, settling, text
+from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, text
 from partita.runtime.engine import checks, recording
-from partita.runtime.lab import probes as engine
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.ort import errors
 from partita.runtime.runner import load_runner
-from tests.conftest import Exported, TinyCheckpoint
+from tests.conftest import Exported, TinyCheckpoint, require_dry_run
+from tests.contract import test_graph_capture
+from tests.contract import test_remedies as contract
 from tests.foreign import test_adapters, test_cache_layouts, test_rehearsal
 from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the fixture
 from tests.foreign.test_any_decoder import folder_of
 from tests.foreign.test_bad_input import altered
 from tests.planted import on_cuda
 from tests.planted.graphs import build, operators
-from tests.remedy_of import alternatives
+from tests.planted.judge import dry_environment
+from tests.remedy_of import alternatives, pattern
 from tests.runtime import test_place
 from tests.test_remedies import every_remedy
 
@@ -63,9 +69,8 @@ class World:
         """Fail unless the action raises an error with the remedy of this case."""
         with pytest.raises(PartitaError) as caught:
             action()
-        pattern = ".+".join(map(re.escape, re.split(r"\{\w+\}", self.remedy.text)))
         texts = [each.text for each in alternatives(caught.value.remedy)]
-        assert any(re.fullmatch(pattern, each) for each in texts), (texts, str(caught.value))
+        assert any(re.fullmatch(pattern(self.remedy), each) for each in texts), (texts, str(caught.value))
         self.raised += 1
 
     def package(self, **options: Any) -> Path:
@@ -395,27 +400,84 @@ def without_the_output(world: World) -> None:
 # providers
 
 
-NOT_HERE: dict[Remedy, str] = {
-    cast("Remedy", extras.INSTALL_RUNTIME.otherwise): "installs packages, as the environments of the suite are made",
-    base.OTHER_RUNTIME: "needs a plugin library that was built for another ONNX Runtime",
-    cuda.DRIVER: "needs a machine with an NVIDIA GPU",
-    cuda.NO_GPU: "needs a machine with an NVIDIA GPU; the other way, a dry run, is applied in test_place_probes.py",
-    cuda.OTHER_DRIVER: "needs a machine with an NVIDIA GPU and an old driver",
-    directml.NO_GPU: "needs Windows",
-    migraphx.ROCM: "needs a machine with an AMD GPU",
-    migraphx.NO_GPU: "needs a machine with an AMD GPU",
-    qnn.NO_DEVICE: "needs a Qualcomm NPU",
-    tensorrt.TENSORRT: "needs TensorRT and an NVIDIA GPU",
-    start.REMEDIES["not_in_build"]: "needs another build of ONNX Runtime",
-    start.REMEDIES["device_missing"]: "needs a device of a plugin library",
-    chain.WITHOUT_PINS: "needs the plugins of QNN or OpenVINO",
-    settling.OTHER_OPSET: "needs a provider that drops out of a session: seen with DirectML",
-    engine.FIX: "needs a provider that fails on symbolic shapes: seen with QNN",
-    engine.WITHOUT_SWITCH: "needs a Qualcomm NPU",
-    recording.WITHOUT: "needs a device that captures graphs; tests/contract runs the packages without it on WebGPU",
-    engine.REJECTED_REMEDY: "needs a provider that fails on a graph: seen with QNN and OpenVINO",
+@applies(cuda.DRIVER)
+def install_the_driver(world: World) -> None:
+    """A stand-in for the driver's library is there in a dry run."""
+    on_cuda_stand_ins(world, "library_missing", lambda folder, _: (folder / "libcuda.so.1").unlink())
+
+
+@applies(cuda.NO_GPU)
+def where_there_is_a_gpu(world: World) -> None:
+    """A dry run shows ONNX Runtime the GPU that environment variables describe."""
+    on_cuda_stand_ins(world, "device_missing", lambda _, environment: environment.pop(f"{devices.PREFIX}MEMORY_BYTES"))
+
+
+def on_cuda_stand_ins(world: World, reason: str, harm: Callable[[Path, dict[str, str]], object]) -> None:
+    """CUDA is missing after the harm with the remedy of the case, and there without the harm."""
+    require_dry_run()
+    whole = dry_environment(os.environ)
+    folder = shutil.copytree(whole["LD_LIBRARY_PATH"].partition(os.pathsep)[0], world.tmp / "libraries")
+    harmed = {**whole, "LD_LIBRARY_PATH": str(folder)}
+    harm(folder, harmed)
+    path = one_node("Relu", world.tmp / "model.onnx")
+    for environment, expected in ((harmed, reason), (whole, None)):
+        words = (sys.executable, "-m", "partita", "place", path, "--provider", "cuda,cpu", "--json")
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=120)
+        entry = json.loads(done.stdout)["chain"][0]
+        assert entry["reason"] == expected, entry
+        if expected:
+            assert entry["remedy"].startswith(world.remedy.text), entry
+            world.raised += 1
+
+
+IN_OTHER_ENVIRONMENTS: dict[Remedy, Callable[..., None]] = {
+    **{
+        remedy: contract.test_a_planted_cause_is_gone_after_what_its_remedy_says
+        for row in contract.APPLIED
+        for remedy in row.remedies
+    },
+    **{
+        remedy: contract.test_another_onnx_runtime_has_the_provider_or_fits_its_library
+        for _, remedy, _ in contract.BUILDS.values()
+    },
+    cast("Remedy", extras.INSTALL_RUNTIME.otherwise): contract.test_the_onnx_runtime_of_another_extra_runs_its_provider,
+    chain.WITHOUT_PINS: contract.test_pins_that_a_compiler_stumbles_over_are_left_out,
+    recording.WITHOUT: test_graph_capture.test_nodes_elsewhere_are_named_before_anything_runs_which_it_does_without,
 }
-"""Remedies that cannot be applied on the machines that run the tests, and why."""
+"""Remedies that a test applies which runs in another environment than the main one, and the test."""
+
+
+@dataclass(frozen=True)
+class NotHere:
+    """A remedy that cannot be applied on the machines that run the tests. That it is given is shown by a message."""
+
+    needs: str
+    provider: str
+    said: str
+    """What ONNX Runtime says where it is given."""
+
+
+ABSENT = "{}: cannot open shared object file: No such file or directory"
+NOT_HERE: dict[Remedy, NotHere] = {
+    cuda.OTHER_DRIVER: NotHere(
+        "an NVIDIA GPU with an old driver", "cuda", "CUDA driver version is insufficient for CUDA runtime version"
+    ),
+    tensorrt.TENSORRT: NotHere("TensorRT, and an NVIDIA GPU", "tensorrt", ABSENT.format("libnvinfer.so.10")),
+    directml.NO_GPU: NotHere("Windows", "directml", "No GPUs or NPUs detected."),
+    migraphx.ROCM: NotHere("an AMD GPU with ROCm", "migraphx", ABSENT.format("libmigraphx_c.so.3")),
+    migraphx.NO_GPU: NotHere("an AMD GPU", "migraphx", "No devices found for EP 'MIGraphXExecutionProvider'"),
+    qnn.NO_DEVICE: NotHere("a Qualcomm NPU", "qnn", "No devices found for EP 'QNNExecutionProvider'"),
+    start.REMEDIES["device_missing"]: NotHere(
+        "a device of another maker's plugin library", "vitisai", "No devices found for EP 'VitisAIExecutionProvider'"
+    ),
+}
+
+
+@pytest.mark.parametrize("remedy", NOT_HERE, ids=lambda remedy: remedy.text)
+def test_a_remedy_that_cannot_be_applied_here_is_what_a_message_leads_to(remedy: Remedy) -> None:
+    row = NOT_HERE[remedy]
+    ((provider, *_), *_) = [parse_chain(row.provider)]
+    assert remedy.text in {each.text for each in alternatives(start.explain(provider, [row.said]).remedy)}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -436,9 +498,10 @@ def test_what_a_remedy_says_makes_the_error_go(
 
 def test_every_remedy_in_words_is_applied_or_listed_with_a_reason() -> None:
     texts = {remedy.text for _, remedy in every_remedy().values() if not remedy.command and not remedy.options}
-    listed = {remedy.text for remedy in NOT_HERE}
-    assert texts == set(CASES) | listed and not set(CASES) & listed
-    assert len(NOT_HERE) == 18, "a remedy that nobody applies is the exception"
+    elsewhere, listed = {remedy.text for remedy in IN_OTHER_ENVIRONMENTS}, {remedy.text for remedy in NOT_HERE}
+    assert texts == set(CASES) | elsewhere | listed
+    assert len(texts) == len(CASES) + len(elsewhere) + len(listed), "a remedy is in one of them"
+    assert len(NOT_HERE) == 7, "a remedy that nobody applies is the exception"
 
 
 # reasons in a report
@@ -489,14 +552,10 @@ REASONS = (
     ),
     Reason("runtime_inserted", on_cuda.HALVES, on_cuda.HALVES.replace("Asin", "Cos")),
 )
-"""The remedies of the other reasons of nodes need another machine, another provider, or somebody who reads a log."""
-ELSEWHERE = {
-    "dynamic_shape": "needs OpenVINO, QNN or CoreML: the controls of tests/planted have fixed shapes",
-    "option_needed": "needs WebGPU: the controls of tests/planted set the option",
-    "not_claimed": "a hint where to look, and no change",
-    "subgraph_rejected": "needs QNN, OpenVINO or WebGPU: the controls of tests/planted lack the node",
-    "unexplained": "asks for a report to the authors",
-}
+CODES_ELSEWHERE = {code for row in contract.APPLIED for code in row.codes}
+"""Reasons that the planted causes of other environments have, and not their graphs after what the remedy says."""
+NO_CHANGE = {"unexplained": "asks for a report to the authors"}
+"""Reasons whose remedy changes nothing about the graph or the call."""
 
 
 def placed(path: Path, model: str, probe_seconds: float, **arguments: Any) -> dict[str, str]:
@@ -523,6 +582,6 @@ def test_what_the_evidence_of_experiments_names_makes_the_reasons_go(tmp_path: P
 
 
 def test_the_remedy_of_every_reason_of_nodes_is_applied_or_listed() -> None:
-    of_nodes = {reason.code for reason in load_reasons() if reason.level == "node"}
-    applied = {*PROBED, *(reason.code for reason in REASONS)}
-    assert of_nodes == applied | set(ELSEWHERE) and not applied & set(ELSEWHERE) and len(ELSEWHERE) == 5
+    of_nodes = [reason.code for reason in load_reasons() if reason.level == "node"]
+    applied = [*PROBED, *(reason.code for reason in REASONS), *CODES_ELSEWHERE]
+    assert sorted(of_nodes) == sorted([*applied, *NO_CHANGE]) and len(NO_CHANGE) == 1

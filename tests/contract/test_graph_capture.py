@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from partita.runtime.engine.recording import WITHOUT
 from tests.contract.cases import cases, packages_of
 from tests.contract.commands import generated, honoured, refused
 
@@ -17,9 +18,13 @@ def test_a_recorded_step_gives_the_tokens_of_the_cpu(environment, target, packag
 
 @cases("target, package", packages_of("off_capture"))
 @pytest.mark.usefixtures("device")
-def test_nodes_elsewhere_are_named_before_anything_runs(environment, target, package, packages, partita):
-    done = generated(partita, packages / package, f"{target.provider},cpu", "--graph-capture")
-    refused(done, "graph capture is not possible", f"would not run on {target.provider}", target.off_capture[package])
+def test_nodes_elsewhere_are_named_before_anything_runs_which_it_does_without(
+    environment, target, package, packages, partita, cpu_tokens
+):
+    words = (partita, packages / package, f"{target.provider},cpu")
+    said = ("graph capture is not possible", f"would not run on {target.provider}", target.off_capture[package])
+    refused(generated(*words, "--graph-capture"), *said, WITHOUT.text)
+    assert honoured(generated(*words)).out == cpu_tokens(package)
 
 
 @cases("target, package", packages_of("miscaptured"))

@@ -1,13 +1,28 @@
-"""A refusal of a package names the option that is at fault, and a package made with it is not refused."""
+"""What is said to help does, where that takes a provider or a wheel that the main environment does not have."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass, replace
 
 import pytest
 
-from tests.contract.cases import cases
-from tests.contract.commands import execute, generated, honoured
+from partita.diagnosis.reasons.base import load_reasons
+from partita.providers.base import OTHER_RUNTIME
+from partita.providers.start import REMEDIES
+from partita.remedies import Remedy
+from partita.runtime.chain import WITHOUT_PINS
+from partita.runtime.lab import probes
+from partita.runtime.settling import OTHER_OPSET
+from tests.conftest import require
+from tests.contract.cases import cases, targets
+from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured, refused
+from tests.planted.case import ORT_NAMES, Case, Run
+from tests.planted.cases import CASES
+from tests.planted.judge import Outcome, compile_library, outcomes
+from tests.remedy_of import pattern
+from tests.test_extras import WHEELS, named, without
 
 OPTIONS = {"--attention": 1, "--precision": 2}
 """Options of export, and which part of a package's name they are."""
@@ -43,3 +58,135 @@ def test_a_lowering_that_is_not_taken_is_to_be_another(
     assert made, done
     for name in made:
         honoured(generated(partita, packages / name, provider))
+
+
+# planted causes
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A case of tests/planted whose report has these remedies, and what becomes of it when they are followed."""
+
+    case: str
+    remedies: tuple[Remedy, ...] = ()
+    """What is said of the provider."""
+    codes: tuple[str, ...] = ()
+    """Reasons of nodes, of which each has its remedy."""
+    then: Run | None = None
+    """What is run then; None: the control of the case, which is the graph without the cause."""
+
+    def __str__(self) -> str:
+        return self.case
+
+    @property
+    def before(self) -> Case:
+        """As it is planted."""
+        return PLANTED[self.case]
+
+    @property
+    def after(self) -> Case:
+        """As the remedies say."""
+        run = self.then or self.before.control
+        assert run is not None
+        return replace(self.before, name=f"{self.case}-after", run=run, arguments=())
+
+
+PLANTED = {case.name: case for case in CASES}
+RANGE, CAPTURED = PLANTED["webgpu-range-int64"].run, PLANTED["webgpu-capture-with-a-gap-neighbour"].run
+APPLIED = (
+    Applied("openvino-pad-wrap", (probes.REJECTED_REMEDY,), ("subgraph_rejected",)),
+    Applied("openvino-global-pool-of-any-depth", (probes.FIX,)),
+    Applied("openvino-rank-unknown", (probes.FIX,)),
+    Applied("openvino-alone-before-a-gap", codes=("not_claimed",)),
+    Applied("webgpu-opset-6", (OTHER_OPSET,)),
+    Applied("webgpu-range-int64", codes=("option_needed",), then=replace(RANGE, options={"enableInt64": "1"})),
+    Applied(
+        "webgpu-capture-with-a-gap-neighbour",
+        (probes.WITHOUT_SWITCH,),
+        ("subgraph_rejected",),
+        then=replace(CAPTURED, options={}),
+    ),
+    Applied("qnn-symbolic-batch", codes=("dynamic_shape",)),
+)
+
+
+def applied_in(environment: str) -> list[Applied]:
+    """Rows of an environment."""
+    return [row for row in APPLIED if row.before.environment == environment]
+
+
+@pytest.fixture(scope="session")
+def ended(request, tmp_path_factory) -> dict[str, Outcome]:
+    """How the runs before and after ended, of all rows that this Python can run."""
+    rows = applied_in(request.config.getoption("--inside"))
+    return outcomes([case for row in rows for case in (row.before, row.after)], tmp_path_factory.mktemp("applied"))
+
+
+@cases("applied", lambda environment: [(row,) for row in applied_in(environment.name)])
+def test_a_planted_cause_is_gone_after_what_its_remedy_says(environment, applied, ended):
+    for target in environment.targets:
+        if target.needs:
+            require(target.needs, device_is_there(target))
+    raised, gone = (ended[case.command].report for case in (applied.before, applied.after))
+    assert raised is not None and gone is not None, ended
+    ort_name = ORT_NAMES[applied.before.provider]
+    was, now = (chain_entry(report, environment, ort_name) for report in (raised, gone))
+    said = was["remedy"] or ""
+    assert all(re.search(pattern(remedy), said) for remedy in applied.remedies), said
+    remedies = {reason.code: reason.remedy for reason in load_reasons()}
+    rows = {(row["reason"], row["remedy"]) for row in raised["fallbacks"]}
+    assert {(code, remedies[code]) for code in applied.codes} <= rows
+    assert now["status"] == "active"
+    assert not {*applied.codes, was["reason"]} & {row["reason"] for row in gone["fallbacks"]}
+
+
+# other ONNX Runtimes
+
+API = 27
+"""A version of ONNX Runtime's interface that 1.24 of the environment openvino lacks, and 1.32 of qnn has."""
+BUILDS = {
+    "azure": ("not_in_build", REMEDIES["not_in_build"], "AzureExecutionProvider"),
+    "qnn": ("version_mismatch", OTHER_RUNTIME, "QNNExecutionProvider"),
+}
+"""Provider -> what is said of it in the environment openvino, and not in the environment qnn."""
+
+
+def builds(environment):
+    fits = {"openvino": False, "qnn": True}
+    return [(provider, fits[environment.name]) for provider in BUILDS if environment.name in fits]
+
+
+@cases("provider, fits", builds)
+def test_another_onnx_runtime_has_the_provider_or_fits_its_library(
+    environment, provider, fits, partita, model, tmp_path
+):
+    reason, remedy, ort_name = BUILDS[provider]
+    library = ("--provider-library", f"qnn={compile_library(f'WANTED={API}', tmp_path)}") if provider == "qnn" else ()
+    words = ("place", model("matmul_relu"), "--provider", f"{provider},cpu", "--json", "--probe-seconds", "0", *library)
+    entry = chain_entry(honoured(partita(*words)).json, environment, ort_name)
+    if fits:
+        assert entry["reason"] != reason
+    else:
+        assert (entry["reason"], entry["remedy"]) == (reason, remedy.text)
+
+
+@cases("target", targets)
+@pytest.mark.usefixtures("device")
+def test_the_onnx_runtime_of_another_extra_runs_its_provider(environment, target, partita, model, tmp_path):
+    """Each environment is that of an extra, `gpu` that of cuda."""
+    words = ("place", model("matmul_relu"), "--provider", target.provider)
+    line = named(without(tmp_path, ("onnxruntime",), WHEELS, *words))
+    of_providers = re.search(r"for other providers than the CPU one of (.+) in place of cpu", line)
+    assert of_providers is not None, line
+    assert {"cuda": "gpu"}.get(environment.name, environment.name) in of_providers[1].split(", ")
+    honoured(partita(*words))
+
+
+# pins
+
+
+@cases("target", lambda environment: targets(environment) if environment.name == "qnn" else [])
+def test_pins_that_a_compiler_stumbles_over_are_left_out(environment, target, partita, model):
+    words = ("place", model("old_names"), "--provider", f"{target.provider},cpu")
+    refused(partita(*words, "--pin", "cpu:/layers.1/mlp"), "opens this model without", WITHOUT_PINS.text)
+    honoured(partita(*words))

@@ -63,6 +63,7 @@ RANKLESS = operators(
     "  [scaler] p = ai.onnx.ml.Scaler<offset=[0.5], scale=[2.0]>(h)\n  [planted] q = Relu(p)\n  [last] y = Sigmoid(q)\n"
     "}",
 )
+POOLED = image("[planted] p = GlobalLpPool(h)").replace("float[1,4,8,8] x", "float[1,N,8,8] x")
 BEST = operators(
     21,
     "g (float[4,16] x) => (float[4,2] y, int64[4,2] i) <int64[1] k={2}, float[4,16] h> {\n"
@@ -187,5 +188,13 @@ CASES: tuple[Case, ...] = (
         "not_claimed",
         BEST,
         BEST_IN_COMPANY,
+    ),
+    openvino(
+        "global-pool-of-any-depth",
+        "a GlobalLpPool over a symbolic number of channels, which is claimed and then cannot be read",
+        "dynamic_shape",
+        POOLED,
+        swap(POOLED, "[1,N,8,8]", "[1,4,8,8]"),
+        arguments=("--shape", "N=4"),
     ),
 )

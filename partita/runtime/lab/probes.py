@@ -43,7 +43,9 @@ Sizes = Mapping[str, tuple[int, ...]]
 Sessions = tuple[SessionFacts, ...]
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
-FIX = Remedy("fix the sizes of the model's inputs")
+FIX = Remedy(
+    "declare fixed sizes in the file: for the model's inputs, or, where these have them, for what its nodes make"
+)
 WITHOUT_SWITCH = Remedy("leave out {switch}, without which it opens this graph")
 REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
 CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or as it ends"
