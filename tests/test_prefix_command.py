@@ -188,7 +188,11 @@ def _metadata(file: Path) -> dict[str, str]:
             "--seed and --max-new-tokens cannot be given with it",
         ),
         (("a", "--save-prefix", "f", "--stop", "x"), 2, "--stop cannot be given with it"),
-        (("--input", "f", "--output", "g", "--address", "a", "--prefix", "h"), 2, "--address cannot be combined with"),
+        (
+            ("--input", "f", "--output", "g", "--address", "local", "--prefix", "h"),
+            2,
+            "--address cannot be combined with",
+        ),
         (("--input", "f", "--output", "g", "--save-prefix", "h"), 2, "--input cannot be given with it"),
         (("a", "--system", "b", "--prefix", "f"), 2, "leave out --system"),
         (("", "--save-prefix", "f"), 1, "the prompt is empty"),
