@@ -20,8 +20,8 @@ from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import Asked
 from partita.library.sampling import Sampling
 from partita.observations.facts import RunFacts
+from partita.observations.records import ChainEntry, Environment
 from partita.package_records import Verification
-from partita.providers.resolve import Resolution
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.logprobs import TokenLogprobs
@@ -184,7 +184,7 @@ class Host:
         """Free the row of a request."""
         self.engine.release(self._tickets.pop(number))
 
-    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[Resolution, ...], Asked]:
+    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked]:
         """What the partition report is made of."""
         return self.engine.report_facts(request)
 

@@ -32,16 +32,17 @@ from partita.library.run_report import Asked, make_report, said_of
 from partita.library.scheduler import RowRules, Scheduler
 from partita.library.verifying import verify_with
 from partita.observations.facts import RunFacts
+from partita.observations.records import ChainEntry, Environment
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
-from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_chunk
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
+from partita.runtime.environment import environment
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
@@ -107,7 +108,7 @@ class LocalEngine(Scheduler):
         """The partition report of the steps since `open`. Raises ReportError when there are none."""
         return make_report(self.folder, self.manifest, *self.report_facts(request))
 
-    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[Resolution, ...], Asked]:
+    def report_facts(self, request: ReportRequest) -> tuple[RunFacts, tuple[ChainEntry, ...], Environment, Asked]:
         """What the report is made of. Steps wait while it is collected, and not while the report is made."""
         with self._stepping:
             last, runner = self._recorded, self.runner
@@ -146,7 +147,7 @@ class LocalEngine(Scheduler):
             )
             seconds = request.probe_seconds
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
-            return facts, chain, asked
+            return facts, tuple(map(chain_entry, chain)), environment(), asked
 
     def save_prefix(self, request: PrefixRequest) -> PrefixSaved:
         """Read a prefix and write its state to a file; see `Engine.save_prefix`."""

@@ -26,7 +26,8 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.runtime.advice import package_facts
 from partita.runtime.capture import Attempt, try_capture
-from partita.runtime.chain import ChainError
+from partita.runtime.chain import ChainError, chain_entry
+from partita.runtime.environment import environment
 from partita.runtime.inputs import Shape, input_shapes, read_values, size_text
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
@@ -108,7 +109,8 @@ def place(
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None and not isinstance(placed.error, RunInterruptedError):
             facts = replace(facts, notes=(*facts.notes, FAILED_DRY))
-    report = join(facts, resolutions, _asked(options, target), package=package, model=model, played=played)
+    entries = tuple(map(chain_entry, resolutions))
+    report = join(facts, entries, environment(), _asked(options, target), package=package, model=model, played=played)
     if played is not None and options.graph_capture:
         report = _with_capture(report, options, placed, models)
     return report, placed.error

@@ -13,16 +13,13 @@ from partita.errors import ProviderError
 from partita.foreign.folder import Choice
 from partita.library.chain import Target
 from partita.observations.facts import RunFacts
-from partita.observations.records import ChainEntry, PackageFacts
+from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.package import Manifest
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
-from partita.providers.resolve import Resolution
 from partita.remedies import shell
 from partita.runtime.advice import package_facts
-from partita.runtime.chain import chain_entry
-from partita.runtime.environment import environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +43,21 @@ class Asked:
 
 
 def make_report(
-    folder: Path, manifest: Manifest, facts: RunFacts, resolutions: tuple[Resolution, ...], asked: Asked
+    folder: Path,
+    manifest: Manifest,
+    facts: RunFacts,
+    chain: Sequence[ChainEntry],
+    environment: Environment,
+    asked: Asked,
 ) -> Report:
-    """Build the report of one run of a package."""
-    return join(facts, resolutions, asked, package=package_facts(folder, manifest))
+    """Build the report of one run of a package. Loads no ONNX Runtime: the run may have been in a worker process."""
+    return join(facts, chain, environment, asked, package=package_facts(folder, manifest))
 
 
 def join(
     facts: RunFacts,
-    resolutions: tuple[Resolution, ...],
+    chain: Sequence[ChainEntry],
+    environment: Environment,
     asked: Asked,
     *,
     package: PackageFacts | None = None,
@@ -64,7 +67,7 @@ def join(
     """Build the report of one run of a package or of another model; `played` is the device of a dry run."""
     return build_report(
         facts,
-        environment=environment(),
+        environment=environment,
         package=package,
         model=model,
         played=played,
@@ -82,7 +85,7 @@ def join(
             runs=asked.runs,
             limits=asked.limits.by_option(),
         ),
-        chain=(*asked.skipped, *map(chain_entry, resolutions)),
+        chain=(*asked.skipped, *chain),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
     )

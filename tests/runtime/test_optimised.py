@@ -13,6 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from partita.errors import ResourceError
 from partita.library.run_report import Asked, join
 from partita.runtime import optimised, place
+from partita.runtime.chain import chain_entry
+from partita.runtime.environment import environment
 from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
 from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.pins import parse_pins
@@ -40,11 +42,15 @@ def session_of(result):
     return session
 
 
+def asked(folder):
+    return Asked("place", folder, ("cpu",), "default", {}, None)
+
+
 def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     result = placed(norm_model(tmp_path / "m.onnx"))
     assert session_of(result).optimised_why == ""
     assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
-    report = join(result.facts, result.resolutions, Asked("place", tmp_path, ("cpu",), "default", {}, None))
+    report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), asked(tmp_path))
     replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
     assert report.phases[0].nodes[0].replaces_op_types == ("Add", "LayerNormalization")
     assert replaced == {
@@ -59,7 +65,7 @@ def test_what_nodes_make_is_told_in_the_type_that_they_ran_in(tmp_path):
     half = TensorProto.FLOAT16
     nodes = [helper.make_node("Erf", ["x"], ["y"], name="m.a/Erf")]
     result = placed(save(tmp_path / "m.onnx", nodes, [port("x", half)], [port("y", half)]))
-    report = join(result.facts, result.resolutions, Asked("place", tmp_path, ("cpu",), "default", {}, None))
+    report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), asked(tmp_path))
     made = [(node.op_type, node.element_type) for node in report.phases[0].nodes]
     assert made == [("Cast", "float32"), ("Erf", "float32"), ("Cast", "float16")]
 

@@ -168,6 +168,7 @@ def main() -> None:
     module_name, folder, reader = sys.argv[1:4]
     streams.own_process = True
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the channel handles it
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
