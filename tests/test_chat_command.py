@@ -89,7 +89,7 @@ def test_every_line_of_a_pipe_is_a_message(package, monkeypatch, capsys, tmp_pat
         ("hi\n", ("--max-new-tokens", "0"), 2, "--max-new-tokens is 0"),
         ("hi\n", ("--prefill-chunk", "0"), 2, "--prefill-chunk is 0"),
         ("hi\n", ("--speculate", "luck"), 2, "--speculate"),
-        ("/save a\0b\n", (), 2, "/save: the name of the conversation has a character 0"),
+        ("/save a\0b\n", (), 2, "/save: the name of the conversation contains a NUL byte"),
         ("/save ~nobody-of-this-name/x\n", (), 2, "/save ~nobody-of-this-name/x: "),
         (f"/save {'x' * 5000}\n", (), 1, "name too long"),
         (f"{'the value ' * 1500}\n", (), 1, "the cache holds 2048"),

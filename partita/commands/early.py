@@ -27,7 +27,8 @@ def check_early(options: Any) -> None:
         if path is not None:
             _check_package(Path(path))
     model = getattr(options, "model", None)
-    if model is not None and not os.path.lexists(model):
+    operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
+    if model is not None and not operators and not os.path.lexists(model):
         raise PackageError(f"{model}: no such file; name an ONNX file or a package")
     if isinstance(options, ExportOptions):
         from partita.library.exporting import check_before_loading

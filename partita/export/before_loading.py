@@ -11,7 +11,7 @@ from partita.contract import CONTEXT_LENGTHS
 from partita.errors import CheckpointError, UsageError
 from partita.export.options import ExportOptions, check_options
 from partita.export.publish import check_target
-from partita.package import MANIFEST
+from partita.package import MANIFEST, check_folder
 from partita.spelling import spelled
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
@@ -29,7 +29,11 @@ def check(options: ExportOptions) -> None:
 
 
 def _check_folder(options: ExportOptions, folder: Path) -> None:
-    """Check that the folder has a config, and the maximum length against it where config.json has one."""
+    """Check that the files are in the folder, that it has a config, and the maximum length against config.json."""
+    try:
+        check_folder(folder, kind=CheckpointError)
+    except OSError:  # reported when the checkpoint is opened
+        return
     config = folder / "config.json"
     if not config.is_file():
         if not (folder / MANIFEST).is_file() and not any(folder.glob("*.gguf")):

@@ -231,7 +231,7 @@ BLAMED: dict[str, tuple[dict[str, Any], UnsupportedModelError | ParityError]] = 
     "a cache of integers": ({"cache_precision": "int8"}, ParityError("it is not equal")),
     "packed weights": ({"precision": "int4"}, UnsupportedModelError("it is so")),
     "a precision": ({"precision": "bf16"}, ParityError("it is not equal")),
-    "adapters": ({"with_adapters": {}}, UnsupportedModelError("it is so")),
+    "adapters": ({"with_adapters": {"a": Path("a")}}, UnsupportedModelError("it is so")),
     "fixed sizes": ({"static_shapes": True}, UnsupportedModelError("it is so")),
 }
 

@@ -107,7 +107,7 @@ def test_what_every_lowering_rounds_too_much_is_refused(tiny_checkpoint: TinyChe
 @pytest.mark.parametrize("verify", [pytest.param(True, marks=pytest.mark.heavy), False])
 @pytest.mark.parametrize("asked", [True, False])
 def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, verify: bool) -> None:
-    target = find_target("cpu", (), default_allowed=False) if asked else None
+    target = find_target("cpu", {}, default_allowed=False, libraries={}) if asked else None
     summary = exporting(target, ODD, verify=verify)
     manifest = read_manifest(summary.out)
     assert manifest.graph.attention == "onnx24"
@@ -128,7 +128,7 @@ def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, veri
 def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     exporting: Exporting, tmp_path: Path, verify: bool
 ) -> None:
-    target = find_target("cpu", (), default_allowed=False)
+    target = find_target("cpu", {}, default_allowed=False, libraries={})
     with pytest.raises(PartitaError, match=r"head_size.*nothing was written; --attention onnx24 runs there") as caught:
         exporting(target, ODD, attention="gqa", verify=verify)
     assert "please report" not in str(caught.value) and "export the checkpoint again" not in str(caught.value)
@@ -246,7 +246,7 @@ def test_without_memory_for_it_the_run_is_left_out_and_said(
     exporting: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_answer, "free_bytes", lambda: 1000.0)
-    summary = exporting(find_target("cpu", (), default_allowed=False), verify=False)
+    summary = exporting(find_target("cpu", {}, default_allowed=False, libraries={}), verify=False)
     (entry,) = summary.manifest.smoke
     assert entry.status == "not_run" and "are free" in entry.detail
     assert any(note.startswith("not run on cpu here") for note in summary.notes)

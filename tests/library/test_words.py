@@ -15,6 +15,7 @@ from onnx import parser
 
 import partita
 from partita.cli import run
+from partita.demo import checkpoint_path
 from partita.remedies import Remedy
 from tests.remedy_of import alternatives
 
@@ -58,11 +59,11 @@ Words = Callable[[Place], list[str]]
 
 
 def exporting(**options: Any) -> Call:
-    return lambda place: partita.export(place.folder / "none", place.folder / "out", **options)
+    return lambda place: partita.export(checkpoint_path(), place.folder / "out", **options)
 
 
 def export_words(*words: str) -> Words:
-    return lambda place: ["export", str(place.folder / "none"), str(place.folder / "out"), *words]
+    return lambda place: ["export", str(checkpoint_path()), str(place.folder / "out"), *words]
 
 
 def placing(*providers: str, **options: Any) -> Call:
@@ -95,8 +96,8 @@ def generate_words(*words: str) -> Words:
 
 CASES: dict[str, tuple[Call, Words, str, str]] = {
     "precision": (exporting(precision="fp8"), export_words("--precision", "fp8"), "precision='fp8'", "--precision fp8"),
-    "length": (exporting(max_length=1), export_words("--max-length", "1"), "max_length=1", "--max-length 1"),
-    "batch": (exporting(batch_size=0), export_words("--batch-size", "0"), "batch_size=0", "--batch-size 0"),
+    "length": (exporting(max_length=1), export_words("--max-length", "1"), "max_length is 1", "--max-length is 1"),
+    "batch": (exporting(batch_size=0), export_words("--batch-size", "0"), "batch_size is 0", "--batch-size is 0"),
     "chunk": (
         exporting(prefill_chunk=4),
         export_words("--prefill-chunk", "4"),
@@ -108,8 +109,8 @@ CASES: dict[str, tuple[Call, Words, str, str]] = {
     "no target": (
         exporting(attention="gqa", target_default=True),
         export_words("--attention", "gqa", "--target-default"),
-        "target_options, target_libraries and target_default",
-        "--provider-option, --provider-library and --target-default",
+        "target_default is about the provider that target names",
+        "--target-default is about the provider that --target names",
     ),
     "target": (
         exporting(target="nowhere"),
@@ -321,9 +322,7 @@ def what_helps(call: Call, place: Place) -> list[Remedy]:
     ("call", "words"),
     [
         (generating([1] * 65), ["", "export CHECKPOINT PACKAGE --max-length 128"]),
-        (generating([[1], [2]]), ["", "export CHECKPOINT PACKAGE --batch-size 2"]),
         (generating([]), [""]),
-        (generating([9999]), [""]),
         (placing("webgp,cpx"), ["--provider webgpu,cpx"]),
         (placing("cpx,cpu"), ["--provider cpu"]),
         (placing("quantum"), ["providers"]),
@@ -333,9 +332,7 @@ def what_helps(call: Call, place: Place) -> list[Remedy]:
     ],
     ids=[
         "prompt too long",
-        "batch size",
         "no prompt",
-        "token id",
         "chain",
         "provider",
         "no provider",

@@ -42,7 +42,8 @@ def test_an_output_that_other_nodes_read_is_no_output_beside_company():
     ports = []
     for text in (inner, last):
         case = case_of(text)
-        scale = replace(case.feeds[1], constant=zeros("i1", TensorProto.FLOAT, ()))
-        model = variant_model(case.with_feed(scale), auxiliary=True)
+        data, scale = case.feeds
+        scale = replace(scale, constant=zeros("i1", TensorProto.FLOAT, ()))
+        model = variant_model(replace(case, feeds=(data, scale)), auxiliary=True)
         ports.append([port.name for port in model.graph.output])
     assert ports == [[AUXILIARY], ["o0", AUXILIARY]]
