@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from partita.cli import run
 from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
 from partita.export.adapters.branches import switched
 from partita.export.adapters.config import NOT_MERGED
@@ -145,13 +146,13 @@ def test_foreign_tensors(adapter: Path) -> None:
 @pytest.mark.parametrize("option", ["adapter", "with_adapters"])
 def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     other = save_adapter(tmp_path / "adapter", tiny_checkpoint("gpt2"), ("c_attn", "c_proj", "c_fc"), turned=True)
-    value = other if option == "adapter" else (("name", other),)
+    value = other if option == "adapter" else {"name": other}
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **{option: value})
     assert "the adapter of another model: not in the model:" in str(error)
     assert "and 3 more (8 in all)" in str(error) and "it was trained on" in str(error)
     wider = save_adapter(tmp_path / "wider", tiny_checkpoint("llama", hidden_size=32))
     error = refuse(
-        tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else (("a", wider),)}
+        tiny_checkpoint("llama"), tmp_path / "out", **{option: wider if option == "adapter" else {"a": wider}}
     )
     assert "of another shape:" in str(error) and "[8 in all]" not in str(error) and "(8 in all)" in str(error)
     assert "has lora_A [4, 32]" in str(error) and "the model's is [64, 64]" in str(error)
@@ -166,12 +167,11 @@ def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"with_adapters": {}}, "'a b' is no name of an adapter"),
-        ({"with_adapters": (("a", Path("x")), ("a", Path("y")))}, "a is given more than once"),
-        ({"with_adapters": (("Chat", Path("x")), ("chat", Path("y")))}, "Chat is given more than once"),
-        ({"with_adapters": {}, "adapter": Path("y")}, "--adapter merges one"),
+        ({"with_adapters": {"a b": Path("x")}}, "'a b' is no name of an adapter"),
+        ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is given more than once"),
+        ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "--adapter merges one"),
         (
-            {"with_adapters": {}, "precision": "int4", "prefill_precision": "int8"},
+            {"with_adapters": {"a": Path("x")}, "precision": "int4", "prefill_precision": "int8"},
             "prompts have weights of their own",
         ),
     ],
@@ -180,6 +180,12 @@ def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint
 def test_options_that_make_no_sense(options: Any, said: str, tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
     assert isinstance(error, UsageError) and said in str(error)
+
+
+def test_a_name_that_a_command_line_gives_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = ("--with-adapters", "a=x", "--with-adapters", "a=y")
+    assert run(["export", str(tmp_path), str(tmp_path / "out"), *twice]) == 2
+    assert "--with-adapters: a is given more than once" in capsys.readouterr().err
 
 
 def test_force_never_replaces_the_adapter_that_is_read(

@@ -123,7 +123,7 @@ def test_modules_are_known_by_the_names_of_the_model(
     """Queries, keys and values are one product, and blk.0.attn_v in the file."""
     require("gguf")
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"))
-    keep = (("model.layers.0.self_attn.v_proj", "int8"),)
+    keep = {"model.layers.0.self_attn.v_proj": "int8"}
     package = exported(file, precision="int4", keep=keep, quantiser="nearest")
     model = onnx.load(package / "model.onnx", load_external_data=False)
     bits = {

@@ -194,9 +194,9 @@ def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozense
 def test_the_cpu_provider_takes_packed_experts() -> None:
     from partita.library.target import find_target
 
-    ask: Callable[..., Answer] | None = find_target("cpu", (), default_allowed=False).ask
+    ask: Callable[..., Answer] | None = find_target("cpu", {}, default_allowed=False, libraries={}).ask
     assert ask is not None
-    plan = make_plan(options(), find_target("cpu", (), default_allowed=False), MODULES, has_experts=True)
+    plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES, has_experts=True)
     assert plan is not None and plan.kernels.experts
 
 

@@ -53,7 +53,7 @@ class Asked:
 
 
 def options(
-    precision: str = "int4", keep: tuple[tuple[str, str], ...] = (), block_size: int | None = None
+    precision: str = "int4", keep: Mapping[str, str] | None = None, block_size: int | None = None
 ) -> ExportOptions:
     return ExportOptions("checkpoint", Path("out"), precision=precision, keep=keep, block_size=block_size)
 
@@ -79,7 +79,7 @@ def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
 
 
 def test_what_was_said_last_counts() -> None:
-    keep = (("layers.1", "fp32"), ("layers.1.mlp.down_proj", "int8"))
+    keep = {"layers.1": "fp32", "layers.1.mlp.down_proj": "int8"}
     plan = make_plan(options(keep=keep), None, MODULES)
     assert plan is not None
     packed = [plan.packing([name], 256) for name in ("model.layers.10.q", "model.layers.1.q", MODULES[2])]
@@ -269,7 +269,7 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
     """What the CPU provider does with 8 bits at level 0, and says nowhere but in its log."""
     from partita.library.target import find_target
 
-    found = find_target("cpu", (), default_allowed=False)
+    found = find_target("cpu", {}, default_allowed=False, libraries={})
     slow = replace(found, kernels=Kernels(accuracy_level=0))
     told: list[str] = []
     plan = make_plan(options("int8"), slow, MODULES, told.append)
@@ -284,7 +284,7 @@ def test_a_kernel_that_is_slower_than_fp32_is_found_by_timing_it() -> None:
     """8 bits at level 0 again, by the clock alone: nothing reads a log."""
     from partita.library.target import find_target
 
-    found = replace(find_target("cpu", (), default_allowed=False), unpacks=None)
+    found = replace(find_target("cpu", {}, default_allowed=False, libraries={}), unpacks=None)
     nbits = form("matmul_nbits")
 
     def why(level: int) -> str:
@@ -399,5 +399,5 @@ def test_where_nobody_can_be_asked_the_record_decides() -> None:
 def test_the_cpu_provider_takes_the_form_of_its_record() -> None:
     from partita.library.target import find_target
 
-    plan = make_plan(options(), find_target("cpu", (), default_allowed=False), MODULES)
+    plan = make_plan(options(), find_target("cpu", {}, default_allowed=False, libraries={}), MODULES)
     assert plan is not None and plan.kernels == Kernels()

@@ -146,7 +146,7 @@ def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, s
 
 
 def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    keep = (("lm_head", "int8"), ("layers.0", "fp32"), ("layers.0.mlp", "int8"), ("embed_tokens", "fp32"))
+    keep = {"lm_head": "int8", "layers.0": "fp32", "layers.0.mlp": "int8", "embed_tokens": "fp32"}
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
     manifest = checked(package)
     bits = {name.rpartition("/")[0]: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
@@ -155,13 +155,13 @@ def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exp
     assert {bits[f"model.layers.0.mlp.{name}"] for name in LINEAR[4:]} == {8}
     attention = {width for name, width in bits.items() if name.startswith("model.layers.1.self_attn")}
     assert attention == {4}
-    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep)
+    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep.items())
     assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
 
 
 def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     """The file has them so, and the graph agrees with a model whose weights were rounded to them."""
-    keep = (("layers.0", "fp16"), ("layers.0.mlp.down_proj", "bf16"), ("embed_tokens", "bf16"), ("lm_head", "int8"))
+    keep = {"layers.0": "fp16", "layers.0.mlp.down_proj": "bf16", "embed_tokens": "bf16", "lm_head": "int8"}
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep)
     manifest = checked(package)
     kinds = {i.name: onnx.TensorProto.DataType.Name(i.data_type) for i in initializers(package)}
@@ -170,7 +170,7 @@ def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: 
     looked_up = {kinds.get(node.input[0]) for node in nodes(package, "Gather").values()}
     assert (down, gate) == (["BFLOAT16"], ["FLOAT16"]) and "BFLOAT16" in looked_up
     assert not [name for name in nodes(package, "MatMulNBits") if name.startswith("model.layers.0.")]
-    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep)
+    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep.items())
 
 
 def test_a_module_without_a_weight_that_could_be_packed_is_told(
@@ -179,10 +179,10 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay, scorer
 
-    keep = (("input_layernorm", "fp32"), ("lm_head", "int8"), ("embed_tokens", "fp32"))
+    keep = {"input_layernorm": "fp32", "lm_head": "int8", "embed_tokens": "fp32"}
     checkpoint = tiny_checkpoint("llama", num_hidden_layers=1)
     options = ExportOptions(
-        str(checkpoint), tmp_path / "out", "int4", max_length=64, keep=keep, quality_text=short_text
+        str(checkpoint), tmp_path / "out", precision="int4", max_length=64, keep=keep, quality_text=short_text
     )
     told = [note for note in export(options, replay=replay, scorer=scorer).notes if "--keep" in note]
     assert told == [
@@ -200,7 +200,12 @@ def test_an_embedding_that_has_other_bits_than_were_said_is_told(
 
     def notes(checkpoint: Path, **options: Any) -> tuple[str, ...]:
         asked = ExportOptions(
-            str(checkpoint), tmp_path / checkpoint.name, "int4", max_length=64, quality_text=short_text, **options
+            str(checkpoint),
+            tmp_path / checkpoint.name,
+            precision="int4",
+            max_length=64,
+            quality_text=short_text,
+            **options,
         )
         return export(asked, replay=replay, scorer=scorer).notes
 
@@ -214,7 +219,7 @@ def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
     """Queries, keys and values are one weight in the graph."""
-    keep = (("layers.0.self_attn.v_proj", "int8"),)
+    keep = {"layers.0.self_attn.v_proj": "int8"}
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
     checked(package)
     bits = {name: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
