@@ -109,7 +109,7 @@ def declared() -> dict[str, set[str]]:
     """Distributions of pyproject.toml by extra, without those for developers."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     lines = {extras.ALWAYS: project["dependencies"], **project["optional-dependencies"]}
-    names = {extra: {canonicalize_name(Requirement(line).name) for line in each} for extra, each in lines.items()}
+    names = {extra: {str(canonicalize_name(Requirement(line).name)) for line in each} for extra, each in lines.items()}
     return {extra: each for extra, each in names.items() if extra not in FOR_DEVELOPERS}
 
 

@@ -13,6 +13,7 @@ import typer
 import partita
 from partita import options
 from partita.cli import app
+from partita.commands.build import split_pairs
 from partita.errors import UsageError
 from partita.library.batches.rows import SAMPLED as OF_ROWS
 from partita.options import (
@@ -121,3 +122,8 @@ def test_a_range(limits: Range, inside: tuple[float, ...], outside: tuple[float,
 
 def test_a_sampling_keeps_the_order_of_its_fields() -> None:
     assert [each.name for each in fields(Sampling)] == [*SAMPLED, "source"], "they are given by position"
+
+
+def test_of_a_module_that_is_kept_twice_the_last_precision_counts_and_its_place() -> None:
+    found = split_pairs(["layers.0=int8,layers=fp32", "layers.0=fp16"])
+    assert list(found.items()) == [("layers", "fp32"), ("layers.0", "fp16")]

@@ -35,6 +35,7 @@ from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_
 from partita.runtime.engine import checks, recording
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.ort import errors
+from partita.runtime.ort.adapters import write_adapter
 from partita.runtime.runner import load_runner
 from tests.conftest import Exported, TinyCheckpoint, require_dry_run
 from tests.contract import test_graph_capture
@@ -273,7 +274,7 @@ def rename_an_adapter(world: World) -> None:
 def take_the_adapter_of_this_model(world: World) -> None:
     folder = test_adapters.with_lora(world.sample("optimum"), "travel")
     own = (folder / "travel.onnx_adapter").read_bytes()
-    test_adapters.write_adapter(folder / "travel.onnx_adapter", {"odd": np.zeros((4, 2), np.float32)})
+    write_adapter(folder / "travel.onnx_adapter", {"odd": np.zeros((4, 2), np.float32)})
     world.refused(lambda: generated(folder, adapter="travel"))
     (folder / "travel.onnx_adapter").write_bytes(own)
     generated(folder, adapter="travel")

@@ -63,7 +63,12 @@ def packed(folder: Path, model_type: str) -> Manifest:
     text = folder / "text.txt"
     text.write_text(heldout_path().read_text(encoding="utf-8")[:SHORT], encoding="utf-8")
     options = ExportOptions(
-        str(folder / "checkpoint"), folder / "package", "int4", max_length=64, quality_text=text, attention="gqa"
+        str(folder / "checkpoint"),
+        folder / "package",
+        precision="int4",
+        max_length=64,
+        quality_text=text,
+        attention="gqa",
     )
     export(options, replay=replay, scorer=scorer)
     return read_manifest(folder / "package")

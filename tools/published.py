@@ -94,8 +94,8 @@ the log nor a pin tells the cause:
   name in every type (`keys_strings`, `keys_int64s`) goes along with the type. What makes the provider take it is
   the cause; when several things do, it is the first in this order, declared sizes last. When no single change helps,
   two are made together, at most 36 of such combinations, those with an option among them; the evidence says how many
-  of these were left out. Three and more changes at once are not tried. Among them is each opset that does not know an attribute or an optional input of the node,
-  without it.
+  of these were left out. Three and more changes at once are not tried. Among them is each
+  opset that does not know an attribute or an optional input of the node, without it.
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.

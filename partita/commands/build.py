@@ -190,11 +190,12 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 def split_pairs(texts: Sequence[str]) -> dict[str, str]:
     """`NAME=VALUE,NAME=VALUE` texts as name -> value. Raises UsageError for another form."""
-    found = {}
+    found: dict[str, str] = {}
     for part in ",".join(texts).split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
         if not (name and equals and value):
             raise UsageError(f"{spelled('keep')}: {part.strip() or 'nothing'!r} is not NAME=VALUE")
+        found.pop(name, None)  # what is said last counts
         found[name] = value
     return found
 

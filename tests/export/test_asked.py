@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
@@ -19,7 +19,7 @@ from tests.conftest import TinyCheckpoint
 
 def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
     """Whatever is added: its name is that of a flag, or of an option with values."""
-    command = typer.main.get_command(cli.app).commands["export"]
+    command = cast("Any", typer.main.get_command(cli.app)).commands["export"]
     known = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     every = ExportOptions("c", Path("o"))
     for each in fields(ExportOptions):
@@ -38,7 +38,7 @@ def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
 def test_where_files_lay_is_not_kept() -> None:
     options = ExportOptions("c", Path("o"), calibrate=Path("/home/me/notes.txt"), with_adapters={"a": Path("/x/y")})
     assert asked_options(options) == {"calibrate": ("notes.txt",), "with-adapters": ("a=y",)}
-    target = {"target": "moon", "target_options": {"moon": {"a": "1"}}}
+    target: dict[str, Any] = {"target": "moon", "target_options": {"moon": {"a": "1"}}}
     options = ExportOptions("c", Path("o"), **target, target_libraries={"moon": Path("/home/me/libmoon.so")})
     assert asked_options(options) == {
         "target": ("moon",),

@@ -20,12 +20,13 @@ from partita.foreign.folder import AS_IT_IS
 from partita.library.batch import Batch
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine import BatchOptions, Chunk, Engine, ReportRequest
-from partita.library.loading import Process, open_engine
+from partita.library.loading import open_engine
 from partita.library.local import LocalEngine
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.library.scheduler import RowRules, Scheduler
 from partita.library.speculation import Speculation
+from partita.options import Process
 from partita.package import read_manifest
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.ort.binding import Binding

@@ -112,7 +112,7 @@ def test_beside_every_form_of_weights(
     given = adapters
     if options.get("precision") == "fp16":  # what the loud one adds is as large as the rest, and its rounding as well
         soft = save_adapter(tmp_path / "soft", tiny_checkpoint("llama"), EVERY, lora_alpha=1)
-        given = (("loud", soft), ("small", adapters["small"]))
+        given = {"loud": soft, "small": adapters["small"]}
     package = exported(tiny_checkpoint("llama"), with_adapters=given, **options)
     manifest = read_manifest(package)
     assert manifest.verification.status == "verified"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from partita.runtime.engine import loop
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.engine.request import Request
+from partita.runtime.engine.steady import SteadyStep
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy, make_sampler
 from tests.runtime.handmade import ALL, BROKEN, VOCAB, handmade
@@ -70,7 +72,7 @@ class Both:
             general = self._facts(package, script, observe=observe, shares=shares)
         again = Engine.step_again
 
-        def counted(engine: Engine, steady: object) -> Step:
+        def counted(engine: Engine, steady: SteadyStep) -> Step:
             self.steady += 1
             return again(engine, steady)
 
@@ -98,7 +100,7 @@ def both(tmp_path, monkeypatch):
     return Both(tmp_path, monkeypatch)
 
 
-def assert_equal(general: list[object], steady: list[object]) -> None:
+def assert_equal(general: list[Any], steady: list[Any]) -> None:
     """Everything is equal, the bytes of the cache included."""
     assert steady[:-1] == general[:-1]
     for left, right in zip(general[-1], steady[-1], strict=True):

@@ -334,7 +334,7 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
     ):
         feed = open_runner().executor.bound("decode", 1, 1)
         buffer = host_buffer((1, 1, 4), dtype)
-        feed._logits = Logits(Feed(buffer, buffer.host), None, {})
+        feed._logits = Logits(Feed(buffer, buffer.host), None, None)
         buffer.host[0, 0] = stored
         np.testing.assert_array_equal(feed.logits(0, 0), wanted)
         assert feed.logits(0, 0).dtype == np.float32

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 from partita.errors import ProviderError, RefusedNode, Refusing
 from partita.runtime.worker.child import Channel, answer
@@ -50,7 +51,7 @@ def print_everywhere():
     return sys.stdin.read()
 
 
-HANDLERS = {
+HANDLERS: dict[str, Any] = {
     "add": lambda *numbers, start=0: sum(numbers, start),
     "environment": lambda name: (os.environ.get(name), tempfile.gettempdir(), sys.modules["__main__"].__file__),
     "raise": raise_,

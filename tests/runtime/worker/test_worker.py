@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -85,7 +86,7 @@ def test_exceptions_are_raised_here_as_they_are(worker):
 
 
 def test_events_come_in_order():
-    events = []
+    events: list[Any] = []
     with Worker(MODULE, on_event=events.append) as worker:
         worker.send("push", *range(1000))
         assert worker.call("add") == 0
@@ -101,7 +102,7 @@ def test_events_come_in_order():
     ],
 )
 def test_its_end_is_an_error_of_every_call_and_of_later_ones(how, words, number):
-    lost = []
+    lost: list[Any] = []
     with Worker(MODULE, on_lost=lost.append) as worker:
         waiting = worker.submit("end", how)
         with pytest.raises(WorkerLostError, match=words) as caught:
@@ -197,6 +198,7 @@ def test_it_ends_with_its_parent_and_leaves_no_folder(number):
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+    assert parent.stdout is not None
     pid, folder = parent.stdout.readline().split()
     parent.send_signal(number)
     parent.communicate(timeout=SECONDS)
