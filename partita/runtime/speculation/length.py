@@ -13,6 +13,8 @@ from partita.runtime.engine.drafting import Verified
 
 COUNTS = (0, 2, 4, 8)
 OFF_STEPS = 32
+EMPTY_STEPS = 8
+"""Steps for which drafting rests after drafters proposed nothing."""
 REFRESH_STEPS = 64
 """Steps with draft tokens after which one without is measured again."""
 PRIOR, PRIOR_WEIGHT = 0.8, 1.0
@@ -63,6 +65,8 @@ class _Measured:
         self._off = 0
         """Steps for which drafting stays off."""
         self._since_plain = 0
+        self._asked = False
+        """Draft tokens were asked for in the step that is made now."""
 
     def rests(self) -> bool:
         if not self._off:
@@ -71,11 +75,13 @@ class _Measured:
         return True
 
     def count(self) -> int:
+        self._asked = False
         if self.rests() or 0 not in self._seconds or self._since_plain >= REFRESH_STEPS:
             return 0
         counts = COUNTS if self._judged else COUNTS[:2]
         best = max(counts, key=self._tokens_per_second)
         if best and self._tokens_per_second(best) > MARGIN * self._tokens_per_second(0):
+            self._asked = True
             return best
         self._off = OFF_STEPS
         self._accepted = self._judged = 0.0
@@ -89,6 +95,8 @@ class _Measured:
             fade = FADE**judged
             self._accepted = self._accepted * fade + row.accepted
             self._judged = self._judged * fade + judged
+        if self._asked and not drafted:
+            self._off = EMPTY_STEPS
         self._since_plain = self._since_plain + 1 if drafted else 0
         if drafted in COUNTS and drafted in self._made:
             average = self._seconds.get(drafted, seconds)
