@@ -44,7 +44,7 @@ from tests.foreign import test_adapters, test_cache_layouts, test_rehearsal
 from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the fixture
 from tests.foreign.test_any_decoder import folder_of
 from tests.foreign.test_bad_input import altered
-from tests.planted import on_cuda
+from tests.planted import cases
 from tests.planted.graphs import build, operators
 from tests.planted.judge import dry_environment
 from tests.remedy_of import alternatives, pattern
@@ -533,25 +533,26 @@ IN_A_ROW = (
 BEFORE = operators(22, IN_A_ROW.format(kind="int64", operator="Celu", attribute="<select_last_index=1>"))
 AFTER = operators(12, IN_A_ROW.format(kind="float", operator="Elu", attribute=""))
 PROBED = ("no_kernel_version", "no_kernel_op", "no_kernel_type", "attribute_unsupported")
+PLANTED = {case.name: case.run.model for case in cases.CASES}
 NAMED = ("MaxPool of opset 12", "", "float32", "without select_last_index=1")
 """What the evidence of each of them names, which the remedy says to use."""
 REASONS = (
     Reason(
         "cpu_preferred",
-        on_cuda.SHAPES,
-        on_cuda.SHAPES.replace("[N,4,16]", "[2,4,16]"),
+        PLANTED["cuda-shape-arithmetic"],
+        PLANTED["cuda-shape-arithmetic"].replace("[N,4,16]", "[2,4,16]"),
         {"shapes": {"N": (2,)}},
     ),
-    Reason("pinned_by_user", on_cuda.PINNED, on_cuda.PINNED, {"pins": ("cpu:head",)}),
+    Reason("pinned_by_user", PLANTED["cuda-pinned"], PLANTED["cuda-pinned"], {"pins": ("cpu:head",)}),
     Reason(
         "over_budget",
-        on_cuda.STACK,
-        on_cuda.STACK,
+        PLANTED["cuda-over-budget"],
+        PLANTED["cuda-over-budget"],
         {"provider_options": {"cuda": {"memory_budget_kb": "1000"}}},
         {"provider_options": {"cuda": {"memory_budget_kb": "100000"}}},
         probe_seconds=30.0,
     ),
-    Reason("runtime_inserted", on_cuda.HALVES, on_cuda.HALVES.replace("Asin", "Cos")),
+    Reason("runtime_inserted", PLANTED["cuda-inserted-cast"], PLANTED["cuda-inserted-cast"].replace("Asin", "Cos")),
 )
 CODES_ELSEWHERE = {code for row in contract.APPLIED for code in row.codes}
 """Reasons that the planted causes of other environments have, and not their graphs after what the remedy says."""

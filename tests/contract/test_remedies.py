@@ -18,9 +18,8 @@ from partita.runtime.settling import OTHER_OPSET
 from tests.conftest import require
 from tests.contract.cases import cases, targets
 from tests.contract.commands import chain_entry, device_is_there, execute, generated, honoured, refused
-from tests.planted.case import ORT_NAMES, Case, Run
-from tests.planted.cases import CASES
-from tests.planted.judge import Outcome, compile_library, outcomes
+from tests.planted.cases import CASES, Case, Run
+from tests.planted.judge import ORT_NAMES, Outcome, compile_library, outcomes
 from tests.remedy_of import pattern
 from tests.test_extras import WHEELS, named, without
 

@@ -1,4 +1,4 @@
-"""`python -m tests.planted [NAMES…]`: how many reasons are right, by environment and by class, and which are not.
+"""`python -m tests.planted [NAMES…]`: how many reasons are right, by environment, and which are not.
 
 Run from the repository, in the main environment; the others are those of `make envs`. `--inside ENVIRONMENT` is what it
 calls itself with in their Pythons.
@@ -16,9 +16,7 @@ from typing import Any
 
 from tests.conftest import REPOSITORY
 from tests.contract.expectations import ENVIRONMENTS, MAIN
-from tests.planted.case import NO_FALLBACK
-from tests.planted.cases import CASES
-from tests.planted.classes import table
+from tests.planted.cases import CASES, NO_FALLBACK
 from tests.planted.judge import judge, outcomes, plainly
 
 INSIDE = "--inside"
@@ -86,20 +84,14 @@ def main(arguments: list[str]) -> None:
         return
     names = list(dict.fromkeys(case.environment for case in CASES))
     wanted = [case for case in CASES if not arguments or case.name in arguments or case.environment in arguments]
-    chosen = [case.name for case in wanted]
+    assert wanted, "no case or environment of these names"
     header = ["environment", "cases", "right", "wrong", "unexplained"]
     sys.stdout.write("  ".join(cell.ljust(11) for cell in header) + "\n")
-    right: dict[str, bool] = {}
     for environment in names:
         own = [case.name for case in wanted if case.environment == environment]
         if own:
-            verdicts = ask(environment, own)
-            right |= {verdict["name"]: not verdict["wrong"] for verdict in verdicts}
-            sys.stdout.write("\n".join(lines(environment, verdicts)) + "\n")
+            sys.stdout.write("\n".join(lines(environment, ask(environment, own))) + "\n")
             sys.stdout.flush()
-    assert chosen, "no case or environment of these names"
-    asked = [environment for environment in names if any(case.environment == environment for case in wanted)]
-    sys.stdout.write("\n".join(["", *table(right, asked)]) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,39 +27,10 @@ OPSET = 21
 
 
 def operators(opset: int, text: str) -> str:
-    """The graph text with a header: this opset of ONNX, and the contrib and the classic-ML operators beside it."""
-    imports = f'"" : {opset}, "com.microsoft" : 1, "ai.onnx.ml" : 3'
+    """The graph text with a header: this opset of ONNX, contrib and classic-ML operators, and own functions, if any."""
+    local = '"local" : 1, ' if "local." in text else ""
+    imports = f'"" : {opset}, {local}"com.microsoft" : 1, "ai.onnx.ml" : 3'
     return f"<ir_version: {LATEST_IR}, opset_import: [{imports}]>\n{text}"
-
-
-def between(planted: str, *, kind: str = "float", shape: str = "4,16", extra: str = "", opset: int = OPSET) -> str:
-    """A MatMul, what is planted, a Relu: `planted` reads `h` and makes `p`. `extra`: more weights and value types."""
-    width = shape.rpartition(",")[2]
-    more = f", {extra}" if extra else ""
-    return operators(
-        opset,
-        f"g ({kind}[{shape}] x) => ({kind}[{shape}] y) <{kind}[{width},{width}] w{more}> {{\n"
-        f"  [first] h = MatMul(x, w)\n  {planted}\n  [last] y = Relu(p)\n}}",
-    )
-
-
-def image(planted: str, *, inputs: str = "", extra: str = "", opset: int = OPSET, outputs: str = "") -> str:
-    """Neg, what is planted, Neg on an image: `planted` reads `h` [1, 4, 8, 8] and makes `p` of rank 4."""
-    more = f", {inputs}" if inputs else ""
-    also = f", {outputs}" if outputs else ""
-    weights = f" <{extra}>" if extra else ""
-    return operators(
-        opset,
-        f"g (float[1,4,8,8] x{more}) => (float[1,C,H,W] y{also}){weights} {{\n"
-        f"  [first] h = Neg(x)\n  {planted}\n  [last] y = Neg(p)\n}}",
-    )
-
-
-def swap(text: str, old: str, new: str) -> str:
-    """The text with the planted cause taken out. Raises ValueError when it is not in there."""
-    if old not in text:
-        raise ValueError(f"{old!r} is not in {text!r}")
-    return text.replace(old, new)
 
 
 def build(text: str) -> onnx.ModelProto:

@@ -21,9 +21,30 @@ from partita.diagnosis.probe_verdict import ALONE, IN_COMPANY
 from partita.observations.facts import AS_IS
 from tests.conftest import REPOSITORY
 from tests.contract.commands import COMMAND_SECONDS, variables
-from tests.planted.case import CONFIGURED, NO_FALLBACK, OPTION_PREFIX, ORT_NAMES, PLUGIN, WHEELS, Case, Run
+from tests.planted.cases import NO_FALLBACK, Case, Run
 from tests.planted.graphs import save
 
+CONFIGURED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("cuda", "memory_budget_kb"): ("session.resource_cuda_partitioning_settings", "{},"),
+}
+"""Provider and option of Partita's -> entry of the session's configuration, and how it is written."""
+PLUGIN = Path(__file__).with_name("failing_plugin.c")
+"""A provider library that loads and gives an error."""
+ORT_NAMES: Mapping[str, str] = {
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+    "qnn": "QNNExecutionProvider",
+}
+WHEELS: Mapping[tuple[str, str], str] = {
+    ("qnn", "qnn"): "onnxruntime_qnn",
+    ("plugins", "openvino"): "onnxruntime_ep_openvino",
+    ("plugins", "webgpu"): "onnxruntime_ep_webgpu",
+}
+"""Environment and provider -> module of the wheel that carries its library."""
+OPTION_PREFIX: Mapping[tuple[str, str], str] = {("webgpu", "webgpu"): "ep.webgpuexecutionprovider."}
+"""Where options are entries of the session's configuration."""
 BATCH_SECONDS = 600
 SECONDS_PER_COMMAND = 10
 """So much more for each: a machine may have other work."""

@@ -18,8 +18,7 @@ from typing import Any
 from tests.conftest import REPOSITORY
 from tests.contract.commands import variables
 from tests.planted.batch import FORKED
-from tests.planted.case import ORT_NAMES, WHEELS
-from tests.planted.judge import RAW, dry_environment
+from tests.planted.judge import ORT_NAMES, RAW, WHEELS, dry_environment
 
 CPU = "CPUExecutionProvider"
 SECONDS_PER_MODEL = 30
