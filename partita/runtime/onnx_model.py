@@ -156,8 +156,8 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         renamed=named + in_functions > 0,
         nodes=tuple(graph_node(node) for node in proto.graph.node),
         inner=inner_nodes(proto.graph),
-        inputs=tuple(_read_port(port) for port in proto.graph.input if port.name not in initializers),
-        outputs=tuple(_read_port(port).name for port in proto.graph.output),
+        inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
+        outputs=tuple(read_port(port).name for port in proto.graph.output),
         constants=frozenset(initializers).union(
             output for node in proto.graph.node if node.op_type == "Constant" for output in node.output
         ),
@@ -210,7 +210,7 @@ def _tensor_bytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
-def _read_port(port: onnx.ValueInfoProto) -> ModelPort:
+def read_port(port: onnx.ValueInfoProto) -> ModelPort:
     """One graph input."""
     kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
     if kind != "tensor":

@@ -1,8 +1,7 @@
-"""An ONNX file without the values of its weights: a file of two gigabytes is read as fast as one of a few kilobytes.
+"""An ONNX file without the values of its weights, so that the size of the weights costs neither time nor memory.
 
-Protobuf's own parser copies every byte. Here the wire format (https://protobuf.dev/programming-guides/encoding) is
-walked over a memory map, and of tensors whose message is large the fields that hold values are left out; what remains
-is parsed as usual. Field numbers are those of onnx.proto3, which never change.
+Protobuf's own parser copies every byte. This one walks the wire format (https://protobuf.dev/programming-guides/encoding)
+over a memory map and drops the values of large tensors before it parses. Field numbers are those of onnx.proto3.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.capped import MOST_BYTES, check_size
+from partita.runtime.model_file import bytes_for_text
 
 if TYPE_CHECKING:
     import onnx
 
 LARGE_BYTES = 4096
-"""Messages up to this are kept as they are, values included."""
+"""Messages up to this size keep their values."""
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
 LONGEST_VARINT = 10
 DEEPEST = 64
-"""Messages in each other; graphs in graphs do not come near it, and Python's stack is safe."""
+"""Nesting of messages, far above that of real graphs."""
 INSIDE: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -34,9 +34,8 @@ INSIDE: Mapping[str, Mapping[int, str]] = {
 }
 """Fields that hold messages with tensors in them, by kind of message."""
 VALUES = frozenset({4, 5, 6, 7, 9, 10, 11})
-"""Fields of a tensor that hold its values: float_data, int32_data, string_data, int64_data, raw_data, double_data,
-uint64_data.
-"""
+"""Fields of a tensor with its values: float_data, int32_data, string_data, int64_data, raw_data, double_data and
+uint64_data."""
 
 
 def read_light(path: Path) -> onnx.ModelProto:
@@ -59,6 +58,8 @@ def read_light(path: Path) -> onnx.ModelProto:
         raise ValueError("it cannot be parsed") from error
     if not proto.HasField("graph") or not proto.opset_import:
         raise ValueError("it has no graph or no operator set")
+    if bad := bytes_for_text(proto):
+        raise ValueError(f"its {bad} is not UTF-8")
     return proto
 
 
@@ -72,38 +73,24 @@ def _reduced(data: mmap.mmap, start: int, end: int, kind: str, depth: int) -> It
         begin = position
         key, position = _varint(data, position, end)
         number, wire = key >> 3, key & 7
-        if not number:  # as in a file that was made longer with zeros, of which each pair would be a field
+        if not number or wire not in (VARINT, FIXED64, LENGTH, FIXED32):
             raise ValueError("it is no protobuf message")
-        if wire != LENGTH:
-            position = _after(data, position, end, wire)
-            if kind != "tensor" or number not in VALUES:
-                yield data[begin:position]
-            continue
-        size, position = _varint(data, position, end)
+        size = {FIXED64: 8, FIXED32: 4}.get(wire, 0)
+        if wire in (VARINT, LENGTH):
+            value, position = _varint(data, position, end)
+            size = value if wire == LENGTH else 0
         if size > end - position:
             raise ValueError("it is cut off")
-        if number in inside and size > LARGE_BYTES:
+        if wire == LENGTH and number in inside and size > LARGE_BYTES:
             body = b"".join(_reduced(data, position, position + size, inside[number], depth + 1))
-            yield _written(key) + _written(len(body)) + body
+            yield _varint_bytes(key) + _varint_bytes(len(body)) + body
         elif kind != "tensor" or number not in VALUES:
             yield data[begin : position + size]
         position += size
 
 
-def _after(data: mmap.mmap, position: int, end: int, wire: int) -> int:
-    """Where a field that is no message ends."""
-    if wire == VARINT:
-        return _varint(data, position, end)[1]
-    size = {FIXED64: 8, FIXED32: 4}.get(wire)
-    if size is None:
-        raise ValueError("it is no protobuf message")
-    if size > end - position:
-        raise ValueError("it is cut off")
-    return position + size
-
-
 def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
-    """A number of variable length, and where it ends."""
+    """A number of variable length, and its end."""
     value = shift = 0
     for place in range(position, min(position + LONGEST_VARINT, end)):
         byte = data[place]
@@ -114,8 +101,8 @@ def _varint(data: mmap.mmap, position: int, end: int) -> tuple[int, int]:
     raise ValueError("it is cut off, or no protobuf message")
 
 
-def _written(value: int) -> bytes:
-    """A number as protobuf writes it."""
+def _varint_bytes(value: int) -> bytes:
+    """A number of variable length as bytes."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)

@@ -1,19 +1,20 @@
-"""Which module keeps its weights in which precision, told from the nodes that read them.
+"""The precision of each module's weights, from the nodes that read them.
 
-A weight belongs to the module of the node that computes with it; Cast, Transpose and their like are looked through, and
-so is DequantizeLinear. Small codes of which constant nodes make numbers (a Cast, or a Gather of their table, and a
-product with scales) are one weight with these. Where nodes tell no module, the name of a tensor does, if it is a path.
+A weight belongs to the module of the node that computes with it. Cast, Transpose and similar nodes are skipped, and so
+is DequantizeLinear. Small codes that constant nodes decode (a Cast, or a Gather of a table, and a Mul with scales) form
+one weight with their scales. Where no node has a module, a tensor name that is a path gives it.
+
+Inputs and attributes of quantised operators follow onnx/docs/Operators.md and onnxruntime/docs/ContribOperators.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from partita import dtypes
 from partita.inspection.records import ModulePrecision
-from partita.runtime.contents.packing import UNPACKING, Packed, Unpacking, precision_of
 from partita.runtime.contents.tensors import Stored
 from partita.runtime.model_file import all_nodes, graph_node
 
@@ -21,14 +22,54 @@ if TYPE_CHECKING:
     import onnx
 
 CARRIERS = frozenset({"Cast", "Transpose", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand"})
-"""Operators that hand a weight on as it is, or in another type."""
+"""Operators that pass a weight on unchanged, or in another type."""
 RESTORES = "DequantizeLinear"
 TABLED, SMALL_FLOATS = "uint4", "float8"
-"""Types of codes that are places in a table, and of codes that are numbers."""
+"""Types of codes that index a table, and of codes that are numbers."""
 SMALL_ELEMENTS = 1024
-"""Fewer integers than this are sizes, axes and indices, and no weights."""
+"""Fewer integers than this are sizes, axes and indices, not weights."""
 DEEPEST = 8
-"""Carriers behind each other; weights have two or three."""
+"""Longest chain of carriers; weights have two or three."""
+
+
+class Packed(NamedTuple):
+    """Input positions of one quantised weight, its scales and its zero points; None or -1: it has no such input."""
+
+    weight: int
+    scales: int
+    zero_points: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """How an operator reads quantised weights."""
+
+    weights: tuple[Packed, ...]
+    bits: str = ""
+    """Attribute with the bits of a weight; empty: the element type has them."""
+    default_bits: int | None = None
+    block: str = ""
+    """Attribute with the block size; empty: a row, column or tensor shares a scale."""
+    default_block: int = 0
+    kinds: tuple[str, ...] = ()
+    """Names of the values of the attribute `quant_type`, for weights that are not integers."""
+
+
+UNPACKING: Mapping[str, Unpacking] = {
+    "MatMulNBits": Unpacking((Packed(1, 2, 3),), "bits", 4, "block_size"),
+    "MatMulBnb4": Unpacking((Packed(1, 2),), "", 4, "block_size", kinds=("fp4", "nf4")),
+    "GatherBlockQuantized": Unpacking((Packed(0, 2, 3),), "bits", 4, "block_size", 128),
+    "QMoE": Unpacking((Packed(2, 3, 11), Packed(5, 6, 12), Packed(8, 9, 13)), "expert_weight_bits", 4, "block_size"),
+    RESTORES: Unpacking((Packed(0, 1, 2),), block="block_size"),
+    "MatMulIntegerToFloat": Unpacking((Packed(1, 3, 5),)),
+    "DynamicQuantizeMatMul": Unpacking((Packed(1, 2, 3),)),
+    "MatMulInteger": Unpacking((Packed(1, -1, 3),)),
+    "ConvInteger": Unpacking((Packed(1, -1, 3),)),
+    "QLinearMatMul": Unpacking((Packed(3, 4, 5),)),
+    "QLinearConv": Unpacking((Packed(3, 4, 5),)),
+    "QGemm": Unpacking((Packed(3, 4, 5),)),
+    "QAttention": Unpacking((Packed(1, 4, 7),)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +91,14 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class _Decoding:
-    """How constant nodes make the numbers of a weight of small codes."""
+    """How constant nodes decode a weight of small codes."""
 
     reads: str
     """The operator that reads the codes: a Cast, or the Gather of their table."""
     product: onnx.NodeProto
     scales: str
-    table: str
-    """Names of stored tensors; of the table empty where codes are numbers themselves."""
-
-
-@dataclass(slots=True)
-class _Row:
-    """What is summed up for one row."""
-
-    tensors: int = 0
-    parameters: int = 0
-    size_bytes: int = 0
-    shared_with: dict[str, None] = field(default_factory=dict)
+    companions: tuple[str, ...]
+    """Names of scales and table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +107,13 @@ class Weight:
 
     tensor: Stored
     uses: tuple[Use, ...]
-    """Once for each node that computes with it, the first first; of one that nothing reads, one that says so."""
+    """One per node that computes with it; at least one."""
     size_bytes: int
     """With its scales and zero points."""
 
 
 def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, Stored]]) -> tuple[Weight, ...]:
-    """The weights among the stored `tensors` of a file, by the names that nodes have for them."""
+    """The weights among the stored `tensors` of a file, by the names that nodes use for them."""
     named = dict(tensors)
     readers = _Readers(proto, named)
     companions = readers.companions()
@@ -91,70 +122,53 @@ def weights_in(proto: onnx.ModelProto, tensors: Sequence[tuple[str, Stored]]) ->
         uses = tuple(readers.uses(name, tensor)) if name not in companions else ()
         if not uses and (name in companions or not _is_weight(tensor)):
             continue
-        uses = uses or (Use(""),)
-        beside = sum(named[other].size_bytes for other in uses[0].companions if other in named)
-        module = uses[0].module or _path_in(name)
-        found.append(Weight(tensor, (replace(uses[0], module=module), *uses[1:]), tensor.size_bytes + beside))
+        first, *others = uses or (Use(""),)
+        scales = sum(named[other].size_bytes for other in first.companions if other in named)
+        # The name of a tensor is a path in checkpoints only.
+        module = first.module or ("" if "::" in name or "/" in name else name.rpartition(".")[0])
+        found.append(Weight(tensor, (replace(first, module=module), *others), tensor.size_bytes + scales))
     return tuple(found)
 
 
 def module_precisions(weights: Iterable[Weight]) -> tuple[ModulePrecision, ...]:
-    """A row for each way in which a module keeps weights; what several graphs share counts once."""
-    rows: dict[tuple[str, str, str, int | None, bool | None, str], _Row] = {}
-    seen: set[object] = set()
+    """One row per module and way of storage. A tensor that several graphs share counts once."""
+    once: dict[object, Weight] = {}
     for weight in weights:
-        tensor, (first, *others) = weight.tensor, weight.uses
-        if tensor.place in seen:
-            continue
-        seen.add(tensor.place)
-        precision = first.precision or tensor.dtype
-        key = (first.module, precision, first.packed, first.block_size, first.zero_points, first.computed)
-        row = rows.setdefault(key, _Row())
-        row.tensors += 1
-        row.parameters += tensor.elements if first.parameters is None else first.parameters
-        row.size_bytes += weight.size_bytes
-        row.shared_with |= dict.fromkeys(use.module for use in others if use.module not in ("", first.module))
-    return tuple(_record(key, row) for key, row in rows.items())
+        once.setdefault(weight.tensor.place, weight)
+    rows: dict[ModulePrecision, list[Weight]] = {}
+    for weight in once.values():
+        precision = weight.uses[0].precision or weight.tensor.dtype
+        row = ModulePrecision.taken_from(weight.uses[0], precision=precision, tensors=0, parameters=0, size_bytes=0)
+        rows.setdefault(row, []).append(weight)
+    return tuple(_counted(row, members) for row, members in rows.items())
 
 
-def _record(key: tuple[str, str, str, int | None, bool | None, str], row: _Row) -> ModulePrecision:
-    module, precision, packed, block_size, zero_points, computed = key
-    return ModulePrecision(
-        module=module,
-        precision=precision,
-        packed=packed,
-        block_size=block_size,
-        zero_points=zero_points,
-        computed=computed,
-        tensors=row.tensors,
-        parameters=row.parameters,
-        size_bytes=row.size_bytes,
-        shared_with=tuple(row.shared_with),
-    )
+def _counted(row: ModulePrecision, weights: Sequence[Weight]) -> ModulePrecision:
+    """The row with the sums over its weights."""
+    uses = [use.module for weight in weights for use in weight.uses[1:]]
+    sizes = [(weight.uses[0].parameters, weight.tensor.elements) for weight in weights]
+    counts = {
+        "tensors": len(weights),
+        "parameters": sum(elements if parameters is None else parameters for parameters, elements in sizes),
+        "size_bytes": sum(weight.size_bytes for weight in weights),
+        "shared_with": tuple(dict.fromkeys(module for module in uses if module not in ("", row.module))),
+    }
+    return row.model_copy(update=counts)
 
 
 def _is_weight(tensor: Stored) -> bool:
-    """Whether a stored tensor is one of the model's numbers, and no size or index."""
-    if dtypes.is_float(tensor.dtype):
-        return tensor.elements > 1
-    return _is_packed(tensor)
+    """Whether a stored tensor is one of the model's numbers, not a size or an index."""
+    return tensor.elements > 1 if dtypes.is_float(tensor.dtype) else _is_packed(tensor)
 
 
 def _is_packed(tensor: Stored) -> bool:
-    """Whether a tensor of integers is what a matrix was rounded to."""
+    """Whether a tensor of integers is a quantised matrix."""
     bits = dtypes.bits_of(tensor.dtype)
     return bits is not None and bits <= 8 and tensor.dtype != "bool" and tensor.elements >= SMALL_ELEMENTS
 
 
-def _path_in(name: str) -> str:
-    """The module in the name of a tensor, as checkpoints have it; empty where it is no path."""
-    if "::" in name or "/" in name:
-        return ""
-    return name.rpartition(".")[0]
-
-
 class _Readers:
-    """The nodes of a file by what they read."""
+    """The nodes of a file by the tensors they read."""
 
     def __init__(self, proto: onnx.ModelProto, stored: Mapping[str, Stored]) -> None:
         self._stored = stored
@@ -165,40 +179,39 @@ class _Readers:
                     self._by_name.setdefault(name, []).append((node, position))
 
     def companions(self) -> frozenset[str]:
-        """Names of all scales and zero points that belong to a packed weight."""
+        """Names of all scales and zero points of quantised weights."""
         found: set[str] = set()
-        for readers in self._by_name.values():
-            for node, position in readers:
-                packed = _packed_at(node, position)
-                if packed is not None:
-                    found |= set(_companions(node, packed))
+        for node, position in (reader for readers in self._by_name.values() for reader in readers):
+            packed = _packed_at(node, position)
+            found.update(() if packed is None else _companions(node, packed))
         for name, tensor in self._stored.items():
             decoding = self._decoding(name, tensor)
-            found |= {decoding.scales, decoding.table} - {""} if decoding is not None else set()
+            found.update(() if decoding is None else decoding.companions)
         return frozenset(found)
 
     def _decoding(self, name: str, tensor: Stored) -> _Decoding | None:
-        """How a tensor of codes is made numbers of; None where it is none, or read in another way."""
-        if tensor.dtype != TABLED and not tensor.dtype.startswith(SMALL_FLOATS):
+        """How nodes decode a tensor of codes; None for another tensor."""
+        tabled = tensor.dtype == TABLED
+        if not tabled and not tensor.dtype.startswith(SMALL_FLOATS):
             return None
-        reads, table = "Cast", ""
         readers = list(self._through(name, "", 0))
-        if tensor.dtype == TABLED and readers and readers[0][0].op_type == "Gather" and readers[0][1] == 1:
-            reads, table = "Gather", readers[0][0].input[0]
+        table = ""
+        if tabled and readers and readers[0][0].op_type == "Gather" and readers[0][1] == 1:
+            table = readers[0][0].input[0]
             readers = list(self._through(readers[0][0].output[0], "", 0))
-        if not readers or readers[0][0].op_type != "Mul" or bool(table) is not (tensor.dtype == TABLED):
+        if not readers or readers[0][0].op_type != "Mul" or bool(table) is not tabled:
             return None
         product, position, _ = readers[0]
         scales = product.input[1 - position]
-        stored = scales in self._stored and (not table or table in self._stored)
-        return _Decoding(reads, product, scales, table) if stored else None
+        companions = tuple(filter(None, (scales, table)))
+        known = all(companion in self._stored for companion in companions)
+        return _Decoding("Gather" if tabled else "Cast", product, scales, companions) if known else None
 
     def uses(self, name: str, tensor: Stored) -> Iterator[Use]:
-        """How a stored tensor is read, once for each node that computes with it; nothing for what is no weight."""
+        """One use per node that computes with a stored tensor; none for a tensor that is not a weight."""
         decoding = self._decoding(name, tensor)
         if decoding is not None:
             blocks = self._stored[decoding.scales].elements
-            companions = tuple(filter(None, (decoding.scales, decoding.table)))
             for node, _, computed in self._through(decoding.product.output[0], "float32", 0):
                 yield Use(
                     _module(node) or _module(decoding.product),
@@ -206,7 +219,7 @@ class _Readers:
                     block_size=tensor.elements // blocks if blocks else None,
                     zero_points=False,
                     computed=computed,
-                    companions=companions,
+                    companions=decoding.companions,
                 )
             return
         for node, position, computed in self._through(name, "", 0):
@@ -219,28 +232,25 @@ class _Readers:
                 yield Use(_module(node), computed="" if computed == tensor.dtype else computed)
 
     def _unpacked(self, node: onnx.NodeProto, packed: Packed, tensor: Stored) -> Use:
-        """A weight that `node` unpacks."""
-        how = UNPACKING[node.op_type]
-        attributes = _integers(node)
-        module = _module(node)
+        """The use of a quantised weight by `node`."""
+        how, attributes, module = UNPACKING[node.op_type], _integers(node), _module(node)
         if node.op_type == RESTORES and node.output:
             module = next((_module(user) for user, _, _ in self._through(node.output[0], "", 0)), "") or module
-        zero_points = _input(node, packed.zero_points)
         return Use(
             module=module,
             packed=node.op_type,
-            precision=precision_of(how, attributes, tensor.dtype),
+            precision=_precision(how, attributes, tensor.dtype),
             block_size=attributes.get(how.block, how.default_block) if how.block else 0,
-            zero_points=bool(zero_points),
+            zero_points=bool(_input(node, packed.zero_points)),
             parameters=_parameters(how, attributes, tensor),
             companions=_companions(node, packed),
         )
 
     def _through(self, name: str, computed: str, depth: int) -> Iterator[tuple[onnx.NodeProto, int, str]]:
-        """Nodes that compute with a tensor, behind those that hand it on; and the type that it was cast to."""
+        """Nodes that compute with a tensor, after its carriers; input position; the type it is cast to."""
         for node, position in self._by_name.get(name, ()):
             if node.op_type in CARRIERS and position == 0 and node.output and depth < DEEPEST:
-                cast = _cast_to(node) if node.op_type == "Cast" else computed
+                cast = dtypes.name_of(_integers(node).get("to", 0)) if node.op_type == "Cast" else computed
                 behind = list(self._through(node.output[0], cast, depth + 1))
                 yield from behind or [(node, position, cast)]
             else:
@@ -248,18 +258,18 @@ class _Readers:
 
 
 def _packed_at(node: onnx.NodeProto, position: int) -> Packed | None:
-    """The packed weight that an input of a node is; None where it is something else."""
+    """The quantised weight at an input of a node; None for another input."""
     how = UNPACKING.get(node.op_type)
     return None if how is None else next((each for each in how.weights if each.weight == position), None)
 
 
 def _companions(node: onnx.NodeProto, packed: Packed) -> tuple[str, ...]:
-    """Names of the scales and zero points of a packed weight."""
+    """Names of the scales and zero points of a quantised weight."""
     return tuple(filter(None, (_input(node, packed.scales), _input(node, packed.zero_points))))
 
 
 def _input(node: onnx.NodeProto, position: int | None) -> str:
-    """The name of an input; empty where it has none."""
+    """The name of an input; empty where there is none."""
     return node.input[position] if position is not None and 0 <= position < len(node.input) else ""
 
 
@@ -269,7 +279,7 @@ def _integers(node: onnx.NodeProto) -> Mapping[str, int]:
 
 
 def _parameters(how: Unpacking, attributes: Mapping[str, int], tensor: Stored) -> int:
-    """How many weights a packed tensor holds."""
+    """Number of weights in a packed tensor."""
     if "K" in attributes and "N" in attributes:
         return attributes["K"] * attributes["N"]
     stored_bits = dtypes.bits_of(tensor.dtype) or 8
@@ -277,14 +287,18 @@ def _parameters(how: Unpacking, attributes: Mapping[str, int], tensor: Stored) -
     return tensor.elements * stored_bits // bits if bits and stored_bits >= 8 else tensor.elements
 
 
-def _cast_to(node: onnx.NodeProto) -> str:
-    """The type that a Cast gives."""
-    try:
-        return dtypes.numbered(_integers(node).get("to", 0)).name
-    except ValueError:
-        return ""
+def _precision(how: Unpacking, attributes: Mapping[str, int], dtype: str) -> str:
+    """Name of the precision, such as int4 or nf4; `dtype`: of the tensor that holds the weights."""
+    if how.kinds:
+        kind = attributes.get("quant_type", 0)
+        return how.kinds[kind] if 0 <= kind < len(how.kinds) else f"bnb type {kind}"
+    if not dtype.removeprefix("u").startswith("int"):
+        return dtype  # eight or four bits of float
+    own = dtypes.bits_of(dtype)
+    bits = attributes.get(how.bits, how.default_bits) if how.bits else None
+    return f"int{own if bits is None or (own or 8) < 8 else bits}"
 
 
 def _module(node: onnx.NodeProto) -> str:
-    """The module of a node; empty where it tells none."""
+    """The module of a node; empty where it has none."""
     return graph_node(node).module or ""

@@ -1,9 +1,9 @@
-"""Stored tensors of an ONNX file: what they are, where they lie, and which of them several graphs share."""
+"""Stored tensors of an ONNX file: type, size, and the bytes that several graphs may share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -19,33 +19,30 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor that a file has stored; its values are not read."""
+    """One stored tensor, without its values."""
 
     name: str
     dtype: str
-    """In ONNX's spelling; unknown for a number that ONNX does not have."""
+    """Element type; unknown for a number that ONNX does not have."""
     shape: tuple[int, ...]
     size_bytes: int
     """0 for strings."""
     file: str
-    """The ONNX file, or the one beside it that holds the values."""
+    """The ONNX file, or the external data file that holds the values."""
     place: tuple[object, ...]
-    """The same for tensors that are the same bytes of the same file."""
+    """Equal for tensors that are the same bytes of the same file."""
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 def stored(tensor: onnx.TensorProto, file: str) -> Stored:
     """A tensor of the ONNX file `file`."""
     shape = tuple(max(size, 0) for size in tensor.dims)
-    try:
-        dtype = dtypes.numbered(tensor.data_type).name
-        size = dtypes.size_bytes(dtype, shape)
-    except ValueError:
-        dtype, size = (dtypes.numbered(tensor.data_type).name if _is_known(tensor.data_type) else UNKNOWN), 0
+    dtype = dtypes.name_of(tensor.data_type) or UNKNOWN
+    size = dtypes.size_bytes(dtype, shape) if dtypes.bits_of(dtype) is not None else 0
     outside = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in outside:
         return Stored(tensor.name, dtype, shape, size, file, (file, tensor.name))
@@ -54,24 +51,14 @@ def stored(tensor: onnx.TensorProto, file: str) -> Stored:
 
 
 def beside(file: str, location: str) -> str:
-    """A file that the ONNX file `file` names, relative to the folder that `file` is relative to."""
+    """An external data file of the ONNX file `file`, relative to the same folder as `file`."""
     return str(PurePosixPath(file).parent / location)
 
 
-def _is_known(number: int) -> bool:
-    try:
-        dtypes.numbered(number)
-    except ValueError:
-        return False
-    return True
-
-
 def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator[tuple[str, Stored]]:
-    """Stored tensors of a graph and the bodies in it, by name."""
-    for tensor in graph.initializer:
+    """Stored tensors of a graph and its subgraphs, by name."""
+    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
         yield tensor.name, _scoped(stored(tensor, file), scope)
-    for sparse in graph.sparse_initializer:
-        yield sparse.values.name, _scoped(stored(sparse.values, file), scope)
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
             for attribute in node.attribute:
@@ -82,9 +69,7 @@ def initializers(graph: onnx.GraphProto, file: str, scope: str = "") -> Iterator
 
 
 def _scoped(tensor: Stored, scope: str) -> Stored:
-    """The same tensor, told from those of its name in other graphs of the file, where it lies in it."""
+    """The tensor with a place of its own, where another graph of the file may have one of the same name."""
     if not scope or tensor.place != (tensor.file, tensor.name):
         return tensor
-    return Stored(
-        tensor.name, tensor.dtype, tensor.shape, tensor.size_bytes, tensor.file, (tensor.file, scope, tensor.name)
-    )
+    return replace(tensor, place=(tensor.file, scope, tensor.name))
