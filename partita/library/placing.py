@@ -1,4 +1,4 @@
-"""Where the nodes of any model run, as a function."""
+"""Placement of any model, as a function: which provider each node runs on."""
 
 from __future__ import annotations
 
@@ -93,26 +93,24 @@ def _check_options(options: PlaceOptions) -> None:
 def place_model(
     options: PlaceOptions, target: Target, *, audience: Audience = QUIET
 ) -> tuple[records.Report, PartitaError | None]:
-    """The report, and why a run failed. A model over which native code crashes is placed in other ways; see `crashes`.
+    """The report, and the error of a run. After a crash of native code it tries again with less; see `crashes`.
 
-    The first Ctrl-C ends what is going on, which the report says. A failed run of a dry run is a note in its report.
-    Raises KeyboardInterrupt when there was nothing to report yet, ProviderError, and what `place_run.place` raises.
+    The first Ctrl-C ends the current stage and is noted in the report. An error in a dry run is a note in the report.
+    Raises KeyboardInterrupt when there is nothing to report yet, ProviderError, and what `place_run.place` raises.
     """
-    work, environment, timeout = "partita.library.place_run:place", None, None
-    in_worker = in_child(target, options.process)
+    environment, timeout = None, None
     if options.dry_run:
         from partita.library.dry_run import SECONDS, dry_environment
 
-        work, environment, timeout = "partita.library.dry_run:place_dry", dry_environment(options), SECONDS
-        in_worker = True
+        environment, timeout = dry_environment(options.device), SECONDS
     report, error = despite_crashes(
         target.chain,
         lambda crashed: run_job(
-            work,
+            "partita.library.place_run:place",
             options,
             target,
             chain=target.chain,
-            in_worker=in_worker,
+            in_worker=options.dry_run or in_child(target, options.process),
             audience=audience,
             environment=environment,
             timeout=timeout,

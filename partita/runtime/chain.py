@@ -28,13 +28,13 @@ from partita.runtime.advice import ALLOW_CPU
 from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
 from partita.runtime.model_file import ModelFile, nodes_of, read_model_file
+from partita.runtime.observe import session_facts
 from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
 from partita.runtime.pins import Pin, check_pins, pinned_opening
 from partita.runtime.refused import anew_for, rows_of
 from partita.runtime.registering import registered
-from partita.runtime.session_facts import session_facts
 from partita.runtime.settling import (
     active_of,
     left_out,

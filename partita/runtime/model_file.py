@@ -1,7 +1,6 @@
-"""What an ONNX file says about itself, read without its weights: nodes, their origin, and where the weights lie.
+"""Structure of an ONNX file without its weights: nodes, their origin, and external data.
 
-Runs before ONNX Runtime sees the file, so that a path out of the package folder is refused first. Knows nothing of
-sessions.
+It is read before ONNX Runtime opens the file, so that weights outside the package folder are refused first.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
 STACK = "pkg.torch.onnx.stack_trace"
 LONGEST_LIST = 1 << 14
-"""Characters of a list of scopes or classes."""
+"""Most characters of a list of scopes or classes."""
 DIGITS = re.compile(r"[0-9]{1,19}")
-"""A place in a file: a number of 64 bits."""
+"""An offset or length: a number of 64 bits."""
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -45,13 +44,13 @@ class ModelFile:
     nodes: tuple[GraphNode, ...]
     """Nodes of the main graph, in file order."""
     inner: tuple[GraphNode, ...]
-    """Nodes in the bodies of control flow."""
+    """Nodes in control-flow subgraphs."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     data_files: frozenset[str]
-    """Files that hold tensors outside of it, by the name it uses."""
+    """External data files, by the name in the file."""
     attention: Attention | None = None
-    """Attention for which the CPU provider has two paths."""
+    """Attention for which the CPU provider has two implementations."""
 
 
 def read_model_file(path: Path, folder: Path) -> ModelFile:
@@ -82,7 +81,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
 
 
 def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]]:
-    """The nodes of a serialised model as facts, and those in bodies of control flow."""
+    """The nodes of a serialised model, and those in control-flow subgraphs."""
     import onnx
 
     graph = onnx.load_model_from_string(model).graph
@@ -90,13 +89,13 @@ def nodes_of(model: bytes) -> tuple[tuple[GraphNode, ...], tuple[GraphNode, ...]
 
 
 def _graph_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
-    """The nodes of a graph as facts; not those in bodies."""
+    """The nodes of a graph, without subgraphs."""
     constants = {tensor.name: tensor for tensor in graph.initializer}
     return tuple(replace(graph_node(node), matrix=_matrix(node, constants)) for node in graph.node)
 
 
 def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:
-    """Element type of the largest constant of two dimensions or more that a node reads; empty for none."""
+    """Element type of the largest constant of rank 2 or more that a node reads; empty for none."""
     read = [constants[name] for name in node.input if name in constants]
     matrices = [tensor for tensor in read if len(tensor.dims) > 1]
     largest = max(matrices, key=lambda tensor: math.prod(tensor.dims), default=None)
@@ -104,19 +103,14 @@ def _matrix(node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> 
 
 
 def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
-    """Raise PackageError when a tensor's external data is not in `folder`, or its file ends before it.
-
-    ONNX takes a location as relative to the ONNX file; both lie flat in the package.
-    """
-    check_places(model, path)
+    """Raise PackageError when a tensor's external data has no valid position, is not in `folder`, or is cut off."""
     remedy = again(folder) if (folder / MANIFEST).is_file() else GET_AGAIN
-    for location in sorted(data_files(model)):
+    for location, end in sorted(_data_ends(model, path).items()):
         data = inside(folder, location)
         if not data.is_file():
             raise PackageError(f"{path}: its weights file {location[:SHOWN]!r} is missing", remedy=remedy)
         refuse_absent(data)
-    for location, end in _data_ends(model).items():
-        size = inside(folder, location).stat().st_size
+        size = data.stat().st_size
         if size < end:
             raise PackageError(
                 f"{path}: its weights file {location!r} is cut off: it has {size:,} bytes, and the graph reads up to "
@@ -125,42 +119,34 @@ def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> Non
             )
 
 
-def check_places(model: onnx.ModelProto, path: Path) -> None:
-    """Raise PackageError when a tensor's external data has no file, or begins or ends where no byte can be."""
+def _data_ends(model: onnx.ModelProto, path: Path) -> dict[str, int]:
+    """The end of the last tensor in each external data file. Raises PackageError for an invalid position."""
+    ends: dict[str, int] = {}
     for tensor in all_tensors(model):
-        said = {entry.key: entry.value for entry in tensor.external_data}
-        if not said and tensor.data_location != tensor.EXTERNAL:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if not entries and tensor.data_location != tensor.EXTERNAL:
             continue
-        odd = [f"{key} {said[key][:40]!r}" for key in ("offset", "length") if not DIGITS.fullmatch(said.get(key, "0"))]
-        odd += [] if "location" in said else ["no location"]
+        numbers = {key: entries.get(key, "0") for key in ("offset", "length")}
+        odd = [f"{key} {text[:40]!r}" for key, text in numbers.items() if not DIGITS.fullmatch(text)]
+        odd += [] if "location" in entries else ["no location"]
         if odd:
             name = tensor.name[:200]
             raise PackageError(f"{path}: damaged: the external data of tensor {name!r} has {odd[0]}", remedy=GET_AGAIN)
-
-
-def _data_ends(model: onnx.ModelProto) -> dict[str, int]:
-    """Behind which byte of each file the last tensor ends; sizes that are no numbers count as none."""
-    ends: dict[str, int] = {}
-    for tensor in all_tensors(model):
-        said = {entry.key: entry.value for entry in tensor.external_data}
-        if "location" in said:
-            offset, length = (
-                int(text) if text.isdecimal() else 0 for text in (said.get("offset", ""), said.get("length", ""))
-            )
-            ends[said["location"]] = max(ends.get(said["location"], 0), offset + length)
+        location = entries["location"]
+        ends[location] = max(ends.get(location, 0), sum(map(int, numbers.values())))
     return ends
 
 
 def data_files(model: onnx.ModelProto) -> frozenset[str]:
-    """Files that hold tensors outside of the model, by the name it uses."""
+    """External data files of the model, by the name in it."""
     entries = (entry for tensor in all_tensors(model) for entry in tensor.external_data)
     return frozenset(entry.value for entry in entries if entry.key == "location")
 
 
 def bytes_for_text(message: Message, path: str = "") -> str | None:
-    """Where the first text is that is not UTF-8, as graph.node[3].name; None where there is none.
+    """Path of the first text that is not UTF-8, e.g. graph.node[3].name; None without one.
 
-    Such a text is bytes in Python. ONNX Runtime takes the file, and its Python package fails on what it says about it.
+    Such a text is bytes in Python. ONNX Runtime opens the file, and its Python package fails on the text later.
     """
     for name, is_text, several in _fields(message.DESCRIPTOR):
         if not several and not message.HasField(name):
@@ -178,36 +164,30 @@ def bytes_for_text(message: Message, path: str = "") -> str | None:
 
 @functools.cache
 def _fields(kind: Descriptor) -> tuple[tuple[str, bool, bool], ...]:
-    """Fields of a message that hold texts or messages: their names, whether text, whether several."""
+    """Fields of a message with texts or messages: name, whether a text, whether repeated."""
     wanted = [field for field in kind.fields if field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)]
     return tuple((field.name, field.type == field.TYPE_STRING, field.is_repeated) for field in wanted)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor stored in the file: initializers and attributes, in subgraphs and functions too."""
-    yield from _graph_tensors(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            yield from _node_tensors(node)
+    """Every tensor stored in the file: initializers and attributes, of subgraphs and functions too."""
+    yield from _initializers(model.graph)
+    for root in (model.graph, *model.functions):
+        for node in all_nodes(root):
+            for attribute in node.attribute:
+                yield from (attribute.t, *attribute.tensors)
+            for body in bodies(node):
+                yield from _initializers(body)
 
 
-def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        yield from _node_tensors(node)
-
-
-def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    for attribute in node.attribute:
-        yield from (attribute.t, *attribute.tensors)
-    for body in bodies(node):
-        yield from _graph_tensors(body)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes."""
+    """The subgraphs of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -215,7 +195,7 @@ def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a graph or a function, then those of the bodies in it; the main graph comes first as a whole."""
+    """Every node of a graph or a function, then those of its subgraphs."""
     yield from graph.node
     for node in graph.node:
         for body in bodies(node):
@@ -223,7 +203,7 @@ def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.Node
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the bodies in it, however deep."""
+    """A graph and its subgraphs, at any depth."""
     yield graph
     for node in graph.node:
         for body in bodies(node):
@@ -231,7 +211,7 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Tensors that a node reads: its inputs, and what its bodies take from around them."""
+    """Tensors that a node reads: its inputs, and outer tensors that its subgraphs read."""
     yield from (name for name in node.input if name)
     for body in bodies(node):
         own = defines(body)
@@ -240,27 +220,24 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def defines(graph: onnx.GraphProto) -> frozenset[str]:
-    """Tensors that a graph has itself: inputs, constants, and what its nodes make; not those of bodies in it."""
+    """Tensors of a graph: inputs, constants and outputs of its nodes; not those of subgraphs."""
     given = (*graph.input, *graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
     return frozenset(entry.name for entry in given).union(*(filter(None, node.output) for node in graph.node))
 
 
 def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
-    """Nodes in the bodies of control flow, however deep."""
-    return tuple(replace(graph_node(node), body=body) for body, node in _in_bodies(graph))
-
-
-def _in_bodies(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.NodeProto]]:
-    """Nodes in bodies in the order of `all_nodes`, each with the attribute that its body is."""
+    """Nodes in control-flow subgraphs, at any depth, in the order of `all_nodes`."""
+    found: list[GraphNode] = []
     for node in graph.node:
         for attribute in node.attribute:
             for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from ((attribute.name, inner) for inner in body.node)
-                yield from _in_bodies(body)
+                found += (replace(graph_node(inner), body=attribute.name) for inner in body.node)
+                found += inner_nodes(body)
+    return tuple(found)
 
 
 def graph_node(node: onnx.NodeProto) -> GraphNode:
-    """One node as a fact. The exporter's own metadata wins over what torch left; the node name is the last resort."""
+    """One node as a fact, by Partita's metadata, the node name, or torch's metadata, in this order."""
     notes = {entry.key: entry.value for entry in node.metadata_props}
     return GraphNode(
         name=node.name,
@@ -275,12 +252,12 @@ def graph_node(node: onnx.NodeProto) -> GraphNode:
 
 
 def _innermost(listed: str | None) -> str | None:
-    """The innermost module in torch's list of scopes or classes; the last entry of a list is the operator itself."""
+    """The innermost module in torch's list of scopes or classes, whose last entry is the operator."""
     if not listed:
         return None
     try:
         entries = ast.literal_eval(listed[:LONGEST_LIST])
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two of expressions that are nested deeply
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two by deep nesting
         return None
     if not isinstance(entries, list) or len(entries) < 2:
         return None
@@ -288,7 +265,7 @@ def _innermost(listed: str | None) -> str | None:
 
 
 def _last_frame(trace: str | None) -> str | None:
-    """`file:line` of the innermost frame of a stack trace, the file without the folders above its package."""
+    """`file:line` of the innermost frame of a stack trace, the file relative to its package's folder."""
     frames = list(FRAME.finditer(trace or ""))
     if not frames:
         return None

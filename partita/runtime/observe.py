@@ -1,21 +1,21 @@
-"""The observation window: profile the first runs of each phase, then go on at full speed.
+"""Observation of a session: its profiled runs, and its facts for a report.
 
-Knows when a window is full and how to keep what it saw; does not read the profile until facts are asked for, because a
-step of the loop would pay for it.
+The first runs of each phase are profiled. The profile is parsed only when facts are needed, not within a step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from partita.observations.facts import NodeEvent, RunWindow
+from partita.observations.facts import GraphNode, NodeEvent, PortFact, ProviderFacts, RunWindow, SessionFacts
+from partita.providers.resolve import Resolution
 from partita.runtime.ort.evidence import parse_profile
 from partita.runtime.ort.session import Session
 
 OBSERVED_RUNS = {"prefill": 1, "decode": 4}
-"""Session runs of each phase that are profiled at least."""
+"""Least session runs of each phase that are profiled."""
 
 
 class Window:
@@ -27,23 +27,21 @@ class Window:
         self._due = Counter({phase: OBSERVED_RUNS[phase] for phase in phases})
         self._runs: list[tuple[str, int]] = []
         self._rows: list[int | None] = []
-        """Of each run, of the batch; None: all."""
+        """Rows of the batch in each run; None: all."""
         self._earlier = 0
         """Runs of generations before the last."""
         self.rehearses = False
-        """Runs are of no generation now: they are in the profile, and count for nothing."""
+        """Runs belong to no generation: they are in the profile but not counted."""
         self._rehearsed = 0
-        """Of the first runs, those."""
+        """Number of such runs; they are the first."""
         self._profile: str | None = None
 
     def begin(self) -> None:
-        """A generation begins: runs until now are of earlier ones."""
+        """Begin a generation: all runs so far belong to earlier ones."""
         self._earlier = len(self._runs)
 
     def after_run(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Count a run that was profiled, and close the window when every phase has had its runs. `rows`: of the batch,
-        where it was not of all.
-        """
+        """Count a profiled run, and close the window when every phase had its runs. `rows`: None for all rows."""
         self._runs.append((phase, new_tokens))
         self._rows.append(rows)
         if self.rehearses:
@@ -54,35 +52,69 @@ class Window:
             self.close()
 
     def cut_short(self, phase: str, new_tokens: int, rows: int | None = None) -> None:
-        """Ctrl-C came during a run. Nobody knows whether the profile has it, so it is the last that is observed.
-
-        Native code is not interrupted, so what the profile has is a whole run; one that had not begun is not in it.
-        """
+        """Close the window after Ctrl-C during a run, which the profile has as a whole or not at all."""
         if self.open:
             self._runs.append((phase, new_tokens))
             self._rows.append(rows)
         self.close()
 
     def close(self) -> None:
-        """Stop profiling for good and keep the profile. May be called twice, and before the window is full."""
+        """Stop profiling and keep the profile. May be called twice, and before the window is full."""
         if self.open:
             self.open = False
             self._profile = self._session.end_profiling()
 
     def events(self) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
-        """Node executions and runs that were seen; closes the window.
+        """Profiled node executions and runs; closes the window.
 
-        Of a phase that the last generation was seen in, its runs alone; of another, those of earlier generations.
+        A phase has the runs of the last generation, or those of earlier ones where the last has none.
         """
         self.close()
         if not self._profile:
             return (), ()
         events, runs = parse_profile(self._profile, self._runs)
         own = {run.phase for run in runs[self._earlier :]}
-        told = tuple(
+        counted = tuple(
             replace(run, earlier=index < self._earlier, rows=self._rows[index])
             for index, run in enumerate(runs)
             if index >= self._rehearsed and (index >= self._earlier or run.phase not in own)
         )
-        kept = {run.run for run in told}
-        return tuple(event for event in events if event.run in kept), told
+        numbers = {run.run for run in counted}
+        return tuple(event for event in events if event.run in numbers), counted
+
+
+def session_facts(
+    session: Session,
+    chain: Sequence[Resolution],
+    *,
+    graph: tuple[GraphNode, ...],
+    inner: tuple[GraphNode, ...],
+    file: str,
+    phases: tuple[str, ...],
+    ports: tuple[PortFact, ...] = (),
+    events: tuple[NodeEvent, ...] = (),
+    runs: tuple[RunWindow, ...] = (),
+) -> SessionFacts:
+    """Facts of one session. `graph`, `inner`: nodes of its model and of its subgraphs. `chain`: as the user gave it."""
+    providers = {
+        entry.provider.ort_name: ProviderFacts(patterns=entry.provider.node_patterns, budget=entry.budget)
+        for entry in chain
+    }
+    return SessionFacts(
+        file=file,
+        phases=phases,
+        graph=graph,
+        inner=inner,
+        plan=session.plan,
+        plan_devices=session.plan_devices,
+        assigned=session.assigned(),
+        events=events,
+        runs=runs,
+        log=session.log,
+        registered=session.registered,
+        ports=ports,
+        load_seconds=session.load_seconds,
+        providers=providers,
+        pins=session.pins,
+        cpu=session.cpu,
+    )

@@ -1,13 +1,13 @@
-"""Any ONNX model: read and checked before ONNX Runtime sees it, and every node with a name of its own.
+"""Any ONNX model, read and checked before ONNX Runtime opens it, with a unique name for every node.
 
-ONNX Runtime refuses a graph with two nodes of one name, and calls nodes without a name by another name in each of its
-sources. So nodes that need it get a name, in a copy in memory; the file stays as it is.
+ONNX Runtime refuses a graph with two nodes of one name, and its sources name a node without a name differently. Such
+nodes get a name in a copy in memory; the file does not change.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,13 +51,12 @@ DIVIDING: Mapping[str, tuple[int, ...]] = {
     "BlackmanWindow": (0,),
     "MelWeightMatrix": (0, 1, 2),
 }
-"""Inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
+"""Positions of inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
 AXES: Mapping[str, tuple[int, int]] = {"DFT": (2, -2)}
-"""Inputs for which an operator has another default than zero: where, and which. Along the first dimension, the batch, a
-DFT of one sample has no samples when it is inverse and one-sided, and that kernel of ONNX Runtime 1.27 never ends."""
+"""Position and default of inputs that are an axis. For axis 0 the kernel of ONNX Runtime 1.27 may never end."""
 AGAIN = "get the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""Characters with which a name is no longer on one line of ONNX Runtime's log."""
+"""Characters that would break a name in ONNX Runtime's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +65,11 @@ class ModelPort:
 
     name: str
     kind: str
-    """What it holds: tensor, sequence, optional, map, sparse tensor; unknown when the file does not say."""
+    """tensor, sequence, optional, map or sparse tensor; unknown when the file does not declare it."""
     dtype: str
-    """Element type in ONNX's spelling, e.g. float32; of a tensor only."""
+    """Element type, e.g. float32; the kind for an input that is not a tensor."""
     shape: tuple[int | str | None, ...] | None
-    """Fixed sizes, names of symbolic ones, None for those without a name; None as a whole when the rank is unknown."""
+    """Fixed sizes, names of symbolic sizes, None for a size without a name; None for an unknown rank."""
 
     @property
     def declared(self) -> str:
@@ -86,9 +85,9 @@ class OnnxModel:
 
     path: Path
     proto: onnx.ModelProto
-    """With the names that nodes were given; weights outside the file are not in it."""
+    """With unique node names, without external data."""
     renamed: bool
-    """Some nodes were given names: what ONNX Runtime opens has to be `proto`, not the file."""
+    """Nodes got new names, so ONNX Runtime has to open `proto` and not the file."""
     nodes: tuple[GraphNode, ...]
     """Of the main graph."""
     inner: tuple[GraphNode, ...]
@@ -96,46 +95,38 @@ class OnnxModel:
     inputs: tuple[ModelPort, ...]
     outputs: tuple[str, ...]
     constants: frozenset[str]
-    """Tensors of the main graph whose values stand in the file."""
+    """Tensors of the main graph whose values are in the file."""
     opsets: Mapping[str, int]
     data_files: tuple[str, ...]
     weight_bytes: int
     notes: tuple[str, ...]
-    """What cannot be told apart or joined, one sentence each."""
+    """Sentences about new names and nodes that no source lists."""
 
     @property
     def fitting(self) -> Mapping[str, int]:
-        """Tensors for which zero would not do, and the value that does: by which a node divides, steps or scales, or
-        which are a length or an axis.
-        """
-        nodes = (*self.nodes, *self.inner)
-        ones = (
-            (name, 1)
-            for node in nodes
-            for position in DIVIDING.get(node.op_type, ())
-            for name in node.inputs[position : position + 1]
-        )
-        axes = (
-            (name, AXES[node.op_type][1])
-            for node in nodes
-            if node.op_type in AXES
-            for name in node.inputs[AXES[node.op_type][0] :][:1]
-        )
-        return {**dict(axes), **dict(ones)}
+        """Values of integer inputs for which zero is invalid: 1 for divisors and lengths, a default for axes."""
+        values = {}
+        for node in (*self.nodes, *self.inner):
+            if node.op_type in AXES:
+                position, axis = AXES[node.op_type]
+                values |= {name: axis for name in node.inputs[position : position + 1] if name not in values}
+            for position in DIVIDING.get(node.op_type, ()):
+                values |= dict.fromkeys(node.inputs[position : position + 1], 1)
+        return values
 
     def to_bytes(self) -> bytes | None:
-        """The model to open in place of the file; None when the file is good as it is."""
+        """The model to open instead of the file; None when the file can be opened."""
         return self.proto.SerializeToString() if self.renamed else None
 
 
 def read_onnx(path: Path) -> OnnxModel:
-    """Read and check the ONNX file `path`; weights that lie outside of it stay on disk.
+    """Read and check the ONNX file `path`, without its external data.
 
-    Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
+    Raises PackageError when it is missing, damaged or not an ONNX file, or its weights are missing or outside its
+    folder.
     """
     proto = _parse(path)
-    bad = bytes_for_text(proto)
-    if bad:
+    if bad := bytes_for_text(proto):
         raise PackageError(f"{path}: damaged: its {bad} is not UTF-8; {AGAIN}")
     try:
         return _describe(path, proto)
@@ -148,12 +139,11 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     check_external_data(proto, path, path.parent)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
-    named, notes = _name_nodes(proto.graph)
-    in_functions, more = _name_in_functions(proto)
+    notes = (*_name_nodes(proto.graph), *_name_in_functions(proto))
     return OnnxModel(
         path=path,
         proto=proto,
-        renamed=named + in_functions > 0,
+        renamed=bool(notes),
         nodes=tuple(graph_node(node) for node in proto.graph.node),
         inner=inner_nodes(proto.graph),
         inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
@@ -164,12 +154,12 @@ def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         opsets={entry.domain: entry.version for entry in proto.opset_import},
         data_files=tuple(sorted(data_files(proto))),
         weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
-        notes=(*notes, *more, *_structure_notes(proto)),
+        notes=(*notes, *_structure_notes(proto)),
     )
 
 
 def _parse(path: Path) -> onnx.ModelProto:
-    """The protobuf message in the file. Raises PackageError when there is none."""
+    """The protobuf message in the file. Raises PackageError."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -203,15 +193,13 @@ def _parse(path: Path) -> onnx.ModelProto:
 
 
 def _tensor_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes of a stored tensor; 0 for strings and for an attribute that holds none."""
-    try:
-        return dtypes.size_bytes(dtypes.numbered(tensor.data_type).name, tensor.dims)
-    except ValueError:
-        return 0
+    """Bytes of a stored tensor; 0 for strings and for an attribute without a tensor."""
+    name = dtypes.name_of(tensor.data_type)
+    return 0 if dtypes.bits_of(name) is None else dtypes.size_bytes(name, tensor.dims)
 
 
 def read_port(port: onnx.ValueInfoProto) -> ModelPort:
-    """One graph input."""
+    """An input or output of a graph. Raises ValueError for an element type that ONNX does not have."""
     kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
     if kind != "tensor":
         return ModelPort(port.name, kind, kind, None)
@@ -229,46 +217,36 @@ def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
     return size.dim_param or None
 
 
-def _name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
-    """Give every node of the graph and its bodies a name of its own, on one line; how many got one, and what to say."""
+def _name_nodes(graph: onnx.GraphProto) -> Iterator[str]:
+    """Give every node of the graph and its subgraphs a unique name on one line; a sentence per kind of change."""
     nodes = list(all_nodes(graph))
     named = [[node.name for node in each.node if node.name] for each in all_graphs(graph)]
     refused = any(len(names) > len(set(names)) for names in named)
-    broken = 0
+    broken = sum(CONTROL.search(node.name) is not None for node in nodes)
     for node in nodes:
-        name = CONTROL.sub("_", node.name)
-        broken += name != node.name
-        node.name = name
+        node.name = CONTROL.sub("_", node.name)
     taken = {node.name for node in nodes}
     seen: set[str] = set()
     nameless = repeated = 0
     for position, node in enumerate(nodes):
-        if node.name and node.name not in seen:
-            seen.add(node.name)
-            continue
-        nameless += not node.name
-        repeated += bool(node.name)
-        node.name = _free_name(f"{node.name or node.op_type}_{position}", taken)
-        taken.add(node.name)
+        if not node.name or node.name in seen:
+            nameless += not node.name
+            repeated += bool(node.name)
+            node.name = _free_name(f"{node.name or node.op_type}_{position}", taken)
         seen.add(node.name)
-    notes = []
     if nameless:
-        notes.append(f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here")
+        yield f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here"
     if repeated:
-        notes.append(
-            f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here"
-            f"{'; ONNX Runtime does not load the file as it is' if refused else ''}"
-        )
+        note = f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here"
+        yield f"{note}{'; ONNX Runtime does not load the file as it is' if refused else ''}"
     if broken:
-        notes.append(f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _")
-    return nameless + repeated + broken, tuple(notes)
+        yield f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _"
 
 
-def _name_in_functions(proto: onnx.ModelProto) -> tuple[int, tuple[str, ...]]:
-    """Give every node of the file's functions a name where it has none; how many got one, and what to say.
+def _name_in_functions(proto: onnx.ModelProto) -> Iterator[str]:
+    """Name the nodes of the file's functions that have no name; a sentence about them.
 
-    ONNX Runtime names the nodes that it puts in the place of a call after those of the function. Without a name they
-    are a blank in its log and in its list of nodes.
+    ONNX Runtime names inlined nodes after those of the function; without a name its log and list of nodes have a blank.
     """
     named = 0
     for function in proto.functions:
@@ -277,22 +255,21 @@ def _name_in_functions(proto: onnx.ModelProto) -> tuple[int, tuple[str, ...]]:
         for position, node in enumerate(nodes):
             if not node.name:
                 node.name = _free_name(f"{node.op_type}_{position}", taken)
-                taken.add(node.name)
                 named += 1
-    if not named:
-        return 0, ()
-    return named, (f"{plural(named, 'node')} of functions without a name in the file: <operator>_<position> here",)
+    if named:
+        yield f"{plural(named, 'node')} of functions without a name in the file: <operator>_<position> here"
 
 
-def _free_name(wanted: str, taken: Iterable[str]) -> str:
-    """`wanted`, or with as many underscores as make it unique."""
+def _free_name(wanted: str, taken: set[str]) -> str:
+    """`wanted` with as many underscores as make it unique; it is added to `taken`."""
     while wanted in taken:
         wanted += "_"
+    taken.add(wanted)
     return wanted
 
 
 def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
-    """What of the model ONNX Runtime's sources cannot be joined with the file."""
+    """Sentences about nodes that ONNX Runtime's sources do not list as the file does."""
     notes = []
     holders = [node.name for node in proto.graph.node if node.op_type in CONTROL_FLOW]
     if holders:
@@ -312,11 +289,8 @@ def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-    """Tensors of the main graph whose whole shape follows from the shapes of the inputs, by ONNX's shape inference.
-
-    Where inference fails, only what the file itself declares is known.
-    """
-    from partita.runtime.tensor_types import is_fixed, tensor_types  # which asks ONNX Runtime; reading a file does not
+    """Tensors of the main graph whose shapes are declared, or inferred from the shapes of the inputs."""
+    from partita.runtime.tensor_types import is_fixed, tensor_types  # imports ONNX Runtime; reading a file does not
 
     types = tensor_types(proto, inputs)
     return frozenset(name for name in defines(proto.graph) if is_fixed(types.get(name)))

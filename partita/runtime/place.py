@@ -1,8 +1,7 @@
-"""Opens any ONNX model or package, runs it a few times on generated inputs, and keeps what is seen: facts for a report.
+"""Opens any ONNX model or package, runs it a few times, and returns facts for a report.
 
-A package runs through the engine that generates, on dummy token ids. Another model has no cursor, cache or logits that
-an engine could go by; it runs on generated inputs that lie in host memory, as a caller's numpy arrays would. A run that
-fails does not lose what the opening of the session has told.
+A package runs through the engine that generates, on dummy token ids. Another model runs on given or generated inputs in
+host memory. The facts of an opened session are returned even when its run fails.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
 from partita.runtime.in_time import LateError, in_time, left
 from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
-from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.observe import session_facts
+from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
@@ -58,20 +58,19 @@ from partita.runtime.run_errors import (
 )
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
-from partita.runtime.session_facts import session_facts
 
 PHASE = "run"
 PREFILL_TOKENS = 16
-"""Dummy prompt of a package, where its graph takes any number of tokens."""
+"""Dummy prompt length of a package whose graph takes any number of tokens."""
 DUMMY_TOKEN = 0
 SMALLER_INPUTS = Remedy("free memory, or give its inputs smaller sizes")
 NOT_FAILED = (RunInterruptedError, RunLateError)
-"""What ended a run from outside."""
+"""Errors of runs that were ended from outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a model is to run, and how often."""
+    """How to open and run a model."""
 
     chain: tuple[Provider, ...]
     options: Mapping[str, Mapping[str, str]]
@@ -81,41 +80,38 @@ class Where:
     runs: int
     """Session runs per phase."""
     run_seconds: float = math.inf
-    """Longest time for the runs of an ONNX file, all of them together."""
-    whole: bool = True
-    """Also open what only a report needs; False where nothing but the placement is looked at."""
+    """Time limit for all runs of an ONNX file."""
     values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-    """Values of inputs of an ONNX file, by name; the others are made up."""
+    """Values of inputs of an ONNX file, by name; the others are generated."""
     crashed: Mapping[str, str] = field(default_factory=dict)
-    """Providers, by name, whose native code ended a process over this model, and how: they are left out."""
+    """Providers to skip, by name, whose native code crashed on this model; the value is how."""
     dry: bool = False
-    """Nothing is computed on a device, so floats that nobody gave are zeros, which take no memory until they are read.
-    """
+    """A dry run: generated floats are zeros, which take no memory until they are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """What came of the runs of an ONNX file."""
+    """Outcome of the runs of an ONNX file."""
 
     steps: tuple[StepFact, ...]
-    """Those that worked."""
+    """Runs that succeeded."""
     error: PartitaError | None = None
-    """Why the next did not; None for one that did not end after others did."""
+    """Error of the next run; None when it only exceeded the time limit after other runs."""
     late: bool = False
-    """The next did not end in time."""
+    """The next run exceeded the time limit."""
     left: bool = False
-    """Nor after that: a thread still runs the session."""
+    """It also ignored the request to stop: a thread still runs the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What was seen."""
+    """Facts of a placement."""
 
     facts: RunFacts
     resolutions: tuple[Resolution, ...]
-    """What became of each provider of the chain."""
+    """State of each provider of the chain."""
     error: PartitaError | None
-    """Why a run failed; the facts hold what was known until then."""
+    """Error of a run; the facts are those of the runs before it."""
 
 
 def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
@@ -166,27 +162,25 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
                 *(unread_profile(len(steps), seen.runs) if not ran.left else ()),
             ),
         )
-        whole = where.whole and not ran.left  # what a run holds that does not end, another session might wait for
-        return Placed(with_graphs(facts, (session,), replace(where, whole=whole), error), session.resolutions, error)
+        if not ran.left:  # a second session could wait for a run that does not end
+            facts = with_graphs(facts, (session,), error)
+        return Placed(facts, session.resolutions, error)
 
 
 def _not_run(model: OnnxModel) -> tuple[str, ...]:
-    """A sentence about inputs for which no values can be made: the model is opened, and not run."""
-    made = ((port.name, not_generated(port)) for port in model.inputs)
-    lacking = [f"{name} is {what}" for name, what in made if what]
-    if not lacking:
-        return ()
-    return (
-        f"not run, so what only a run can tell is missing: no values can be generated for inputs: {listing(lacking)}",
-    )
+    """A sentence about inputs whose values cannot be generated, so that the model is not run."""
+    kinds = {port.name: not_generated(port) for port in model.inputs}
+    lacking = listing(f"{name} is {kind}" for name, kind in kinds.items() if kind)
+    missing = "not run, so what only a run can tell is missing: no values can be generated for inputs: "
+    return (missing + lacking,) if lacking else ()
 
 
 def _run_session(
     model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
 ) -> tuple[_Ran, tuple[PortFact, ...]]:
-    """What came of the runs; inputs and outputs.
+    """Outcome of the runs; inputs and outputs.
 
-    The binding ends here, before the session: values on a device that outlive their session end the process (WebGPU).
+    The binding is released here, before the session: on WebGPU device values that outlive their session crash.
     """
     binding = session.binding()
     ran = _run_model(model, shapes, binding, where)
@@ -202,9 +196,9 @@ def _run_session(
 
 
 def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where) -> _Ran:
-    """Run on given or generated inputs with fresh outputs, for as long as there is time.
+    """Run on given or generated inputs within the time limit.
 
-    Inputs are bound before every run, as a caller with new data would: on a device, ONNX Runtime copies them then.
+    Inputs are bound before every run, as with new data, so that ONNX Runtime copies them to a device each time.
     """
     rng = np.random.default_rng(SEED)
     steps: list[StepFact] = []
@@ -237,7 +231,7 @@ def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, 
 
 
 def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator) -> Buffer:
-    """An input in host memory with its values."""
+    """The buffer of an input in host memory, with its values."""
     values, fitting = where.values.get(port.name), model.fitting.get(port.name)
     if port.dtype == STRING:
         return text_buffer(make_values(port, shape, rng) if values is None else values)
@@ -249,7 +243,7 @@ def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where,
 
 
 def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
-    """Facts of the session of a model that is no package, after `runs` runs that worked. Ends profiling."""
+    """Facts of the session of an ONNX file after `runs` successful runs. Ends profiling."""
     profile = session.end_profiling()
     events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
     return session_facts(
@@ -266,7 +260,7 @@ def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFa
 
 
 def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
-    """Where inputs and outputs are wanted; all are in host memory, where a caller without device buffers has them."""
+    """Memory that the session wants for inputs and outputs; all are bound in host memory."""
     wanted = session.wanted_memory
     sizes: dict[str, int | None] = {
         name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
@@ -283,16 +277,15 @@ def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bo
 
 
 def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
-    """Bytes of an output of ONNX Runtime's type, e.g. tensor(float); None for strings and for what is no tensor."""
+    """Bytes of an output of ONNX Runtime's type, e.g. tensor(float); None for strings and types without a shape."""
     element = type_text.removeprefix("tensor(").removesuffix(")")
     return None if shape is None or dtypes.bits_of(element) is None else dtypes.size_bytes(element, shape)
 
 
 def place_package(folder: Path, where: Where, manifest: Manifest | None = None) -> Placed:
-    """Open a package on the chain and run its prefill and decode graphs on dummy tokens; no logits are looked at.
+    """Open a package on the chain and run its prefill and decode graphs on dummy tokens.
 
-    `manifest`: that of a folder that has none on disk.
-    Raises PackageError, ProviderError, ResourceError.
+    `manifest`: of a folder that has none on disk. Raises PackageError, ProviderError, ResourceError.
     """
     with load_runner(
         folder,
@@ -308,23 +301,19 @@ def place_package(folder: Path, where: Where, manifest: Manifest | None = None) 
         error = run_package(runner, where.runs)
         let_go(error)
         facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
-        facts = with_graphs(facts, [entry.session for entry in runner.graphs], where, error)
-        # Nobody asked for tokens, so none are told of.
+        facts = with_graphs(facts, [entry.session for entry in runner.graphs], error)
+        # The dummy tokens are no result.
         facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
         return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
 
 
-def with_graphs(facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None) -> RunFacts:
-    """The facts with the graphs as ONNX Runtime runs them; not where memory has run out, or patience."""
-    wanted = where.whole and not isinstance(error, ResourceError | RunInterruptedError)
-    return with_optimised(facts, sessions) if wanted else facts
+def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaError | None) -> RunFacts:
+    """The facts with the optimised graphs, unless memory ran out or the run was interrupted."""
+    return facts if isinstance(error, ResourceError | RunInterruptedError) else with_optimised(facts, sessions)
 
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:
-    """`runs` prompts, each read in one step, then `runs` decode steps after the last; why one failed.
-
-    Through the engine that generates, so what is placed is the loop that a user runs.
-    """
+    """`runs` prompts of one step each, then `runs` decode steps, with the engine that generates; the error of a run."""
     engine = Engine(runner.executor, PREFILL_TOKENS, (runner,))
     graphs = runner.executor.graphs
     try:
@@ -341,24 +330,24 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
 
 
 def _begin(engine: Engine, tokens: int) -> None:
-    """Begin a dummy prompt of so many tokens in every row; what was in it has left."""
-    taken = [row for row, request in enumerate(engine.rows) if request is not None]
-    for row in taken:
-        engine.leave(row)
-    budget = engine.executor.graphs.max_length  # never reached: rows go on for as long as the cache has room
+    """Begin a dummy prompt of so many tokens in every row, in place of the last one."""
+    for row, request in enumerate(engine.rows):
+        if request is not None:
+            engine.leave(row)
+    budget = engine.executor.graphs.max_length  # never reached: the cache is full before
     for _ in engine.rows:
         engine.join(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
 
 
 def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
-    """The next token, whatever the logits are: nothing is computed where a device is played."""
+    """The next token; a dry run has no logits to choose by."""
     return DUMMY_TOKEN
 
 
 def decode(engine: Engine) -> None:
-    """One decode step. In a full cache every row goes back by a token, or begins anew where it cannot.
+    """One decode step. With a full cache every row is rewound by a token, or begins a new prompt where it cannot be.
 
-    None is made in a cache that is full again right after that: one of two tokens, of which no row can go back.
+    A cache that is full again right after that, of two tokens, gets no decode step.
     """
     anew = False
     while (step := engine.step()) is None or step.phase != "decode":
@@ -373,10 +362,7 @@ def decode(engine: Engine) -> None:
 def with_shapes(
     facts: RunFacts, models: Mapping[str, OnnxModel], shapes: Mapping[str, Mapping[str, Shape]]
 ) -> RunFacts:
-    """The facts with what a dry run needs besides: constants, and tensors whose shape follows from the inputs.
-
-    `models` and `shapes` (of inputs) go by file name.
-    """
+    """The facts with constants and inferred shapes, for a dry run. `models` and `shapes` of inputs by file name."""
     sessions = tuple(
         replace(
             session,
@@ -386,8 +372,3 @@ def with_shapes(
         for session in facts.sessions
     )
     return replace(facts, sessions=sessions)
-
-
-def package_models(folder: Path, facts: RunFacts) -> dict[str, OnnxModel]:
-    """The ONNX files of a package, by name."""
-    return {session.file: read_onnx(folder / session.file) for session in facts.sessions}

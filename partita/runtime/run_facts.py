@@ -11,10 +11,10 @@ from partita.process import peak_rss_bytes
 from partita.runtime.engine.bound_graph import BoundGraph, LoadedGraph
 from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.engine.request import Finish
+from partita.runtime.observe import session_facts
 from partita.runtime.ort.buffers import HOST_MEMORY
 from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.runner import Runner
-from partita.runtime.session_facts import session_facts
 
 
 def run_facts(

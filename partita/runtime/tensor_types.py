@@ -1,8 +1,8 @@
-"""Type and shape of every tensor of a graph: what the file declares, and what follows from it."""
+"""Type and shape of every tensor of a graph, declared or inferred."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from partita.runtime.lab.schema import find_operator
@@ -12,19 +12,18 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_ROUNDS = 8
-"""Rounds in which types spread over operators that the onnx package does not know."""
+"""Rounds of inference over operators that the onnx package does not know."""
 SMALL_BYTES = 64 << 10
-"""Larger constants have no say in types and shapes, and stay on disk."""
+"""Larger constants do not take part in shape inference."""
 
 
 def tensor_types(
     proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, onnx.TypeProto]:
-    """Types by tensor name, also of tensors in bodies. `inputs`: sizes of graph inputs, in place of the declared ones.
+    """Types by tensor name, of subgraphs too. `inputs`: sizes of graph inputs that replace the declared ones.
 
-    What an operator unknown to the onnx package makes has no type, unless the file declares it.
+    Outputs of an operator unknown to the onnx package have no type, unless the file declares one.
     """
-
     light = _weightless(proto)
     if inputs is not None:
         _fix_inputs(light, inputs)
@@ -41,7 +40,7 @@ def tensor_types(
 
 
 def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with what the onnx package infers of its types; as it is where that fails, or would end the process."""
+    """The model with inferred types; unchanged where inference fails or would crash."""
     import onnx
 
     if any(_ends_inference(node) for graph in all_graphs(model.graph) for node in graph.node):
@@ -54,19 +53,13 @@ def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _ends_inference(node: onnx.NodeProto) -> bool:
-    """Whether the onnx package, to whose native code nobody promised a legal node, reads beyond its memory over it.
-
-    A Split into another number of outputs than it has; seen with onnx 1.23.
-    """
+    """Whether native code of the onnx package crashes on the node: a Split with a wrong `num_outputs`, in onnx 1.23."""
     wanted = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), None)
     return node.op_type == "Split" and wanted is not None and wanted != len(node.output)
 
 
 def _spread_elements(model: onnx.ModelProto) -> bool:
-    """Give outputs of operators that the onnx package does not know the element type that their schema gives them.
-
-    Their shapes stay unknown. Returns whether any was found.
-    """
+    """Set the element types of outputs of operators that only ONNX Runtime's schemas know; whether any was set."""
     graph = model.graph
     known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
     elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
@@ -86,8 +79,8 @@ def _spread_elements(model: onnx.ModelProto) -> bool:
 
 
 def _look_into_functions(model: onnx.ModelProto) -> bool:
-    """Give outputs of operators for which the onnx package has no rule, and a function, what follows from the function:
-    GroupNormalization, say. Returns whether any was found.
+    """Set the types of outputs of operators that onnx defines by a function and without an inference rule, such as
+    GroupNormalization; whether any was set.
     """
     import onnx
     import onnx.inliner
@@ -122,12 +115,12 @@ def _look_into_functions(model: onnx.ModelProto) -> bool:
 
 
 def _is_typed(kind: onnx.TypeProto) -> bool:
-    """Whether more is known of a type than that it is one."""
+    """Whether a type is known."""
     return kind.WhichOneof("value") is not None
 
 
 def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
-    """Whether ONNX describes the operator by other operators, and has no rule for its types."""
+    """Whether onnx defines the operator by a function and has no inference rule for it."""
     import onnx
 
     try:
@@ -139,7 +132,7 @@ def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> boo
 
 
 def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
-    """Give graph inputs their sizes, and forget what was derived from the old ones."""
+    """Set the sizes of graph inputs and drop the symbolic sizes derived from the old ones."""
     for port in model.graph.input:
         if port.name in inputs and port.type.WhichOneof("value") == "tensor_type":
             port.type.CopyFrom(tensor_type(port.type.tensor_type.elem_type, inputs[port.name]))
@@ -173,7 +166,7 @@ def _weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def is_small(tensor: onnx.TensorProto) -> bool:
-    """Its values are in the file, and few."""
+    """Whether the values are in the file, and few."""
     return not tensor.external_data and tensor.ByteSize() <= SMALL_BYTES
 
 
@@ -185,37 +178,40 @@ def tensor_type(element: int, sizes: object) -> onnx.TypeProto:
     return made
 
 
-def is_fixed(kind: onnx.TypeProto | None) -> bool:
-    """True for a tensor whose every size is a number. ONNX Runtime reads one below 0 as one that is not known."""
-    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
-        return False
-    return all(size.HasField("dim_value") and size.dim_value >= 0 for size in kind.tensor_type.shape.dim)
-
-
 def element_of(kind: onnx.TypeProto) -> int | None:
-    """Element type; None for what is no tensor."""
+    """Element type; None for a type that is not a tensor."""
     return kind.tensor_type.elem_type if kind.WhichOneof("value") == "tensor_type" else None
 
 
-def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
-    """Sizes of a tensor whose every size is known; None for others."""
-    if kind is None or not is_fixed(kind):
+def _dimensions(kind: onnx.TypeProto | None) -> Sequence[onnx.TensorShapeProto.Dimension] | None:
+    """Dimensions of a tensor; None where the rank is unknown, and for a type that is not a tensor."""
+    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return None
-    return tuple(size.dim_value for size in kind.tensor_type.shape.dim)
+    return kind.tensor_type.shape.dim
 
 
 def rank_of(kind: onnx.TypeProto | None) -> int | None:
-    """How many dimensions a tensor has; None where that is not known, and for what is no tensor."""
-    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+    """Number of dimensions of a tensor; None where it is unknown."""
+    dimensions = _dimensions(kind)
+    return None if dimensions is None else len(dimensions)
+
+
+def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
+    """Sizes of a tensor; None unless all are known. ONNX Runtime reads a size below 0 as unknown."""
+    dimensions = _dimensions(kind)
+    if dimensions is None or not all(size.HasField("dim_value") and size.dim_value >= 0 for size in dimensions):
         return None
-    return len(kind.tensor_type.shape.dim)
+    return tuple(size.dim_value for size in dimensions)
+
+
+def is_fixed(kind: onnx.TypeProto | None) -> bool:
+    """Whether all sizes of a tensor are known."""
+    return sizes_of(kind) is not None
 
 
 def padded_sizes(kind: onnx.TypeProto) -> tuple[int, ...]:
-    """Sizes of a tensor with 1 in place of each that is 0 or not known; empty where the rank is not known, too."""
-    if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
-        return ()
-    return tuple(max(size.dim_value, 0) or 1 for size in kind.tensor_type.shape.dim)
+    """Sizes of a tensor with 1 in place of each that is 0 or unknown; empty where the rank is unknown."""
+    return tuple(max(size.dim_value, 0) or 1 for size in _dimensions(kind) or ())
 
 
 def with_element(kind: onnx.TypeProto, element: int) -> onnx.TypeProto:

@@ -90,12 +90,12 @@ def dry(name: str) -> None:
     """Place `package` as CUDA on an H100 would, in this process, whose environment points at stub libraries."""
 
     from partita.library.chain import chain_of, read_chain_options
-    from partita.library.dry_run import place_dry
+    from partita.library.place_run import place
     from partita.options import PlaceOptions
 
     options = PlaceOptions(Path("package"), "cuda,cpu", dry_run=True, device="h100")
     with seen() as built:
-        place_dry(options, read_chain_options(chain_of(options)))
+        place(options, read_chain_options(chain_of(options)))
     write(name, built[0])
 
 

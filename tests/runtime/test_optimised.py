@@ -143,12 +143,12 @@ def test_a_provider_that_compiles_has_none(open_runner, monkeypatch):
     assert "cpu compiles" in add_optimised(facts, session, 0).optimised_why
 
 
-@pytest.mark.parametrize(("whole", "error"), [(False, None), (True, ResourceError("memory ran out"))])
-def test_no_second_session_where_it_is_not_wanted(open_runner, monkeypatch, whole, error):
+def test_no_second_session_after_memory_ran_out(open_runner, monkeypatch):
     monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
     runner = open_runner(observe=True)
     facts = run_facts(runner)
-    assert place.with_graphs(facts, [runner.graphs[0].session], where(whole=whole), error) is facts
+    error = ResourceError("memory ran out")
+    assert place.with_graphs(facts, [runner.graphs[0].session], error) is facts
 
 
 def test_what_a_body_takes_from_around_it_is_read_by_its_node():

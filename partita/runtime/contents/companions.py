@@ -1,4 +1,4 @@
-"""Text files next to a graph: the tokenizer as its files describe it, and the licence as card or LICENSE file names it."""
+"""Text files next to a graph: the tokenizer as its files describe it, and the licence by model card or LICENSE file."""
 
 from __future__ import annotations
 
