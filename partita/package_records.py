@@ -260,6 +260,30 @@ class Quality(Record):
     """
 
 
+class Evaluation(Record):
+    """The quality of a package on a provider, against the original model's figures in the package."""
+
+    provider: str
+    tokens: int
+    """Tokens that were predicted."""
+    perplexity: float
+    original_perplexity: float
+    perplexity_ratio: float
+    """perplexity / original_perplexity; 1 is no loss."""
+    top1_agreement: float
+    """Share of the tokens with the same most likely prediction, from 0 to 1."""
+    kl_mean_at_least: float | None = None
+    """Lower bound of the mean Kullback-Leibler divergence from the original in nats, with all but the original's
+    likeliest tokens as one. None where the package has no likeliest tokens; so are the next fields.
+    """
+    kl_p99_at_least: float | None = None
+    """Its 99th percentile."""
+    kl_tokens: int | None = None
+    """Number of likeliest tokens."""
+    kl_share: float | None = None
+    """Their mean share of the original's probability."""
+
+
 class AskedLowering(Record):
     """What a provider said of the graph in one lowering, before its weights were written."""
 

@@ -18,10 +18,9 @@ from partita.library.loading import in_child
 from partita.observations.text_format import nats, plural
 from partita.options import EvaluateCommand
 from partita.package import Manifest, check_files
-from partita.package_records import Quality
+from partita.package_records import Evaluation, Quality
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column, words
-from partita.runtime.evaluation import Evaluation
 
 
 def run(options: EvaluateCommand) -> int:
@@ -31,7 +30,7 @@ def run(options: EvaluateCommand) -> int:
     check_files(package, manifest, hashes=True)
     with Bars() as bars, stage(bars, "evaluate", {}):
         result = run_job(
-            "partita.library.evaluating:evaluate",
+            "partita.library.verifying:evaluate",
             *(package, manifest, target, options.threads),
             chain=target.chain,
             in_worker=in_child(target, "auto"),
@@ -51,20 +50,7 @@ def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> Evaluat
         package=str(package),
         precision=manifest.graph.precision,
         at_export=manifest.quality,
-        **finite(
-            {
-                "provider": result.provider,
-                "tokens": result.tokens,
-                "perplexity": result.perplexity,
-                "original_perplexity": result.original_perplexity,
-                "perplexity_ratio": result.perplexity_ratio,
-                "top1_agreement": result.top1_agreement,
-                "kl_mean_at_least": result.kl_mean_at_least,
-                "kl_p99_at_least": result.kl_p99_at_least,
-                "kl_tokens": result.kl_tokens,
-                "kl_share": result.kl_share,
-            }
-        ),
+        **finite(result.model_dump()),
     )
 
 

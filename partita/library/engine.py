@@ -15,11 +15,10 @@ from partita.library.speculation import NO_SPECULATION, Speculation
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import plural
 from partita.package import Manifest
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.engine.recorder import Step
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.text import Text
 from partita.spelling import spelled
 

@@ -21,9 +21,8 @@ from partita.library.run_report import Asked
 from partita.library.sampling import Sampling
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.runtime.engine.recorder import Step
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text, load_text
 from partita.runtime.worker.child import Channel, answer

@@ -9,10 +9,10 @@ from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.probing import package_refused
 from partita.package import Manifest
+from partita.package_records import Evaluation
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError
 from partita.runtime.evaluate import evaluate as measure
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 

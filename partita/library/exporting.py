@@ -172,7 +172,7 @@ def replay(folder: Path, manifest: Manifest) -> Verification:
 def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
     """Open the package on the CPU provider and run a chunk and a token."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.smoke import smoke as smoke_on
+    from partita.runtime.verify import smoke as smoke_on
 
     return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
 
@@ -180,7 +180,7 @@ def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
 def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
     """The package opened on the CPU provider, to read a text."""
     from partita.providers.resolve import parse_chain
-    from partita.runtime.scoring import open_scorer
+    from partita.runtime.evaluate import open_scorer
 
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
 

@@ -25,16 +25,15 @@ from partita.library.engine import (
     PrefixSaved,
     ReportRequest,
 )
-from partita.library.evaluating import evaluate
 from partita.library.notes import gave_up
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report, said_of
 from partita.library.scheduler import RowRules, Scheduler
-from partita.library.verifying import verify_with
+from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
 from partita.package import Manifest, check_files
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_chunk
@@ -43,7 +42,6 @@ from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
 from partita.runtime.environment import environment
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins

@@ -39,10 +39,9 @@ from partita.options import (
     Prompts,
     check_value,
 )
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.engine.checks import BEGIN_WITH_ONE
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
 from partita.runtime.text import Text, load_text

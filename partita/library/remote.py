@@ -44,11 +44,10 @@ from partita.library.requests import Completion, Listener, Piece, Ticket, Work, 
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
 from partita.package import Manifest
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.text import Text
 from partita.runtime.worker.parent import Worker, WorkerLostError
 from partita.spelling import read_by, reader

@@ -256,7 +256,7 @@ def _smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smo
     """A function that opens and runs a package on the provider, with the CPU provider after it where it must be."""
 
     def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
-        from partita.runtime.smoke import smoke as run
+        from partita.runtime.verify import smoke as run
 
         try:
             return run(folder, (provider,), manifest=manifest, options=options)

@@ -1,11 +1,12 @@
-"""Whether a graph computes what its model computes: the known answer of a package is replayed.
+"""Verification and quality of a package on a chain.
 
-A folder that Partita did not write has none: it is made on the spot, of the original model.
+A folder that Partita did not write has no known answer; it is computed with the source model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,11 @@ from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.probing import package_refused
 from partita.package import Manifest
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
 from partita.runtime.chain import ChainError
+from partita.runtime.evaluate import evaluate as measure
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.verify import replay
@@ -32,14 +34,6 @@ if TYPE_CHECKING:
 COMPARE = Remedy(
     "compare it with the model that it was made from", ("partita", "verify", "{folder}", "--reference", "CHECKPOINT")
 )
-LEAST_LENGTH = 2
-
-
-def no_answer(folder: Path) -> PackageError:
-    """The error for a folder that has nothing to be verified with."""
-    return PackageError(
-        f"{folder}: Partita did not write it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
-    )
 
 
 def verify_with(
@@ -59,7 +53,9 @@ def verify_with(
     if reference is not None:
         return verify_against(folder, manifest, reference, target, threads, told=told, audience=audience)
     if manifest.foreign is not None:
-        raise no_answer(folder)
+        raise PackageError(
+            f"{folder}: Partita did not write it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
+        )
     return verify(folder, manifest, target, threads, told=told, audience=audience)
 
 
@@ -73,21 +69,53 @@ def verify(
     audience: Audience = QUIET,
     answers: Path | None = None,
 ) -> Verification:
-    """Replay the known answer of a package whose files have been checked. `told` hears what became of the chain;
+    """Replay the known answer of a package whose files have been checked. `told` receives the state of the chain;
     `answers`: the folder of the known answer, where it is not in the package.
     """
-    pins = parse_pins(target.pins, target.chain)
-    try:
+    with _explained(audience):
         return replay(
             folder,
             target.chain,
             threads=threads,
             manifest=manifest,
             options=target.options,
-            pins=pins,
+            pins=parse_pins(target.pins, target.chain),
             told=told,
             answers=answers,
         )
+
+
+def evaluate(
+    folder: Path,
+    manifest: Manifest,
+    target: Target,
+    threads: int | None,
+    *,
+    told: Callable[[Sequence[Resolution]], object] = len,
+    audience: Audience = QUIET,
+) -> Evaluation:
+    """Measure the quality of a package whose files have been checked. `told` receives the state of the chain.
+
+    Raises PackageError when the package has no text, ProviderError when the chain cannot be honoured, ResourceError,
+    and GenerationError when a run fails.
+    """
+    with _explained(audience):
+        return measure(
+            folder,
+            target.chain,
+            threads=threads,
+            manifest=manifest,
+            options=target.options,
+            pins=parse_pins(target.pins, target.chain),
+            told=told,
+        )
+
+
+@contextmanager
+def _explained(audience: Audience) -> Iterator[None]:
+    """Explain a refused chain by experiments."""
+    try:
+        yield
     except (ChainError, NoKernelError) as error:
         raise package_refused(error, audience=audience) from error
 
@@ -102,11 +130,11 @@ def verify_against(
     told: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
-    """Run the original model `reference`, a folder or a hub id, on a fixed prompt; replay that on the folder's graph.
+    """Run the source model `reference`, a folder or a hub id, on a fixed prompt; replay the result on the folder's graph.
 
-    Weights that are rounded to integers make another model, for which no tolerance says right or wrong: then how far it
-    is off is told, and the status is unverified. Raises UsageError for a package, which has its own answer,
-    CheckpointError, InstallationError without torch, and what `verify` does.
+    No tolerance applies to quantised weights: the detail then has the largest error, and the status is unverified.
+    Raises UsageError for a package, which has its own known answer, CheckpointError, InstallationError without torch,
+    and as `verify` does.
     """
     if manifest.foreign is None:
         raise UsageError(
@@ -128,11 +156,19 @@ def verify_against(
         known_answer.save(answer, Path(made))
         found = verify(folder, manifest, target, threads, told=told, audience=audience, answers=Path(made))
     bits = precision(graph.precision).bits
-    return found if bits is None else _told(found, bits)
+    if bits is None:
+        return found
+    equal = sum(step.tokens_equal for step in found.steps)
+    largest = max((step.max_rel_error for step in found.steps), default=0.0)
+    detail = (
+        f"not judged: its weights are rounded to {bits} bits, so it is another model than its reference; largest "
+        f"relative error {largest:.2e}, greedy tokens equal in {equal} of {len(found.steps)} steps"
+    )
+    return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})
 
 
 def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:
-    """Raise UsageError where the checkpoint is plainly of another model."""
+    """Raise UsageError where the checkpoint has another vocabulary."""
     theirs, ours = checkpoint.model_type, manifest.source.model_type
     vocab = getattr(checkpoint.config.get_text_config(), "vocab_size", None)
     if vocab is not None and vocab != manifest.graph.vocab_size:
@@ -140,15 +176,3 @@ def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> No
             f"{spelled('reference', str(checkpoint.folder))}: a {theirs} with a vocabulary of {vocab:,}, and {folder} "
             f"is a {ours} with {manifest.graph.vocab_size:,}"
         )
-
-
-def _told(found: Verification, bits: int) -> Verification:
-    """What a comparison with rounded weights says."""
-    steps = found.steps
-    equal = sum(step.tokens_equal for step in steps)
-    largest = max((step.max_rel_error for step in steps), default=0.0)
-    detail = (
-        f"not judged: its weights are rounded to {bits} bits, so it is another model than its reference; largest "
-        f"relative error {largest:.2e}, greedy tokens equal in {equal} of {len(steps)} steps"
-    )
-    return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})

@@ -1,4 +1,4 @@
-"""Logits of a package beside those of a known answer: how far off, which token, and what does not count."""
+"""Comparison of a package's logits with those of a known answer: errors, tokens, and positions that do not count."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from partita.package_records import StepError
 Logits = npt.NDArray[np.float32]
 
 RULED_OUT = -1e30
-"""Logits of the reference, which is in float32, below this are of tokens that the model must not write."""
+"""Logits of a float32 reference below this mask a token out."""
 OUTLIERS = 4
-"""Logits of so many times the magnitude of the likeliest are of tokens that are never written."""
+"""Logits of more than this many times the magnitude of the likeliest belong to padding tokens."""
 LOWEST = -6e4
-"""The same in float16, whose lowest number is -65504."""
+"""Logits in float16 below this mask a token out; its lowest number is -65504."""
 
 
 @dataclass(slots=True)
@@ -31,22 +31,21 @@ class Comparison:
     """[n, vocab]."""
     tolerance: float
     kind: str = ""
-    """Steps of one kind are looked at together."""
+    """Steps of one kind are judged together by `set_aside`."""
     again: bool = False
-    """What another step compares, too: its near ties are counted there."""
+    """Another step compares the same positions, and counts their near ties."""
     errors: dict[int, float] = field(default_factory=dict)
     """Position -> the largest difference of any row."""
     other_tokens: set[int] = field(default_factory=set)
     """Positions with another greedy token in any row."""
     ties: set[int] = field(default_factory=set)
-    """Positions at which the reference's two best logits cannot be told apart."""
+    """Positions at which the reference's two best logits are within the tolerance."""
     set_aside: set[int] = field(default_factory=set)
     """Positions that do not count; see the function of that name."""
     scale: float = field(init=False)
-    """See `scale_of`."""
 
     def __post_init__(self) -> None:
-        """Find the scale."""
+        """Compute the scale of differences."""
         self.scale = scale_of(self.reference)
 
     def compare(self, position: int, ours: Logits) -> None:
@@ -64,13 +63,13 @@ class Comparison:
 
     @property
     def off(self) -> set[int]:
-        """Positions that differ by more than is allowed, by finite numbers."""
+        """Positions with finite errors above the tolerance, or another token."""
         most = self.tolerance * self.scale
         beyond = {position for position, error in self.errors.items() if not error <= most}
         return {position for position in beyond | self.other_tokens if np.isfinite(self.errors[position])}
 
     def result(self) -> StepError:
-        """The step as a record; one that was not run agrees with nothing."""
+        """The step as a record; its error is infinite when it was not run."""
         counted = [error for position, error in self.errors.items() if position not in self.set_aside]
         largest = max(counted, default=0.0) if self.errors else float("inf")
         return StepError(
@@ -84,11 +83,10 @@ class Comparison:
 
 
 def scale_of(reference: Logits) -> float:
-    """What differences are measured by: the largest magnitude, unless it is many times that of the likeliest tokens.
+    """Scale of differences: the largest magnitude, at most OUTLIERS times that of the likeliest tokens.
 
-    Theirs is how far they are from 0, or above the middle of their rows. Some vocabularies are padded with tokens whose
-    bias is -10,000, beside which no difference between tokens that are written would count; nor does what a model
-    rules out.
+    The magnitude of the likeliest tokens is their distance from 0, or from the median of their row. Padding tokens of a
+    vocabulary may have a bias of -10,000 and would hide every other difference, as masked tokens would.
     """
     spread = largest = 0.0
     for row in reference:
@@ -101,10 +99,9 @@ def scale_of(reference: Logits) -> float:
 
 
 def difference(ours: Logits, wanted: Logits, scale: float) -> float:
-    """Largest difference between the logits [vocab], of those beyond `scale` in proportion to their own magnitude.
+    """Largest difference between the logits [vocab]; beyond `scale` relative to their own magnitude.
 
-    Infinite where a token is ruled out by one of the two alone: some models give the lowest float to tokens that they
-    must not write, which is not the same in every precision and beside which no other difference would count.
+    Infinite where one of the two masks a token out and the other does not.
     """
     out = wanted < RULED_OUT
     if not (ours[out] <= LOWEST).all():
@@ -115,11 +112,10 @@ def difference(ours: Logits, wanted: Logits, scale: float) -> float:
 
 
 def set_aside(compared: Sequence[Comparison]) -> None:
-    """Leave out positions at which rounding made the model choose otherwise, as long as they are the fewer.
+    """Leave out positions at which rounding changes the choice of experts, if they are fewer than half of their kind.
 
-    Where two experts are nearly equally good, rounding alone decides between them, and what follows is another
-    computation: no tolerance says whether it is right. A kernel that computes something else is off nearly everywhere,
-    in prompts or in decoding. So each kind of step has to agree at more than half of its positions.
+    Where two experts are nearly equal, rounding decides between them, and no tolerance applies to what follows. A wrong
+    kernel is off nearly everywhere, in prompts or in decoding.
     """
     kinds: dict[str, list[Comparison]] = {}
     for entry in compared:
@@ -132,9 +128,9 @@ def set_aside(compared: Sequence[Comparison]) -> None:
 
 
 def but_for(compared: Sequence[Comparison]) -> str:
-    """What was left out, as the end of a sentence."""
-    told = [entry for entry in compared if not entry.again]
-    count, positions = (sum(map(len, sets)) for sets in ([e.set_aside for e in told], [e.errors for e in told]))
+    """The number of positions that were left out, as the end of a sentence."""
+    counted = [entry for entry in compared if not entry.again]
+    count, positions = (sum(len(entry.set_aside) for entry in counted), sum(len(entry.errors) for entry in counted))
     if not count:
         return ""
     return (

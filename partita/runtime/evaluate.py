@@ -1,15 +1,15 @@
-"""The quality of a package on a provider, without torch: its text is read once more, beside the stored figures.
+"""The quality of a package on a provider, without torch: its text is read again and compared with stored figures.
 
-The package holds the tokens of the text, and for each what the original model made of it: the loss, the token that it
-thinks most likely, and the log-probabilities of the likeliest tokens with what all others have together. So perplexity,
-its ratio and the agreement can be had anywhere, and the divergence with the others taken as one token: that is a lower
-bound of the divergence over the whole vocabulary (the log sum inequality), which an export alone measures.
+The package holds the tokens of the text, and for each the original model's loss, its most likely next token, and the
+log-probabilities of its likeliest tokens. Perplexity, ratio and agreement are exact. The divergence treats all other
+tokens as one, so it is a lower bound of that over the whole vocabulary (log sum inequality).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,46 +18,142 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.dtypes import EXACT, PRECISIONS
-from partita.errors import PackageError
+from partita.errors import GenerationError, PackageError
 from partita.package import QUALITY, Manifest, read_manifest
+from partita.package_records import Evaluation
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.evaluation import Evaluation
+from partita.runtime.engine.request import Request
+from partita.runtime.engine.running import serve
 from partita.runtime.pins import Pin
-from partita.runtime.scoring import Logits, open_scorer
+from partita.runtime.runner import Runner, load_runner
+from partita.runtime.verify import used_providers
 
 LARGEST_LOSS = 709.0
-"""In nats: e to the power of more is no float."""
+"""In nats: e to the power of more overflows."""
+SCORE_CHUNK_TOKENS = 128
+"""Prefill chunk; the logits of a chunk are in memory at once."""
+
+Logits = npt.NDArray[np.float32]
+OnLogits = Callable[[int, int, Logits], object]
+"""Receives the number of a window, a 0-based position in it, and the logits [vocab] after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The original's likeliest next tokens, with all others as one."""
+
+    tokens: npt.NDArray[np.int64]
+    """[W, L - 1, K]."""
+    shares: npt.NDArray[np.float64]
+    """[W, L - 1, K + 1]: their probabilities and, last, that of all others; the sum is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginalFigures:
-    """What the original model made of a text."""
+    """The original model's figures of a text."""
 
     windows: npt.NDArray[np.int64]
-    """[W, L] tokens; each window is read from the beginning."""
+    """[W, L] tokens; each window starts with an empty cache."""
     losses: npt.NDArray[np.float32]
-    """[W, L - 1] nats: of the token that follows each but the last one."""
+    """[W, L - 1] nats: of the next token."""
     best: npt.NDArray[np.int64]
-    """[W, L - 1]: the token that is most likely to follow."""
+    """[W, L - 1]: the most likely next token."""
     likely: Likely | None
     """None in a package that was written without."""
 
 
 @dataclass(frozen=True, slots=True)
-class Likely:
-    """The tokens that the original thinks most likely to follow, all others taken as one."""
+class Scorer:
+    """An open package that reads windows of tokens."""
 
-    tokens: npt.NDArray[np.int64]
-    """[W, L - 1, K]."""
-    shares: npt.NDArray[np.float64]
-    """[W, L - 1, K + 1]: their probabilities and, last, that of all others; they add up to 1."""
+    runner: Runner
+
+    @property
+    def rows(self) -> int:
+        """Windows per batch."""
+        return self.runner.executor.rows
+
+    @property
+    def provider(self) -> str:
+        """The providers that have nodes."""
+        return used_providers(self.runner)
+
+    def continues_at(self, length: int) -> int | None:
+        """Tokens of a window that are fed as a prompt, where the decode graph has other weights or more logits; None:
+        all of them.
+        """
+        apart = self.runner.executor.graphs.decode_takes_several or self._one_row_of_logits
+        return max(1, length // 2) if apart else None
+
+    @property
+    def _one_row_of_logits(self) -> bool:
+        """Whether the graph for prompts has the logits of one token of a chunk; the rest is fed token by token."""
+        graphs = self.runner.executor.graphs
+        return graphs.chunk is not None and graphs.logits_rows == 1
+
+    def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
+        """Read windows [up to `rows`][L] of one length and pass on the logits after each token.
+
+        A package with a separate graph for prompts reads the first half of each window with it. Where that graph has
+        the logits of one token of a chunk, the other half is fed token by token.
+        Raises GenerationError, ProviderError or ResourceError when a run fails or a logit is not finite.
+        """
+        self.runner.cache.clear()
+        continues_at = self.continues_at(len(windows[0]))
+        requests = [
+            Request(
+                list(windows[min(row, len(windows) - 1)]),
+                listener=_checked(row, hear) if row < len(windows) else None,
+                any_logits=row < len(windows),
+                rope_length=len(windows[0]) if row < len(windows) else 0,
+                continues_at=continues_at,
+                singly=self._one_row_of_logits,
+            )
+            for row in range(self.rows)
+        ]
+        for _ in serve(self.runner.executor, requests, prefill_chunk=SCORE_CHUNK_TOKENS):
+            pass
+
+    def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Keys and values of the last windows, on the host: past input and [B, KV heads, tokens, head size]."""
+        cache = self.runner.cache
+        filled = max(cache.filled)
+        for state, buffer in zip(cache.states, cache.buffers, strict=True):
+            if state.kind in ("key", "value"):
+                yield state.past, buffer.host[:, :, :filled]
 
 
-def _perplexity(nats: float) -> float:
-    """Of a mean loss. One that is beyond a float, as of a provider that computes something else, is the largest."""
-    return math.exp(min(nats, LARGEST_LOSS))
+def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
+    """A listener of one row that raises GenerationError for logits that are not finite."""
+
+    def listen(position: int, logits: Logits) -> None:
+        if not np.isfinite(logits.max()):
+            raise GenerationError(f"the logits after token {position} of a window are not finite")
+        on_logits(row, position, logits)
+
+    return listen
+
+
+@contextmanager
+def open_scorer(
+    folder: Path,
+    chain: Sequence[Provider],
+    *,
+    threads: int | None = None,
+    manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
+    told: Callable[[Sequence[Resolution]], object] = len,
+) -> Iterator[Scorer]:
+    """A package opened on the providers of `chain`. `told` receives the state of the chain.
+
+    Raises PackageError, ProviderError, ResourceError; UsageError when no node matches a pin.
+    """
+    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
+        yield Scorer(runner)
 
 
 def evaluate(
@@ -70,57 +166,62 @@ def evaluate(
     pins: Sequence[Pin] = (),
     told: Callable[[Sequence[Resolution]], object] = len,
 ) -> Evaluation:
-    """Read the package's text on the providers of `chain`, and compare with what the original made of it.
+    """Read the package's text on the providers of `chain` and compare it with the original's figures.
 
-    `told` hears what became of the chain. Raises PackageError when the package has no such
-    figures, ProviderError, ResourceError, or GenerationError when a run fails.
+    `told` receives the state of the chain. Raises PackageError when the package has no figures, ProviderError,
+    ResourceError, or GenerationError when a run fails.
     """
     original = _read_figures(folder, manifest)
     likely = original.likely
-    losses = np.full(original.losses.shape, np.nan)
-    divergence = np.full(original.losses.shape, np.nan)
+    losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
-    count = len(original.windows)
     with open_scorer(
         folder, chain, threads=threads, manifest=manifest, options=options, pins=pins, told=told
     ) as scorer:
-        for first in range(0, count, scorer.rows):
-            taken = original.windows[first : first + scorer.rows]
+        for first in range(0, len(original.windows), scorer.rows):
 
-            def hear(row: int, position: int, logits: Logits, first: int = first) -> None:
+            def measure(row: int, position: int, logits: Logits, first: int = first) -> None:
                 window = first + row
                 losses[window, position] = loss(logits, int(original.windows[window, position + 1]))
                 agrees[window, position] = int(logits.argmax()) == int(original.best[window, position])
                 if likely is not None:
-                    kept = likely.tokens[window, position], likely.shares[window, position]
-                    divergence[window, position] = divergence_at_least(logits, *kept)
+                    known = likely.tokens[window, position], likely.shares[window, position]
+                    divergence[window, position] = divergence_at_least(logits, *known)
 
-            scorer.score(taken[:, :-1].tolist(), hear)
+            scorer.score(original.windows[first : first + scorer.rows, :-1].tolist(), measure)
         provider = scorer.provider
-    heard = ~np.isnan(losses) & ~np.isnan(original.losses)
+    measured = ~np.isnan(losses) & ~np.isnan(original.losses)
+    perplexity = _perplexity(float(losses[measured].mean()))
+    original_perplexity = _perplexity(float(original.losses[measured].astype(np.float64).mean()))
     return Evaluation(
         provider=provider,
-        tokens=int(heard.sum()),
-        perplexity=_perplexity(float(losses[heard].mean())),
-        original_perplexity=_perplexity(float(original.losses[heard].astype(np.float64).mean())),
-        top1_agreement=float(agrees[heard].mean()),
-        kl_mean_at_least=None if likely is None else float(divergence[heard].mean()),
-        kl_p99_at_least=None if likely is None else float(np.quantile(divergence[heard], 0.99)),
+        tokens=int(measured.sum()),
+        perplexity=perplexity,
+        original_perplexity=original_perplexity,
+        perplexity_ratio=perplexity / original_perplexity,
+        top1_agreement=float(agrees[measured].mean()),
+        kl_mean_at_least=None if likely is None else float(divergence[measured].mean()),
+        kl_p99_at_least=None if likely is None else float(np.quantile(divergence[measured], 0.99)),
         kl_tokens=None if likely is None else likely.tokens.shape[-1],
-        kl_share=None if likely is None else float(1.0 - likely.shares[heard][:, -1].mean()),
+        kl_share=None if likely is None else float(1.0 - likely.shares[measured][:, -1].mean()),
     )
 
 
+def _perplexity(nats: float) -> float:
+    """Perplexity of a mean loss, at most the largest float."""
+    return math.exp(min(nats, LARGEST_LOSS))
+
+
 def loss(logits: Logits, token: int) -> float:
-    """Nats that `token` costs after `logits` [vocab]."""
+    """Negative log-likelihood of `token` in nats, by `logits` [vocab]."""
     wide = logits.astype(np.float64)
     highest = wide.max()
     return float(highest + np.log(np.exp(wide - highest).sum()) - wide[token])
 
 
 def divergence_at_least(logits: Logits, tokens: npt.NDArray[np.int64], shares: npt.NDArray[np.float64]) -> float:
-    """Nats by which the distribution of `logits` [vocab] diverges from one that gives `tokens` [K] the probabilities
-    `shares` [K + 1], the last of which is that of all others. At most the divergence over the whole vocabulary.
+    """Lower bound in nats of the divergence of `logits` [vocab] from the probabilities `shares` [K + 1] of `tokens`
+    [K] and, last, of all other tokens.
     """
     wide = logits.astype(np.float64)
     wide -= wide.max()
@@ -160,7 +261,7 @@ def _read_likely(file: Any) -> Likely:
 
 
 def _no_figures(folder: Path, manifest: Manifest) -> PackageError:
-    """The error for a package that has no text to read."""
+    """The error for a package without figures."""
     if manifest.foreign is not None:
         return PackageError(f"{folder}: it has no {QUALITY}: Partita did not write it, and measured nothing of it")
     if PRECISIONS[manifest.graph.precision] is not EXACT:

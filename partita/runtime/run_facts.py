@@ -1,4 +1,4 @@
-"""Everything a runner and its sessions know about the last generation, as facts for the report."""
+"""Facts about the last generation of a runner, for the report."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ def run_facts(
 
 
 def _open_notes(recorder: Recorder) -> tuple[str, ...]:
-    """What the figures of a generation are of that requests join and leave."""
+    """Notes on the figures when requests take turns."""
     if recorder.requests is None:
         return ()
     turns = f"{plural(recorder.requests, 'request')} took turns in the rows of the batch"
     notes = (f"{turns}; prompt tokens and new tokens are those of all of them together",)
     if not recorder.forgotten:
         return notes
-    kept, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
-    return (*notes, f"times and speed are of {kept:,} of {every:,} steps: the last ones, and those that were profiled")
+    known, every = len(recorder.steps), len(recorder.steps) + recorder.forgotten
+    return (*notes, f"times and speed are of {known:,} of {every:,} steps: the last ones, and those that were profiled")
 
 
 def _prompt_notes(runner: Runner) -> tuple[str, ...]:
-    """What the phase figures do not show: prompt tokens that the decode graph read, and tokens that were read again."""
+    """Notes on prompt tokens of the decode graph, and on tokens that were prefilled again."""
     prefill = runner.loaded("prefill").graph.file
     elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
     notes = []
@@ -97,7 +97,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
 
 
 def _choice_notes(runner: Runner) -> tuple[str, ...]:
-    """That tokens are chosen on the device, so that less than all logits crosses from some step on."""
+    """A note on the choice of tokens on the device."""
     choice = runner.executor.choice
     if choice is None:
         return ()
@@ -112,7 +112,7 @@ def _choice_notes(runner: Runner) -> tuple[str, ...]:
 
 
 def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
-    """What the profile shows of a generation before the one that the steps are of."""
+    """A note on profiled runs of an earlier generation."""
     phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
     if not phases:
         return ()
@@ -139,7 +139,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
 
 
 def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
-    """Where each input and output is wanted and where it is bound; sizes are those of one run of `feed`."""
+    """Wanted and bound memory of each input and output; sizes are those of one run of `feed`."""
     roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
     outputs, crossing = frozenset(entry.model.outputs), feed.crossing
     of_adapters = {port.name for port in entry.graph.adapter_inputs}
@@ -153,13 +153,13 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
             bytes_per_decode_step=crossing.get(name, buffer.size_bytes),
         )
         for name, buffer in feed.binding.buffers.items()
-        # What an adapter has is no input of a run: it is brought to the device when it is bound.
+        # Inputs of adapters move to the device when they are bound, not in a run.
         if name in wanted and name not in of_adapters
     )
 
 
 def _memory_facts(runner: Runner) -> Memory:
-    """Memory of the process so far, and what the package says of its weights; the cache is counted from its buffers."""
+    """Memory of the process so far, of the weights by the manifest, and of the cache buffers."""
     return Memory(
         weight_bytes=runner.contract.weight_bytes,
         cache_bytes=runner.cache.size_bytes,
@@ -171,7 +171,7 @@ def _memory_facts(runner: Runner) -> Memory:
 
 
 def step_fact(step: Step) -> StepFact:
-    """A step as the report has it."""
+    """A step as a fact."""
     return StepFact(
         step.phase,
         step.new_tokens,
@@ -204,10 +204,7 @@ def _new_tokens(steps: Sequence[Step]) -> int:
 
 
 def _finished(steps: Sequence[Step]) -> str:
-    """How a generation ended that was left alone: `interrupted` unless every row has finished.
-
-    When rows ended differently, the reason that cut a row shortest of what was asked comes first.
-    """
+    """Finish reason of a generation: `interrupted` unless every row has finished; then the worst of the rows'."""
     reasons: tuple[Finish | None, ...] = steps[-1].finish if steps else (None,)
     if None in reasons:
         return "interrupted"

@@ -1,21 +1,18 @@
-"""Replays a package's known answer on a provider chain, without torch.
-
-Knows the known answer's tensors and how to feed the same tokens that the original model was fed. Tolerances come from
-`package`; what to do about a difference is up to the caller.
-"""
+"""Replays a package's known answer on a provider chain, without torch; and the smoke run of a new package."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import PackageError
+from partita.errors import GenerationError, PackageError, ProviderError
+from partita.observations.text_format import plural
 from partita.package import KNOWN_ANSWER, Manifest, inside, read_manifest
-from partita.package_records import Verification
+from partita.package_records import SmokeRecord, Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
@@ -27,19 +24,18 @@ from partita.runtime.engine.running import serve
 from partita.runtime.engine.scheduler import Policy, one_row_first, one_token_first, prompts_first
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
-from partita.runtime.sampling import Sampler
 from partita.spelling import spelled
 
 REPLAY_CHUNK_TOKENS = 5
-"""Small and odd, so that even a short prompt takes several chunks and the last one is short."""
-
+"""Small and odd, so that even a short prompt takes several chunks and the last one is shorter."""
+SMOKE_TOKENS = 5
 CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
-"""Operators whose result jumps when what they are given changes a little."""
+"""Operators whose result jumps when their input changes slightly."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """What the original model computed."""
+    """Logits of the original model."""
 
     prompt: npt.NDArray[np.int64]
     """[P]."""
@@ -48,7 +44,7 @@ class KnownAnswer:
     prefill_logits: Logits
     """[K, vocab]: of the last K tokens of the prompt."""
     decode_logits: Logits
-    """[D, vocab]; row i is what came after feeding token i."""
+    """[D, vocab]; row i follows token i."""
     reference: str
     own_frequencies: bool = False
     """The prompt's logits have the rotary frequencies of a text of P tokens; all others those of `length` tokens."""
@@ -57,13 +53,17 @@ class KnownAnswer:
 
     @property
     def length(self) -> int:
-        """Tokens that the original model ran over, all at once."""
+        """Tokens of prompt and continuation."""
         return len(self.prompt) + len(self.tokens)
 
     @property
     def first(self) -> int:
         """The first position with logits."""
         return len(self.prompt) - len(self.prefill_logits)
+
+    def pick(self, logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        """The reference's next token, whatever the logits are."""
+        return int(self.tokens[min(len(history) - len(self.prompt), len(self.tokens) - 1)])
 
 
 def replay(
@@ -80,13 +80,11 @@ def replay(
 ) -> Verification:
     """Replay the known answer of the package in `folder` on the providers of `chain`.
 
-    Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
-    into a fresh cache, then one token at a time; in a batch also prompts of different lengths, and rows by themselves
-    where the graphs take fewer. `tolerance`: largest relative error that passes, None for that of the package's
-    precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
-    provider, by its name; `told` hears what became of the chain; `answers`: where the known answer is, if not in the
-    package. The result is `unverified`,
-    with the first difference as its detail, when something differs.
+    Every row of the batch is compared: with the prompt as a whole, in chunks, then one token at a time; in a batch also
+    with prompts of different lengths, and alone where the graphs take fewer rows. `tolerance`: largest relative error
+    that passes; None: the one of the package's precision. `manifest`: of a package whose manifest is not written yet.
+    `options`: by provider name. `told` receives the state of the chain. `answers`: folder of the known answer, if not
+    in the package. The result is `unverified`, with the first difference as its detail, when something differs.
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = _read_known_answer(answers or folder, KNOWN_ANSWER)
@@ -105,12 +103,8 @@ def replay(
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
         not_exercised = (*answer.not_exercised, *(f"{file}, whose chunk is longer than the prompt" for file in not_run))
         missed = f"; not exercised: {'; '.join(not_exercised)}" if not_exercised else ""
-        missed += _unreached(runner, answer)
-        idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
-        active = [
-            r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
-        ]
-    provider = ", ".join(active)
+        missed += _unreached(replaying)
+        provider = used_providers(runner)
     verification = Verification(
         status="verified",
         detail=f"known answer replayed on {provider}: {len(compared)} steps agree{but_for(compared)}{missed}",
@@ -130,8 +124,15 @@ def replay(
     return verification.model_copy(update={"status": "unverified", "detail": difference})
 
 
+def used_providers(runner: Runner) -> str:
+    """The active providers that have nodes, by ONNX Runtime's names."""
+    idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
+    active = [entry.provider for entry in runner.resolutions if entry.status == "active"]
+    return ", ".join(provider.ort_name for provider in active if provider.name not in idle)
+
+
 def _compare(replaying: _Replay) -> list[Comparison]:
-    """Everything that a known answer is compared in."""
+    """All comparisons with a known answer."""
     return [
         *_compare_prompt(replaying),
         *_compare_generation(replaying),
@@ -141,7 +142,7 @@ def _compare(replaying: _Replay) -> list[Comparison]:
 
 
 def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
-    """The same with an adapter switched on, against what the original computes with it."""
+    """All comparisons with the known answer of an adapter."""
     runner = replaying.runner
     answer = _read_known_answer(folder, file)
     _check_answer(folder, answer, runner, file)
@@ -156,12 +157,12 @@ def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> 
 
 
 def _chooses(runner: Runner) -> bool:
-    """Whether a graph takes the best of some numbers, as a router does of its experts."""
+    """Whether a graph selects the largest of some numbers, as a router of experts does."""
     return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
 
 
 def first_difference(verification: Verification) -> str | None:
-    """The first step that is not as the reference has it, as a sentence; None when all agree."""
+    """The first step that differs from the reference, as a sentence; None when all agree."""
     limit = verification.tolerance or 0.0
     for entry in verification.steps:
         where = f"first difference in {entry.step}, output {entry.output}"
@@ -176,7 +177,7 @@ def first_difference(verification: Verification) -> str | None:
 
 @dataclass(slots=True)
 class _Replay:
-    """A known answer on the package that it is replayed on."""
+    """A known answer and the package that replays it."""
 
     runner: Runner
     answer: KnownAnswer
@@ -186,179 +187,158 @@ class _Replay:
 
     @property
     def rope_length(self) -> int:
-        """The length of text whose rotary frequencies the logits after the prompt have; 0 where it is no input."""
+        """Text length for the rotary frequencies of the logits after the prompt; 0 where it is no input."""
         decode = self.runner.loaded("decode").graph
         return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
 
     @property
     def chunk(self) -> int:
-        """Tokens of the chunks that a prompt is read in: a long one is read in five, the last of which is shorter."""
+        """Tokens per chunk of the prompt: five chunks of a long prompt, the last one shorter."""
         return max(REPLAY_CHUNK_TOKENS, len(self.answer.prompt) // 5 + 1)
 
-    def run_all(self, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
-        """Run the same request in every row of the batch."""
-        self.serve_all([request] * self.runner.executor.rows, prefill_chunk=prefill_chunk, policy=policy)
+    @property
+    def whole(self) -> Logits:
+        """[K + D, vocab]: the logits of prompt and continuation."""
+        return np.concatenate([self.answer.prefill_logits, self.answer.decode_logits])
 
-    def serve_all(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
-        """Run a request per row of the batch, in a cache that is all zero: what the run before left may not be finite.
+    def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
+        """An empty comparison with `reference` [n, vocab]."""
+        output = next(port.name for port in self.runner.loaded("decode").graph.outputs if port.role == "logits")
+        return Comparison(step, output, reference, self.tolerance, kind=kind, again=again)
 
-        Every request listens and takes any logits, so logits that are not finite are a difference, and no error.
+    def request(
+        self,
+        listener: Listener,
+        max_new_tokens: int,
+        *,
+        listens_from: int | None = None,
+        rope_length: int | None = None,
+    ) -> Request:
+        """A request that reads the prompt and goes on with the reference's tokens.
+
+        Logits that are not finite are a difference, not an error.
         """
+        return Request(
+            self.answer.prompt.tolist(),
+            self.answer.pick,
+            max_new_tokens,
+            listener=listener,
+            listens_from=self.answer.first if listens_from is None else listens_from,
+            any_logits=True,
+            rope_length=self.rope_length if rope_length is None else rope_length,
+        )
+
+    def serve(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
+        """Run one request per row, or the only one in every row, with a cache of zeros."""
+        rows = self.runner.executor.rows
         self.runner.cache.clear()
-        for step in serve(self.runner.executor, requests, prefill_chunk=prefill_chunk, policy=policy):
+        every = [*requests] * (rows if len(requests) == 1 else 1)
+        for step in serve(self.runner.executor, every, prefill_chunk=prefill_chunk, policy=policy):
             self.ran.add(step.file)
 
 
 def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
-    """Read the prompt in as few steps as the package can, and look at every position."""
-    runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
-    comparison = Comparison("prefill", _output_name(runner), answer.prefill_logits, tolerance, kind="prefill")
-    request = Request(
-        answer.prompt.tolist(),
-        _forced(answer),
+    """Compare every position of the prompt, prefilled in as few steps as the package can."""
+    answer = replaying.answer
+    comparison = replaying.comparison("prefill", answer.prefill_logits, "prefill")
+    request = replaying.request(
+        lambda position, logits: comparison.compare(position - answer.first, logits),
         1,
-        listener=lambda position, logits: comparison.compare(position - answer.first, logits),
-        listens_from=answer.first,
-        any_logits=True,
-        rope_length=0 if answer.own_frequencies else replaying.rope_length,
+        rope_length=0 if answer.own_frequencies else None,
     )
-    replaying.run_all(request, prefill_chunk=len(answer.prompt))
+    replaying.serve([request], prefill_chunk=len(answer.prompt))
     yield comparison
 
 
 def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
-    """Read the prompt in chunks, then feed the reference's tokens one by one, whatever ours would have been.
+    """Prefill the prompt in chunks, then feed the reference's tokens one by one.
 
-    A fully static pair has one chunk size; it begins with a single token, so that a chunk begins elsewhere than at 0.
+    A static pair has one chunk size; its prompt begins with a single token, so that no chunk begins at 0.
     """
-    runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
-    name, count = _output_name(runner), len(answer.prompt)
-    chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance, kind="chunked", again=True)
-    full = count + len(answer.tokens) >= runner.contract.max_length  # nothing is read after the last token then
+    runner, answer, count = replaying.runner, replaying.answer, len(replaying.answer.prompt)
+    chunked = replaying.comparison("chunked prefill", answer.prefill_logits, "chunked", again=True)
+    full = answer.length >= runner.contract.max_length  # then the last token is not fed
     decoded = [
-        Comparison(f"decode {index + 1}", name, answer.decode_logits[index : index + 1], tolerance, kind="decode")
+        replaying.comparison(f"decode {index + 1}", answer.decode_logits[index : index + 1], "decode")
         for index in range(len(answer.tokens) - full)
     ]
 
-    def hear(position: int, logits: Logits) -> None:
+    def compare(position: int, logits: Logits) -> None:
         if position < count:
             chunked.compare(position - answer.first, logits)
         else:
             decoded[position - count].compare(0, logits)
 
-    request = Request(
-        answer.prompt.tolist(),
-        _forced(answer),
-        len(answer.tokens) + 1,
-        listener=hear,
-        listens_from=count if answer.own_frequencies else answer.first,
-        any_logits=True,
-        rope_length=replaying.rope_length,
-    )
-    static = runner.executor.graphs.chunk is not None
-    policy = one_token_first if static else prompts_first
-    replaying.run_all(request, prefill_chunk=replaying.chunk, policy=policy)
+    first = count if answer.own_frequencies else None
+    request = replaying.request(compare, len(answer.tokens) + 1, listens_from=first)
+    policy = prompts_first if runner.executor.graphs.chunk is None else one_token_first
+    replaying.serve([request], prefill_chunk=replaying.chunk, policy=policy)
     yield from decoded if answer.own_frequencies else (chunked, *decoded)
 
 
 def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
-    """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
+    """Prefill prompts of different lengths in the rows of a batch, each a prefix of the reference's text.
 
-    Left out where rotary frequencies depend on the length of the text, as the reference has those of the whole. Where
-    prompts have a graph with weights of its own, only prompts are compared: what the reference has after them was
-    computed after the whole of its own.
+    Skipped where rotary frequencies depend on the text length. Where prompts have a graph with other weights, only
+    prompts are compared: the reference's continuation follows its own whole prompt.
     """
-    runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
+    runner, answer = replaying.runner, replaying.answer
     lengths = _row_lengths(runner, answer)
-    if len(set(lengths)) < 2 or _why_together(runner):
+    if len(set(lengths)) < 2 or replaying.rope_length:
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
-    reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
-    comparison = Comparison("rows of different length", _output_name(runner), reference, tolerance, kind="rows")
-    apart = runner.executor.graphs.decode_takes_several
+    comparison = replaying.comparison("rows of different length", replaying.whole, "rows")
+    prompts_only = runner.executor.graphs.decode_takes_several
 
-    def heard(length: int) -> Listener:
-        def hear(position: int, logits: Logits) -> None:
-            if not apart or position < length:
+    def listener(length: int) -> Listener:
+        def compare(position: int, logits: Logits) -> None:
+            if not prompts_only or position < length:
                 comparison.compare(position - answer.first, logits)
 
-        return hear
+        return compare
 
-    def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
         return int(sequence[min(len(history), len(sequence) - 1)])
 
-    replaying.serve_all(
-        [
-            Request(
-                sequence[:length].tolist(),
-                known,
-                len(answer.tokens),
-                listener=heard(length),
-                listens_from=answer.first,
-                any_logits=True,
-            )
-            for length in lengths
-        ],
-        prefill_chunk=max(lengths),
-    )
+    requests = [
+        replace(
+            replaying.request(listener(length), len(answer.tokens)), prompt=sequence[:length].tolist(), sampler=pick
+        )
+        for length in lengths
+    ]
+    replaying.serve(requests, prefill_chunk=max(lengths))
     yield comparison
 
 
 def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
-    """Read the prompt in each row by itself, in chunks, and go on with fewer rows from step to step."""
+    """Prefill the prompt in each row alone, in chunks, and go on with fewer rows from step to step."""
     runner, answer = replaying.runner, replaying.answer
     if not runner.executor.graphs.takes_fewer_rows:
         return
-    reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
-    comparison = Comparison(
-        "rows by themselves", _output_name(runner), reference, replaying.tolerance, kind="alone", again=True
-    )
+    comparison = replaying.comparison("rows by themselves", replaying.whole, "alone", again=True)
+    first = len(answer.prompt) if answer.own_frequencies else None
+
+    def compare(position: int, logits: Logits) -> None:
+        comparison.compare(position - answer.first, logits)
+
     requests = [
-        Request(
-            answer.prompt.tolist(),
-            _forced(answer),
-            max(1, len(answer.tokens) - row),
-            listener=lambda position, logits: comparison.compare(position - answer.first, logits),
-            listens_from=len(answer.prompt) if answer.own_frequencies else answer.first,
-            any_logits=True,
-            rope_length=replaying.rope_length,
-        )
+        replaying.request(compare, max(1, len(answer.tokens) - row), listens_from=first)
         for row in range(runner.executor.rows)
     ]
-    replaying.serve_all(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
+    replaying.serve(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
     yield comparison
 
 
 def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
-    """[B]: prompt tokens of each row where rows get prompts of different lengths; a short prompt has not enough."""
+    """[B]: prompt tokens of each row for rows of different lengths."""
     return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.executor.rows)]
 
 
-def _why_together(runner: Runner) -> str:
-    """Why rows of different length cannot be compared; empty where they can."""
-    if port_by_role(runner.loaded("decode").graph, "rope_length") is not None:
-        return "the rotary frequencies depend on the length of the text"
-    return ""
-
-
-def _forced(answer: KnownAnswer) -> Sampler:
-    """Goes on with the reference's tokens, whatever the logits are."""
-    count = len(answer.prompt)
-
-    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        return int(answer.tokens[min(len(history) - count, len(answer.tokens) - 1)])
-
-    return pick
-
-
-def _unreached(runner: Runner, answer: KnownAnswer) -> str:
+def _unreached(replaying: _Replay) -> str:
     """Why rows of different length were not compared, as the end of a sentence; empty where they were."""
-    together = _why_together(runner) if len(set(_row_lengths(runner, answer))) > 1 else ""
-    return f"; rows of different length not compared: {together}" if together else ""
-
-
-def _output_name(runner: Runner) -> str:
-    return next(port.name for port in runner.loaded("decode").graph.outputs if port.role == "logits")
+    different = len(set(_row_lengths(replaying.runner, replaying.answer))) > 1
+    why = "the rotary frequencies depend on the length of the text"
+    return f"; rows of different length not compared: {why}" if different and replaying.rope_length else ""
 
 
 def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
@@ -397,3 +377,42 @@ def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str =
         raise PackageError(
             f"{folder / name}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
         )
+
+
+def smoke(
+    folder: Path,
+    chain: Sequence[Provider],
+    *,
+    manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+) -> SmokeRecord:
+    """Open the package in `folder` on `chain`, run a prefill step and a decode step, and check the logits.
+
+    Raises ProviderError when the first provider of the chain has no nodes, PackageError, ResourceError, or
+    GenerationError when a run fails or a logit is not finite.
+    """
+    with load_runner(folder, tuple(chain), manifest=manifest, options=options) as runner:
+        first, executor = runner.resolutions[0], runner.executor
+        idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
+        if first.status != "active" or all(first.provider.name in names for names in idle):
+            raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
+        size = executor.graphs.chunk or max(1, min(SMOKE_TOKENS, runner.contract.max_length - 1))
+        requests = _smoke_requests(runner.contract.vocab_size, executor.rows, size)
+        for rows in (requests, requests[:1] if executor.graphs.takes_fewer_rows else ()):
+            for _ in serve(executor, rows) if rows else ():
+                pass
+        names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
+    detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"
+    return SmokeRecord(chain=names, status="ran", detail=detail)
+
+
+def _smoke_requests(vocab_size: int, rows: int, size: int) -> list[Request]:
+    """Prompts of `size` tokens from all over the vocabulary, and two new tokens each."""
+
+    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        if logits.shape != (vocab_size,):
+            raise GenerationError(f"logits have the shape {list(logits.shape)}, expected [{vocab_size}]")
+        return int(logits.argmax())
+
+    spread = np.linspace(0, vocab_size - 1, rows * size, dtype=np.int64).reshape(rows, size)
+    return [Request(prompt.tolist(), pick, max_new_tokens=2) for prompt in spread]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,7 @@ from partita.machine.records import MachineReport
 from partita.observations.codes import ReasonCode
 from partita.observations.facts import RunFacts, SessionFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, Request
@@ -38,7 +38,6 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, parse_chain
 from partita.providers.start import Failure, failure
 from partita.runtime.chain import ChainError, not_all_on
-from partita.runtime.evaluation import Evaluation
 from partita.runtime.lab.factors import kind_of
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -135,7 +134,7 @@ def verified() -> Verification:
 def evaluated() -> Evaluation:
     """The embedded checkpoint in int4 beside its original, on the CPU."""
     found = raw("evaluate")
-    return Evaluation(**{each.name: found[each.name] for each in fields(Evaluation)})
+    return Evaluation(**{name: found[name] for name in Evaluation.model_fields})
 
 
 def bench() -> Bench:

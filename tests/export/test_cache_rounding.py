@@ -24,8 +24,8 @@ from partita.library.exporting import export
 from partita.library.target import taken_by_cpu
 from partita.package import Manifest, read_manifest
 from partita.providers.resolve import parse_chain
+from partita.runtime.evaluate import Scorer
 from partita.runtime.runner import load_runner
-from partita.runtime.scoring import Scorer
 from partita.runtime.verify import replay
 from tests.checkpoints import save_random_model
 from tests.conftest import BASE, Exported, TinyCheckpoint

@@ -35,11 +35,10 @@ from partita.export.running import Runtime
 from partita.export.work import Work
 from partita.library.exporting import replay
 from partita.package import QUALITY, Manifest, check_files, read_manifest, record_file, write_manifest
-from partita.package_records import Verification
+from partita.package_records import Evaluation, Verification
 from partita.providers.resolve import parse_chain
 from partita.runtime.advice import package_facts
 from partita.runtime.evaluate import divergence_at_least, evaluate
-from partita.runtime.evaluation import Evaluation
 from tests.conftest import Exported, TinyCheckpoint
 
 
@@ -298,13 +297,13 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
 
 def test_infinite_logits_are_heard_of() -> None:
     """They have no probability: a figure over the others would say that nothing is lost."""
-    from partita.runtime.scoring import _listener
+    from partita.runtime.evaluate import _checked
 
     for wrong in (np.inf, np.nan):
         with pytest.raises(GenerationError, match="not finite"):
-            _listener(0, print)(0, np.array([0.0, wrong], np.float32))
+            _checked(0, print)(0, np.array([0.0, wrong], np.float32))
     heard: list[Any] = []
-    _listener(0, lambda *given: heard.append(given))(2, np.array([0.0, -np.inf], np.float32))
+    _checked(0, lambda *given: heard.append(given))(2, np.array([0.0, -np.inf], np.float32))
     assert heard[0][:2] == (0, 2), "a token that is ruled out is none"
 
 

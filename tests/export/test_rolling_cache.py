@@ -22,9 +22,9 @@ from partita.package import read_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
+from partita.runtime.evaluate import Scorer
 from partita.runtime.runner import load_runner
 from partita.runtime.sampling import greedy
-from partita.runtime.scoring import Scorer
 from partita.runtime.speculation.eligibility import why_not
 from tests.conftest import TinyCheckpoint
 

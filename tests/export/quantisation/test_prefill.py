@@ -23,8 +23,8 @@ from partita.runtime.engine.bound_graph import Outcome as RunOutcome
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
+from partita.runtime.evaluate import open_scorer
 from partita.runtime.runner import load_runner
-from partita.runtime.scoring import open_scorer
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.integers import wide_integers
 from tests.export.quantisation.test_plan import MODULES, Asked, options, target
