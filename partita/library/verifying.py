@@ -130,7 +130,7 @@ def verify_against(
     told: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
 ) -> Verification:
-    """Run the source model `reference`, a folder or a hub id, on a fixed prompt; replay the result on the folder's graph.
+    """Run the source model `reference`, a folder or a hub id, on a prompt, and replay the result on the folder's graph.
 
     No tolerance applies to quantised weights: the detail then has the largest error, and the status is unverified.
     Raises UsageError for a package, which has its own known answer, CheckpointError, InstallationError without torch,
