@@ -1,4 +1,4 @@
-"""From the turns of several contenders to medians, ratios and where the time goes. Pure: no clock, no process."""
+"""Medians, ratios and time shares from the turns of several contenders."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
 
 TELLING_ROUNDS = 4
-"""Rounds from which ranges that are apart tell something: by chance alone, those of two equal contenders are apart in
-10 % of cases over 3 rounds, in 3 % over 4, in 0.8 % over 5.
-"""
+"""Least rounds for ranges that do not overlap: by chance those of two equal contenders are apart in 10 % of cases over 3
+rounds, in 3 % over 4, in 0.8 % over 5."""
 CLEAR_GAP = 4.0
-"""How many times as fast the slowest round of one must be as the fastest of the other to tell something over fewer
-rounds: a busy machine was seen to make one and the same run 2.9 times as slow.
-"""
+"""Ratio between the ranges that counts over fewer rounds, too; a busy machine can slow a run down by 2.9."""
 WARM_UP = 0
 """The round that no figure covers."""
 PhaseChoice = Literal["prefill", "decode"]
 PHASES: tuple[PhaseChoice, ...] = ("prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lane:
-    """What is known of one contender when the rounds are over."""
+    """One contender, filled in while the rounds go on."""
 
     name: str
     chain: tuple[str, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[Turn, ...] = ()
     package: str = ""
     error: str = ""
     unused: tuple[str, ...] = ()
+    """A sentence for each provider of its chain that is not used."""
     load_seconds: float | None = None
     observed: Report | None = None
-    """Report of the round that was profiled."""
+    """Report of the profiled round."""
     why_unknown: str = ""
     """Why there is none."""
     file: str | None = None
+    """File of that report."""
 
     @property
     def on_cpu(self) -> bool:
-        """It is on the CPU provider alone."""
+        """Its chain is the CPU provider alone."""
         return self.chain == (CPU,)
 
 
@@ -61,11 +60,13 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 def _rate(turn: Turn, phase: PhaseChoice) -> float | None:
     """Tokens per second of one turn; None when the phase has no run."""
-    times, tokens = (
-        (turn.prefill_ms, turn.prefill_tokens) if phase == "prefill" else (turn.decode_ms, turn.decode_tokens)
-    )
-    total = sum(times)
+    total, tokens = sum(_times(turn, phase)), turn.prefill_tokens if phase == "prefill" else turn.decode_tokens
     return 1000 * tokens / total if total > 0 and tokens else None
+
+
+def _times(turn: Turn, phase: PhaseChoice) -> tuple[float, ...]:
+    """Milliseconds of each run of a phase."""
+    return turn.prefill_ms if phase == "prefill" else turn.decode_ms
 
 
 def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
@@ -75,19 +76,19 @@ def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
 
 
 def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
-    """Rounds that figures are given of: the complete ones; before one was complete, whatever anybody has."""
+    """Rounds of the figures: the complete ones; all of them when none is complete."""
     return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
 
 
 def _counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
-    """Turns that figures cover. One that failed keeps what it finished."""
+    """Turns of the figures; all that it finished for a contender that failed."""
     return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
 
 
 def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
     """Speed of a phase over these turns; None when it had no run."""
     rates = [value for turn in turns if (value := _rate(turn, phase)) is not None]
-    times = [ms for turn in turns for ms in (turn.prefill_ms if phase == "prefill" else turn.decode_ms)]
+    times = [ms for turn in turns for ms in _times(turn, phase)]
     over = spread(rates)
     p50, p95 = percentile(times, 50), percentile(times, 95)
     if over is None or p50 is None or p95 is None:
@@ -95,13 +96,8 @@ def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None
     return PhaseSpeed(tokens_per_second=over, p50_ms=p50, p95_ms=p95, runs=len(times))
 
 
-def _overlap(left: Spread, right: Spread) -> bool:
-    """Whether the ranges from the lowest to the highest round have a value in common."""
-    return left.low <= right.high and right.low <= left.high
-
-
 def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> Ratio | None:
-    """How many times as fast `ours` are as `theirs`, round by round; None when no round has both."""
+    """Speed of `ours` over that of `theirs`, round by round; None when no round has both."""
     other = {turn.round: _rate(turn, phase) for turn in theirs}
     pairs = [
         (mine, base)
@@ -118,23 +114,16 @@ def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> R
 
 
 def stand(left: Spread, right: Spread, rounds: int) -> Literal["differs", "within_noise", "too_few_rounds"]:
-    """Whether two speeds over `rounds` rounds can be told apart: the ranges are apart, over enough rounds or by far."""
-    if _overlap(left, right):
-        return "within_noise"
-    return "differs" if rounds >= TELLING_ROUNDS or _gap(left, right) >= CLEAR_GAP else "too_few_rounds"
-
-
-def _gap(left: Spread, right: Spread) -> float:
-    """How many times as much the lowest of the higher range is as the highest of the lower one."""
+    """Whether two speeds over `rounds` rounds differ: their ranges do not overlap, over enough rounds or by far."""
     lower, higher = sorted((left, right), key=lambda found: found.median)
-    return higher.low / lower.high if lower.high > 0 else float("inf")
+    if higher.low <= lower.high:
+        return "within_noise"
+    gap = higher.low / lower.high if lower.high > 0 else float("inf")
+    return "differs" if rounds >= TELLING_ROUNDS or gap >= CLEAR_GAP else "too_few_rounds"
 
 
 def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference | None:
-    """The earliest position where the tokens of a row are not the baseline's; None when all are the same.
-
-    Rows that only one of them has are left out.
-    """
+    """The earliest position where a row's tokens differ; None for none. Rows of only one of the two are skipped."""
     found = [
         Difference(row=row, position=position, token=token, baseline_token=base)
         for row, (mine, others) in enumerate(zip(ours, theirs, strict=False))
@@ -145,8 +134,8 @@ def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[in
 
 
 def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
-    """The contender that the others are compared with: the one asked for, else the first package on cpu, else the
-    first; of those that were measured. None when there is none.
+    """The contender that the others are compared with, of those measured: `asked`, else the first package on cpu, else
+    the first. None without one.
     """
     measured = [lane for lane in lanes if not lane.error]
     on_cpu = [lane for lane in measured if lane.on_cpu and lane.package == lanes[0].package]
@@ -154,7 +143,7 @@ def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
 
 
 def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Contender, ...]:
-    """The figures of all, in the order given. `baseline`: name of the one that the others are compared with."""
+    """The figures of all contenders, in their order. `baseline`: name of the one to compare with."""
     complete = shown_rounds(lanes)
     base = next((lane for lane in lanes if lane.name == baseline), None)
     return tuple(contender(lane, base, complete) for lane in lanes)
@@ -195,7 +184,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
 
 
 def explain(report: Report) -> Why | None:
-    """Where the host's time goes in the phase that is run for every token; None when no phase is known."""
+    """The host's time in decode, or in the last phase; None without a phase."""
     used = [entry.provider for entry in report.chain if entry.status == "active"]
     if not report.phases or not used:
         return None
@@ -225,7 +214,7 @@ def explain(report: Report) -> Why | None:
 
 
 def _node_share(why: Why | None, decode: PhaseSpeed | None) -> float | None:
-    """Node time of the profiled runs as part of the median step of the counted ones, at most 1."""
+    """Node time of the profiled runs over the median step of the counted ones, at most 1."""
     if why is None or why.phase != "decode" or why.node_us is None or decode is None or decode.p50_ms <= 0:
         return None
     return min(1.0, why.node_us / 1000 / decode.p50_ms)

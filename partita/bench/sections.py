@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
-from partita.bench.words import times, verdict_of
+from partita.bench.verdict import times, verdict_of
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, short_provider
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW

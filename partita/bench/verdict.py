@@ -1,32 +1,33 @@
-"""The answer of a bench as data: who is faster and by how much, whether the spread allows to say so, and where the time
-goes. Pure; `words` puts it into sentences.
+"""The verdict of a bench, as data and in sentences: who is faster, by how much, beyond noise or not, and where the time
+goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from partita.bench.records import Contender, PhaseVerdict, Ratio, Spender, TimeVerdict, Verdict, Why
+from partita.bench.records import Bench, Contender, PhaseVerdict, Ratio, Spender, Spread, TimeVerdict, Verdict, Why
 from partita.observations.names import CPU
+from partita.observations.text_format import decimals, human_bytes, listing, plural, short_provider
 
 MOSTLY = 0.5
-"""Part of decode outside the session runs, or of it outside the nodes, from which that is what there is to say."""
+"""Share of decode time outside the session runs, or outside the nodes, that makes it the main cause."""
 
 
 def judge(contenders: Sequence[Contender], baseline: str | None) -> tuple[Verdict, ...]:
-    """One verdict per contender but the baseline; that of the baseline first when nothing is compared with it."""
+    """One verdict per contender but the baseline; the baseline's first when nothing is compared with it."""
     base = next((entry for entry in contenders if entry.name == baseline), None)
     found = [_judge_one(entry, base) for entry in contenders if entry is not base]
     compared = any(entry.ratios for entry in contenders)
-    return tuple(found if compared or base is None else [alone(base), *found])
+    return tuple(found if compared or base is None else [_judge_alone(base), *found])
 
 
 def _judge_one(entry: Contender, base: Contender | None) -> Verdict:
-    """One contender beside the baseline."""
+    """The verdict on one contender."""
     if entry.status == "failed":
         return Verdict(contender=entry.name, baseline=None, kind="failed")
     if base is None or not entry.ratios:
-        return alone(entry)
+        return _judge_alone(entry)
     *others, main = entry.ratios  # of decode, or of prefill where nothing was decoded
     return Verdict(
         contender=entry.name,
@@ -36,29 +37,24 @@ def _judge_one(entry: Contender, base: Contender | None) -> Verdict:
         repeats=entry.repeats,
         phases=tuple(_weigh(entry, base, ratio) for ratio in (main, *others)),
         same_provider=_same_provider(entry, base),
-        time=_where_the_time_goes(entry),
+        time=_judge_time(entry),
     )
 
 
-def alone(entry: Contender) -> Verdict:
-    """One contender without a ratio."""
-    return Verdict(
-        contender=entry.name,
-        baseline=None,
-        kind="alone",
-        repeats=entry.repeats,
-        time=_where_the_time_goes(entry),
-    )
+def _judge_alone(entry: Contender) -> Verdict:
+    """The verdict on a contender without a ratio."""
+    time = _judge_time(entry)
+    return Verdict(contender=entry.name, baseline=None, kind="alone", repeats=entry.repeats, time=time)
 
 
 def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
-    """Who is faster in one phase, where the spread allows to say so."""
+    """Who is faster in one phase."""
     ours, theirs = (entry.decode, base.decode) if found.phase == "decode" else (entry.prefill, base.prefill)
     assert ours is not None and theirs is not None
-    told = found.standing == "differs" and found.median != 1
+    differs = found.standing == "differs" and found.median != 1
     return PhaseVerdict(
         phase=found.phase,
-        faster=None if not told else entry.name if found.median > 1 else base.name,
+        faster=None if not differs else entry.name if found.median > 1 else base.name,
         ratio=found.median,
         ratio_low=found.low,
         ratio_high=found.high,
@@ -69,7 +65,7 @@ def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
 
 
 def _same_provider(entry: Contender, base: Contender) -> str | None:
-    """The one provider that both ran on alone, with the same package, so that a ratio is none of two providers."""
+    """The provider of all nodes of both, with the same package; None where there is another."""
     ours, theirs = entry.why, base.why
     if entry.package != base.package or ours is None or theirs is None:
         return None
@@ -78,8 +74,8 @@ def _same_provider(entry: Contender, base: Contender) -> str | None:
     return ours.provider
 
 
-def _where_the_time_goes(entry: Contender) -> TimeVerdict | None:
-    """The largest part of decode; None where that is no question, as on the CPU provider alone."""
+def _judge_time(entry: Contender) -> TimeVerdict | None:
+    """The largest part of decode time; None on the CPU provider alone."""
     outside, why = entry.decode_outside_share, entry.why
     if outside is not None and outside > MOSTLY:
         return TimeVerdict(spender="outside_runs", share=outside)
@@ -87,7 +83,13 @@ def _where_the_time_goes(entry: Contender) -> TimeVerdict | None:
         return TimeVerdict(spender=None, unknown_because=entry.why_unknown) if entry.why_unknown else None
     if why.provider == CPU and not why.copies and not why.nodes_elsewhere:
         return None
-    parts = list(_known_parts(why))
+    parts: list[tuple[float, Spender]] = []
+    if why.wait_share is not None and why.memcpy_nodes:
+        parts.append((why.wait_share, "copies"))
+    if why.own_share is not None:
+        parts.append((why.own_share, "own_nodes"))
+    if why.elsewhere_share is not None and why.nodes_elsewhere:
+        parts.append((why.elsewhere_share, "nodes_elsewhere"))
     if not parts:
         return TimeVerdict(spender=None, unknown_because="no run was profiled")
     if entry.node_share is not None and entry.node_share < MOSTLY:
@@ -96,11 +98,139 @@ def _where_the_time_goes(entry: Contender) -> TimeVerdict | None:
     return TimeVerdict(spender=spender, share=share)
 
 
-def _known_parts(why: Why) -> Iterator[tuple[float, Spender]]:
-    """Share of every part of the node time that is known."""
-    if why.wait_share is not None and why.memcpy_nodes:
-        yield why.wait_share, "copies"
-    if why.own_share is not None:
-        yield why.own_share, "own_nodes"
-    if why.elsewhere_share is not None and why.nodes_elsewhere:
-        yield why.elsewhere_share, "nodes_elsewhere"
+def sentences(verdicts: Sequence[Verdict], contenders: Sequence[Contender]) -> tuple[str, ...]:
+    """One sentence per verdict."""
+    by_name = {entry.name: entry for entry in contenders}
+    return tuple(_sentence(each, by_name) for each in verdicts)
+
+
+def verdict_of(bench: Bench) -> tuple[str, ...]:
+    """The sentences of a bench; as stored in a result without verdicts as data."""
+    return sentences(bench.verdicts, bench.contenders) if bench.verdicts else bench.verdict
+
+
+def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
+    """The sentence about one contender. Wrong tokens come before its speed."""
+    entry = contenders[verdict.contender]
+    if verdict.kind == "failed":
+        done = f" after {plural(entry.rounds, 'counted round')}" if entry.rounds else ""
+        return f"{entry.name} failed{done}: {entry.error}"
+    if verdict.baseline is None:
+        return _sentence_alone(verdict, entry)
+    base = contenders[verdict.baseline]
+    parts = [_compare(verdict, entry), *entry.unused]
+    if entry.difference is not None:
+        parts.insert(0, f"{_wrong(entry, base)}, so its speed is that of another answer")
+    if verdict.repeats is False:
+        parts.insert(0, f"{entry.name} is not deterministic: tokens differ between rounds")
+    return "; ".join(parts)
+
+
+def _wrong(entry: Contender, base: Contender) -> str:
+    """The first token that differs, counted from 1."""
+    assert entry.difference is not None
+    position, rows = entry.difference.position + 1, len(entry.turns[0].tokens)
+    row = f" of row {entry.difference.row + 1}" if rows > 1 else ""
+    return f"{entry.name} does not give the tokens of {base.name} from new token {position}{row} on"
+
+
+def _compare(verdict: Verdict, entry: Contender) -> str:
+    """The ratio of the main phase, then the other one, then where the time goes."""
+    main, *others = verdict.phases
+    noise = main.standing == "within_noise"
+    first = f"{_say_ratio(main)}{' of' if noise else ''} {verdict.baseline} in {main.phase}"
+    parts = [f"{entry.name} is {first} ({_figures(main)})"]
+    parts += [f"{_say_ratio(other)} in {other.phase} ({_figures(other)})" for other in others]
+    text = ", ".join(parts)
+    if verdict.same_provider is not None:
+        text += f"; both ran on {short_provider(verdict.same_provider)} alone"
+    elif main.ratio < 1 and not noise and (cause := _say_time(verdict, entry)):
+        text += f": {cause}"
+    chance = f"the ranges do not overlap, but with only {plural(entry.rounds, 'round')} that may be noise"
+    return f"{text}; {chance}" if main.standing == "too_few_rounds" else text
+
+
+def _say_ratio(found: PhaseVerdict) -> str:
+    """`0.41x`, or that the spreads overlap."""
+    return "within noise" if found.standing == "within_noise" else f"{times(found.ratio)}x"
+
+
+def _figures(found: PhaseVerdict) -> str:
+    """Medians of both, with ranges where those overlap."""
+    ranged = found.standing == "within_noise"
+    ours, theirs = found.tokens_per_second, found.baseline_tokens_per_second
+    return f"{_say_speed(ours, ranged)} against {_say_speed(theirs, ranged)} tokens/s"
+
+
+def _say_speed(found: Spread, ranged: bool = True) -> str:
+    """`31.2 (29.0 to 33.1)`."""
+    return decimals(found.median) + (f" ({decimals(found.low)} to {decimals(found.high)})" if ranged else "")
+
+
+def times(value: float) -> str:
+    """A ratio with two significant digits, and no exponent above 10."""
+    return f"{value:.2g}" if value < 10 else decimals(value)
+
+
+def _sentence_alone(verdict: Verdict, entry: Contender) -> str:
+    """The sentence about a contender without a ratio."""
+    parts = [
+        f"{phase} {_say_speed(speed.tokens_per_second)} tokens/s"
+        for phase, speed in (("decode", entry.decode), ("prefill", entry.prefill))
+        if speed is not None
+    ]
+    speed = f"{entry.name}: {listing(parts) or 'no round is complete'}"
+    return "; ".join(filter(None, (speed, _say_time(verdict, entry), *entry.unused)))
+
+
+def _say_time(verdict: Verdict, entry: Contender) -> str:
+    """The largest part of decode time; empty without one."""
+    time, why = verdict.time, entry.why
+    if time is None:
+        return ""
+    if time.spender is None or time.share is None:
+        return f"where its time goes is not known: {time.unknown_because}"
+    if time.spender == "outside_runs":
+        return f"{whole_percent(time.share)} of its decode time is outside the session runs"
+    assert why is not None
+    if time.spender == "outside_nodes":
+        text = (
+            f"{whole_percent(time.share)} of its {why.phase} time passes outside its {plural(why.nodes, 'node')}, in "
+            "waiting for a device at the end of a run or in work around the nodes"
+        )
+    else:
+        text = f"{whole_percent(time.share)} of the host's time in nodes of its {why.phase} runs is in "
+        text += _spender(why, time.spender)
+    return "; ".join(filter(None, (text, _around(why, time.spender))))
+
+
+def _spender(why: Why, which: str) -> str:
+    """The nodes with most of the node time."""
+    if which == "copies":
+        size = why.memcpy_bytes_per_token
+        moved = "" if size is None else f" ({human_bytes(round(size))} per token)"
+        count = plural(why.memcpy_nodes, "Memcpy node")
+        return f"{count}{moved}, which synchronise with the device, then copy"
+    if which == "nodes_elsewhere":
+        names = listing(short_provider(name) for name in why.elsewhere)
+        return f"{plural(why.nodes_elsewhere, 'node')} on {names}"
+    return f"its own {plural(why.nodes, 'node')}"
+
+
+def _around(why: Why, spender: str) -> str:
+    """Counts of copies, fallbacks and partitions, without the `spender`."""
+    if not why.copies and not why.nodes_elsewhere:
+        return "nothing is copied and no node is elsewhere"
+    parts = []
+    if why.nodes_elsewhere and spender != "nodes_elsewhere":
+        parts.append(f"{plural(why.nodes_elsewhere, 'node')} elsewhere")
+    if why.copies and spender != "copies":
+        parts.append(plural(why.copies, "copy"))
+    if why.partitions > 1:
+        parts.append(plural(why.partitions, "partition"))
+    return listing(parts) if parts else ""
+
+
+def whole_percent(share: float) -> str:
+    """`71 %`; 100 % only for all of it."""
+    return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"

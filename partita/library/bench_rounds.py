@@ -1,8 +1,7 @@
-"""The rounds of a bench: each contender loads its package in a worker process, and generates in its turn.
+"""The rounds of a bench: each contender loads its package in a worker process and generates in turn.
 
-What is measured is what a program gets of `load` and `Model.generate`: text included, and the time at which a step
-reaches this process. A worker for each gives each its own peak memory, and a crash ends one contender. All are open at
-the same time, so there has to be memory for all; only one computes at a time.
+The times are those of `load` and `Model.generate`, with text and the transfer to this process. All packages are open at
+the same time, but only one computes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from partita.library.notes import not_used
 from partita.library.remote import RemoteEngine
 from partita.options import BenchOptions
 from partita.partition_reports import storage
-from partita.partition_reports.records import Report
 from partita.process import peak_rss_bytes
 
 PAUSE_SECONDS = 0.5
-"""Before each turn: threads of the one before spin for a while after its last run."""
+"""Pause before each turn: threads of the last one spin for a while after its last run."""
 Say = Callable[[str], object]
 
 
@@ -40,20 +38,24 @@ class Racer:
     options: BenchOptions
     engine: RemoteEngine | None = None
     model: Model | None = None
-    turns: list[Turn] = field(default_factory=list)
-    unused: tuple[str, ...] = ()
-    """Providers of its chain that are not used, in words."""
     used: tuple[str, ...] = ()
-    """The others, by ONNX Runtime's names."""
-    load_seconds: float | None = None
+    """Active providers, by ONNX Runtime's names."""
     error: PartitaError | None = None
-    observed: Report | None = None
-    why_unknown: str = ""
+    lane: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the figures."""
+        chain = tuple(provider.ort_name for provider in self.entry.chain)
+        self.lane = Lane(self.entry.name, chain, package=self.entry.subject.name)
 
     @property
     def alive(self) -> bool:
-        """It has been opened and has not failed since."""
+        """Whether it is open and has not failed."""
         return self.model is not None and self.error is None
+
+    def fail(self, error: PartitaError) -> None:
+        """Note the error that ends its turns."""
+        self.error, self.lane.error = error, " ".join(str(error).split())
 
     def open(self, *, observe: bool = False) -> None:
         """Load the package in a worker process. Raises what `load` raises; ProviderError when it takes too long."""
@@ -71,18 +73,18 @@ class Racer:
         self.model = Model(self.engine)
 
     def load(self) -> None:
-        """Open it and note what became of its chain."""
+        """Open it and note the state of its chain."""
         self.open()
         assert self.engine is not None
         opened, names = self.engine.opened, {provider.ort_name: provider.name for provider in self.entry.chain}
-        self.load_seconds = opened.load_seconds
+        self.lane.load_seconds = opened.load_seconds
         lost = [entry for entry in opened.chain if entry.status != "active"]
-        told = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
-        self.unused = (*told, *(f"{name} was assigned no nodes" for name in opened.idle))
+        inactive = [not_used(names.get(entry.provider, entry.provider), entry, with_remedy=False) for entry in lost]
+        self.lane.unused = (*inactive, *(f"{name} was assigned no nodes" for name in opened.idle))
         self.used = tuple(entry.provider for entry in opened.chain if entry.status == "active")
 
     def take_turn(self, number: int) -> Turn:
-        """Generate greedily and measure it. To the last token: where a model would stop, every contender goes on."""
+        """Generate greedily, ignoring stop tokens, and measure it."""
         assert self.model is not None and self.engine is not None
         seconds = self.options.timeout_seconds
         late = threading.Timer(seconds, self.engine.abort, (f"gave no answer within {seconds:g} s",))
@@ -126,21 +128,6 @@ class Racer:
                 self.engine.abort("was interrupted")
             self.engine.close()
 
-    def lane(self, file: Path | None) -> Lane:
-        """What is known of it, for the figures."""
-        return Lane(
-            name=self.entry.name,
-            chain=tuple(provider.ort_name for provider in self.entry.chain),
-            package=self.entry.subject.name,
-            turns=tuple(self.turns),
-            error=" ".join(str(self.error).split()) if self.error is not None else "",
-            unused=self.unused,
-            load_seconds=self.load_seconds,
-            observed=self.observed,
-            why_unknown="" if self.observed is not None else self.why_unknown,
-            file=str(file) if file is not None and self.observed is not None else None,
-        )
-
 
 class Race:
     """All contenders. Use it as a context manager: it ends their processes."""
@@ -163,7 +150,7 @@ class Race:
             try:
                 racer.load()
             except PartitaError as error:
-                racer.error = error
+                racer.fail(error)
 
     def run(self, rounds: int) -> None:
         """A warm-up and `rounds` rounds, each begun by another contender."""
@@ -178,14 +165,14 @@ class Race:
         """One generation of one contender."""
         time.sleep(PAUSE_SECONDS)
         try:
-            racer.turns.append(racer.take_turn(number))
+            racer.lane.turns += (racer.take_turn(number),)
         except PartitaError as error:
-            racer.error = error
+            racer.fail(error)
 
     def observe(self, files: dict[str, Path]) -> None:
-        """One more generation of each that did not fail, profiled. What fails here takes nothing from the figures.
+        """One more profiled generation of each contender that did not fail; an error here does not change the figures.
 
-        In a process of its own: the OpenVINO plugin was seen not to start again once its first session was closed.
+        It runs in a new process: the OpenVINO plugin does not start again after its first session is closed.
         """
         for racer in self.racers:
             if racer.alive:
@@ -194,19 +181,20 @@ class Race:
                 try:
                     self.observe_one(racer, files.get(racer.entry.name))
                 except PartitaError as error:
-                    racer.why_unknown = f"the observed round failed: {' '.join(str(error).split())}"
+                    racer.lane.why_unknown = f"the observed round failed: {' '.join(str(error).split())}"
 
     def observe_one(self, racer: Racer, file: Path | None) -> None:
-        """Keep the report of one contender, when it is about the providers that were measured, and write it."""
+        """Store and write the report of one contender, if it ran on the providers that were measured."""
         racer.open(observe=True)
         assert racer.engine is not None
         used = tuple(entry.provider for entry in racer.engine.opened.chain if entry.status == "active")
         if used != racer.used:
-            racer.why_unknown = f"the observed round ran on {','.join(used)}, and not on {','.join(racer.used)}"
+            racer.lane.why_unknown = f"the observed round ran on {','.join(used)}, and not on {','.join(racer.used)}"
             return
         racer.take_turn(0)
         report = racer.engine.report(ReportRequest())
         report = report.model_copy(update={"request": report.request.model_copy(update={"verb": "bench"})})
         if file is not None:
             storage.write(report, file.resolve())
-        racer.observed = report
+            racer.lane.file = str(file)
+        racer.lane.observed = report

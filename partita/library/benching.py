@@ -12,8 +12,7 @@ from typing import Self
 import partita
 from partita.bench.contenders import build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench
-from partita.bench.verdict import judge
-from partita.bench.words import sentences
+from partita.bench.verdict import judge, sentences
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
 from partita.files import check_writable, write_text
 from partita.library.audience import LOGGER
@@ -146,7 +145,7 @@ class Plan:
     def measure(self, say: Say) -> Measured:
         """Run it; `say` hears what goes on. Raises KeyboardInterrupt when no turn was counted yet."""
         racers, interrupted = _race(self.options, self.entries, self.files, say)
-        found = _build(self.options, self.subjects, racers, self.files, self.baseline, interrupted=interrupted)
+        found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
         failed = [racer for racer in racers if racer.error is not None]
         return Measured(found, _failure(failed) if failed else _unwritten(racers, self.files))
 
@@ -162,10 +161,11 @@ def _race(
             contest.run(options.rounds)
             contest.observe(files)
     except KeyboardInterrupt:
-        if not shown_rounds([racer.lane(None) for racer in contest.racers]):
+        if not shown_rounds([racer.lane for racer in contest.racers]):
             raise
         for racer in contest.racers:
-            racer.why_unknown = racer.why_unknown or "interrupted before it was observed"
+            if racer.lane.observed is None:
+                racer.lane.why_unknown = racer.lane.why_unknown or "interrupted before it was observed"
         return contest.racers, True
     return contest.racers, False
 
@@ -174,7 +174,6 @@ def _build(
     options: BenchOptions,
     subjects: Sequence[Subject],
     racers: Sequence[Racer],
-    files: dict[str, Path],
     asked: str | None,
     *,
     interrupted: bool,
@@ -183,7 +182,7 @@ def _build(
     from partita.runtime.advice import package_facts
     from partita.runtime.environment import environment
 
-    lanes = [racer.lane(files.get(racer.entry.name)) for racer in racers]
+    lanes = [racer.lane for racer in racers]
     baseline = choose_baseline(lanes, asked)
     contenders = build_contenders(lanes, baseline)
     notes = [NOT_ALONE] if len(lanes) > 1 else []
@@ -205,7 +204,7 @@ def _build(
         partita_version=partita.__version__,
         verdict=sentences(verdicts, contenders),
         verdicts=verdicts,
-        environment=environment() if any(racer.load_seconds is not None for racer in racers) else None,
+        environment=environment() if any(lane.load_seconds is not None for lane in lanes) else None,
         package=package,
         others=tuple(others),
         prompt_tokens=len(subjects[0].prompts[0]),
@@ -221,10 +220,11 @@ def _build(
 
 def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaError | None:
     """That reports which were asked for could not be written, for each why; None when all were."""
-    missing = [racer for racer in racers if racer.entry.name in files and racer.observed is None]
+    missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
     if not missing:
         return None
-    return ReportError("; ".join(f"{files[racer.entry.name]}: not written: {racer.why_unknown}" for racer in missing))
+    why = (f"{files[racer.entry.name]}: not written: {racer.lane.why_unknown}" for racer in missing)
+    return ReportError("; ".join(why))
 
 
 def _failure(failed: Sequence[Racer]) -> PartitaError:

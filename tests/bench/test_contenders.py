@@ -20,10 +20,9 @@ from partita.bench.contenders import (
     stand,
 )
 from partita.bench.records import Bench, Contender, Turn
-from partita.bench.verdict import judge
+from partita.bench.verdict import judge, whole_percent
+from partita.bench.verdict import sentences as said
 from partita.bench.views.text import render
-from partita.bench.words import give_verdict, whole_percent
-from partita.bench.words import sentences as said
 from tests.partition_reports.changed import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
@@ -60,7 +59,8 @@ def lane(name: str, steps_ms: list[float], **changes: Any) -> Lane:
 
 def sentences(*lanes: Lane, asked: str | None = None) -> tuple[str, ...]:
     baseline = choose_baseline(lanes, asked)
-    return give_verdict(build_contenders(lanes, baseline), baseline)
+    contenders = build_contenders(lanes, baseline)
+    return said(judge(contenders, baseline), contenders)
 
 
 def built(*lanes: Lane) -> tuple[Contender, ...]:
@@ -202,7 +202,10 @@ def test_tokens_that_change_from_round_to_round_are_said():
     turns = (*shaky.turns[:-1], shaky.turns[-1].model_copy(update={"tokens": ((5, 6, 7, 1),)}))
     first, base = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", FAST))
     assert (first.repeats, first.same_tokens, base.repeats, base.same_tokens) == (False, True, True, None)
-    assert "webgpu is not deterministic: tokens differ between rounds" in give_verdict((first, base), "cpu")[0]
+    assert (
+        "webgpu is not deterministic: tokens differ between rounds"
+        in said(judge((first, base), "cpu"), (first, base))[0]
+    )
 
 
 def test_the_earliest_difference_of_all_rows_counts():
@@ -293,7 +296,7 @@ def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
     bench = Bench(
         created="2026-11-21T08:00:00Z",
         partita_version="0.1.0",
-        verdict=give_verdict(contenders, "cpu"),
+        verdict=said(judge(contenders, "cpu"), contenders),
         environment=ENVIRONMENT,
         package=PACKAGE,
         prompt_tokens=20,

@@ -21,8 +21,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from partita.bench.records import Bench
-from partita.bench.verdict import judge
-from partita.bench.words import sentences
+from partita.bench.verdict import judge, sentences
 from partita.check.limits import Limits, exceeded
 from partita.commands.results import ExportResult
 from partita.export.writing import Summary

@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from partita.bench.records import Bench
+from partita.bench.verdict import judge, sentences
 from partita.bench.views import text as bench_view
-from partita.bench.words import give_verdict
 from partita.check import gate
 from partita.check.limits import Limits
 from partita.check.views import text as check_view
@@ -63,7 +63,7 @@ def made_bench() -> Bench:
     return Bench(
         created="2026-11-21T08:00:00Z",
         partita_version="0.1.0",
-        verdict=give_verdict(contenders, "cpu"),
+        verdict=sentences(judge(contenders, "cpu"), contenders),
         environment=ENVIRONMENT,
         package=PACKAGE,
         prompt_tokens=20,
