@@ -17,8 +17,8 @@ from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
 
 TELLING_ROUNDS = 4
-"""Least rounds for ranges that do not overlap: by chance those of two equal contenders are apart in 10 % of cases over 3
-rounds, in 3 % over 4, in 0.8 % over 5."""
+"""Least rounds for ranges that do not overlap. Ranges of two equal contenders are apart by chance in 10 % of cases over
+3 rounds, in 3 % over 4, in 0.8 % over 5."""
 CLEAR_GAP = 4.0
 """Ratio between the ranges that counts over fewer rounds, too; a busy machine can slow a run down by 2.9."""
 WARM_UP = 0
