@@ -1,7 +1,7 @@
-"""Whether a package's decode steps can be recorded and replayed (graph capture), and if not, why. Said before a run.
+"""Whether a package's decode steps can be captured and replayed (graph capture), checked before a run.
 
-ONNX Runtime itself refuses a session over nodes that are elsewhere, without naming them; the rest it leaves to the run,
-which then fails or computes something else.
+ONNX Runtime refuses a session with nodes on another provider, without naming them; other obstacles make the run fail or
+compute something else.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ def recording_session(
     chain: tuple[Resolution, ...],
     opened: Callable[[tuple[Resolution, ...]], Session],
 ) -> Session:
-    """What `opened` opens on a chain, which may be asked to record runs: then it is checked that decode steps can be.
+    """The session that `opened` opens on a chain, with graph capture for the graph of decode steps only.
 
-    The provider that records is asked to for the graph of decode steps alone. Raises ProviderError where these cannot
-    be recorded, and what `opened` raises.
+    Raises ProviderError where its steps cannot be captured, and as `opened` does.
     """
     recorder = recorder_of(chain)
     if recorder is not None and recorder.status != "active":
@@ -65,7 +64,7 @@ def recording_session(
 
 
 def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
-    """Raise ProviderError for a graph whose steps differ in more than the numbers they are fed."""
+    """Raise ProviderError for a graph whose steps differ in more than the values of their inputs."""
     mask = port_by_role(graph, "mask")
     if contract.rereads:
         raise _refused(path, ["it keeps no cache, so every step reads a longer text"])
@@ -76,7 +75,7 @@ def check_contract(path: Path, contract: Contract, graph: GraphFile) -> None:
 
 
 def check_session(path: Path, graph: GraphFile, contract: Contract, session: Session) -> None:
-    """Raise ProviderError where something of a step is not on the device, or copied there within the run."""
+    """Raise ProviderError where a step has data in host memory, or copies within a run."""
     found = on_host(graph, contract, session.wanted_memory)
     copies = sum(name.startswith(MEMCPY) for stream in session.plan or () for name in stream)
     if copies:
@@ -86,12 +85,8 @@ def check_session(path: Path, graph: GraphFile, contract: Contract, session: Ses
 
 
 def on_host(graph: GraphFile, contract: Contract, wanted: Mapping[str, str]) -> list[str]:
-    """What of a decode step is in host memory and is another in each step, in words. `wanted`: memory by port."""
-    ports = [
-        port
-        for port in graph.inputs
-        if wanted[port.name] == HOST_MEMORY and port.role != CONSTANT and _changes(port.role)
-    ]
+    """Sentences about data of a decode step in host memory that changes from step to step. `wanted`: memory by port."""
+    ports = [port for port in graph.inputs if wanted[port.name] == HOST_MEMORY and _changes(port.role)]
     found = [f"a kernel reads {port.name} in host memory, where a replay does not look" for port in ports]
     states = [state for state in contract.states if wanted[state.past] == HOST_MEMORY]
     if states:
@@ -105,8 +100,8 @@ def on_host(graph: GraphFile, contract: Contract, wanted: Mapping[str, str]) -> 
 
 
 def _changes(role: str) -> bool:
-    """Whether an input is another in each decode step."""
-    return role == "tokens" or cursor_writer(role, 1) is not None
+    """Whether an input changes from step to step."""
+    return role == "tokens" or (role != CONSTANT and cursor_writer(role, 1) is not None)
 
 
 def _refused(path: Path, found: Sequence[str]) -> ProviderError:
@@ -114,26 +109,26 @@ def _refused(path: Path, found: Sequence[str]) -> ProviderError:
 
 
 def recorder_of(chain: Sequence[Resolution]) -> Resolution | None:
-    """The provider of the chain that is asked to record; None when none is."""
+    """The provider of the chain that is to capture; None without one."""
     return next((entry for entry in chain if entry.captures), None)
 
 
 def asked_again(settled: Sequence[Resolution], chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """What became of each provider, with what the chain asks of it: the next graph may be one to record."""
+    """The state of each provider with the options of the chain, for the next graph."""
     options = {entry.provider.name: entry.options for entry in chain}
     return tuple(replace(entry, options=options[entry.provider.name]) for entry in settled)
 
 
 def without_recording(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The chain without asking any provider to record: for graphs that are no decode step."""
+    """The chain without graph capture, for graphs of no decode step."""
     return tuple(entry.uncaptured() for entry in chain)
 
 
 def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | None) -> PartitaError:
-    """What to raise where no session opens that records: the nodes that keep it from that, where these are the cause.
+    """The error where no session with graph capture opens, with the nodes on other providers where these are the cause.
 
-    `error`: what opening it ended with; None where the provider was left out of the chain. ONNX Runtime wants every
-    node on the provider, and says no more than that; the session that records nothing tells which are not.
+    `error`: of the session; None where the provider was left out of the chain. ONNX Runtime does not name the nodes, so
+    a session without graph capture is opened for its placement.
     """
     recorder = recorder_of(chain)
     assert recorder is not None
@@ -160,6 +155,6 @@ def why_refused(path: Path, chain: Sequence[Resolution], error: PartitaError | N
 
 
 def _not_there(recorder: Resolution) -> ProviderError:
-    """The provider that was to record is not used at all."""
+    """The error for a provider that is not used at all."""
     why = f": {recorder.reason}: {recorder.evidence}" if recorder.reason else ""
     return ProviderError(f"graph capture is not possible: {recorder.provider.name} is not used{why}", remedy=WITHOUT)

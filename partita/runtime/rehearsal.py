@@ -1,16 +1,14 @@
-"""Whether a graph of another exporter is what its contract says, tried before the first token of the user's.
+"""Checks an inferred contract of another exporter's graph before the user's first token.
 
-What inputs and outputs mean was inferred, and some of it no graph tells: whether a step may take several tokens after
-past ones, or whether a mask has 1 for what is seen or for what is hidden. So a few tokens are read as a whole, and in
-parts: the same tokens have the same logits, however they are read. Where there is no cache nothing else tells a decoder
-from an encoder than that its tokens do not see those after them.
+A graph does not show whether a step may take several tokens after past ones, or whether a mask has 1 for visible or for
+hidden tokens. So a short text is read as a whole and in parts; its logits must be the same. A graph without a cache is
+an encoder when the logits of a token depend on the tokens after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +24,15 @@ from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
 
 TEXT_TOKENS, PART_TOKENS = 6, 3
-"""Of the text that is read, and of its first part."""
+"""Length of the text and of its first part."""
 CLOSE = 1e-3
-"""Of the spread of all logits: less than that is of no account."""
+"""Difference of equal logits, relative to their spread."""
 WORSE = 10
-"""Reading in parts is worse than token by token where it differs so many times as much: rounding does not tell them
-apart.
-"""
+"""Factor by which chunks must differ more than single tokens do before they count as wrong."""
 FAR, FAR_WHERE_ROUNDED = 0.05, 0.5
-"""What no rounding explains: of graphs that compute in float32 throughout, and of others."""
+"""Differences that rounding does not explain, in float32 graphs and in others."""
 OF_WHOLE_TENSORS = frozenset({"DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
-"""Operators that round every token by the largest number of all of them."""
+"""Operators that scale every token by the largest number of all tokens."""
 LOOK = Remedy(
     "see with inspect what its inputs were taken for, and say in a file where that is not so",
     options=("--contract", "FILE.toml"),
@@ -44,25 +40,16 @@ LOOK = Remedy(
 OTHER_MASK = Remedy("export it with a mask that has 1 for every token of the text")
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsed:
-    """What was found out."""
-
-    appends_chunks: bool
-    """A step may take several tokens after past ones."""
-
-
-def rehearse(where: str, executor: Executor, *, rounds: bool) -> Rehearsed:
-    """Read a text as a whole and in parts, and see whether its logits are the same.
+def rehearse(where: str, executor: Executor, *, rounds: bool) -> bool:
+    """Compare the logits of a text as a whole and in parts; whether a step may take several tokens after past ones.
 
     `where`: the folder, for messages; `rounds`: the graph computes with less than float32 somewhere. Raises
-    PackageError where they are not, however its parts are cut, for a mask that hides what it should show, and for a
-    graph whose tokens see those after them.
+    PackageError where logits of single tokens differ, for an inverted mask, and for an encoder.
     """
     contract = executor.contract
     text = _text(contract)
     if len(text) <= PART_TOKENS:
-        return Rehearsed(contract.appends_chunks)
+        return contract.appends_chunks
     try:
         return _rehearse(where, executor, text, rounds=rounds)
     except GenerationError as error:
@@ -74,24 +61,24 @@ def rehearse(where: str, executor: Executor, *, rounds: bool) -> Rehearsed:
         executor.cache.clear()
 
 
-def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bool) -> Rehearsed:
+def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bool) -> bool:
     contract = executor.contract
     lengths = len(text) - 1, len(text)
     whole = [_logits(executor, text[:length], length, first=length)[-1] for length in lengths]
     if np.isnan(whole).any() or not all(np.isfinite(logits.max()) for logits in whole):
-        return Rehearsed(contract.appends_chunks)  # the user's own text will show it, and say what is not finite
+        return contract.appends_chunks  # the error comes with the user's own text
     if executor.graph("prefill").graph.sequence_length == 1 and not contract.rereads:
         _check_sees(where, executor, text, whole[-1])
-    with contextlib.suppress(GenerationError):  # operators need not take a mask with gaps, and no text has one
+    with contextlib.suppress(GenerationError):  # some operators do not take a mask with gaps
         _check_mask(where, executor, text)
     if contract.rereads:
         _check_causal(where, executor, text, rounds=rounds)
-        return Rehearsed(contract.appends_chunks)
+        return contract.appends_chunks
     far = FAR_WHERE_ROUNDED if rounds else FAR
     several = contract.appends_chunks and executor.graphs.chunk is None
     apart = _furthest(whole, _logits(executor, text, PART_TOKENS, first=len(text) - 1)) if several else None
     if apart is not None and apart <= CLOSE:
-        return Rehearsed(appends_chunks=True)
+        return True
     singly = _furthest(whole, _logits(executor, text, len(text), first=PART_TOKENS))
     if singly > far:
         raise PackageError(
@@ -100,32 +87,30 @@ def _rehearse(where: str, executor: Executor, text: Sequence[int], *, rounds: bo
             remedy=LOOK,
         )
     if apart is None or apart <= WORSE * singly:
-        return Rehearsed(contract.appends_chunks)
-    return Rehearsed(appends_chunks=False)
+        return contract.appends_chunks
+    return False
 
 
 def _suspects(contract: Contract) -> str:
-    """What may be another than it was taken for."""
+    """The parts of the contract that may be wrong, for a message."""
     files = [file.file for file in contract.files]
     models = f"the models in {listing(files)}, " if len(files) > 1 else ""
     return f"{models}its cache, positions or mask are"
 
 
 def _text(contract: Contract) -> list[int]:
-    """Tokens from all over the vocabulary but its ends, where the special ones are."""
+    """Tokens spread over the vocabulary, without its ends, which have the special tokens."""
     count = min(TEXT_TOKENS, contract.max_length - 1)
     return [contract.vocab_size * (place + 1) // (count + 2) for place in range(count)]
 
 
 def _furthest(whole: Sequence[Logits], parts: Sequence[Logits]) -> float:
-    """The larger difference after the last token but one, and after the last."""
+    """The larger difference of the last two tokens."""
     return max(_differ(one, other) for one, other in zip(whole, parts[-len(whole) :], strict=True))
 
 
 def _differ(one: Logits, other: Logits) -> float:
-    """The largest difference, as a part of the spread of the first, among tokens that the first may write: beside those
-    that a model rules out, or that pad a vocabulary, nothing else would count.
-    """
+    """The largest difference relative to the spread of `one`, without masked and padding tokens."""
     there = one[one >= RULED_OUT]
     if not len(there) or not np.isfinite(other).any():
         return float("inf")
@@ -137,32 +122,29 @@ def _differ(one: Logits, other: Logits) -> float:
 
 
 def _logits(executor: Executor, text: Sequence[int], chunk: int, *, first: int) -> list[Logits]:
-    """The logits [vocab] after each step that ends in a new token: the `first` tokens are a prompt, read in chunks, and
-    the others what follows it.
+    """The logits [vocab] of each new token: the `first` tokens of the text are a prompt, prefilled in chunks, and the
+    others follow one by one. Every row reads the text; the logits are those of the first row.
     """
-    heard: list[list[Logits]] = []
 
-    def request() -> Request:
-        of_row: list[Logits] = []
-        heard.append(of_row)
-
+    def request(seen: list[Logits]) -> Request:
         def follow(logits: Logits, history: npt.NDArray[np.int64]) -> int:
-            of_row.append(logits.copy())
+            seen.append(logits.copy())
             return text[len(history)] if len(history) < len(text) else 0
 
         return Request(text[:first], follow, len(text) - first + 1, any_logits=True)
 
+    rows: list[list[Logits]] = [[] for _ in range(executor.rows)]
     executor.cache.clear()
-    for _ in serve(executor, [request() for _ in range(executor.rows)], prefill_chunk=chunk):
+    for _ in serve(executor, [request(row) for row in rows], prefill_chunk=chunk):
         pass
-    return heard[0]
+    return rows[0]
 
 
 def _check_causal(where: str, executor: Executor, text: Sequence[int], *, rounds: bool) -> None:
-    """Raise PackageError for a graph that gives a token other logits when those after it are others: an encoder.
+    """Raise PackageError for an encoder, in which the logits of a token depend on the tokens after it.
 
-    Nothing is told of a graph that gives logits of the last token alone. Both texts are of one length, so what is left
-    of a token's logits is the same computation, unless its numbers are rounded together with those of the others.
+    A graph with logits of the last token only is not checked. Both texts have one length, so logits can differ only by
+    rounding of whole tensors.
     """
     loaded = executor.graph("prefill")
     size, before = loaded.graph.sequence_length or len(text), (loaded.graph.sequence_length or len(text)) // 2
@@ -185,13 +167,13 @@ def _check_causal(where: str, executor: Executor, text: Sequence[int], *, rounds
 
 
 def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
-    """Raise PackageError for a mask that has 1 for what is hidden.
+    """Raise PackageError for a mask that has 1 for hidden tokens.
 
-    The last token is told by such a mask to see all but the first one when the first alone is 1: then another first
-    token changes nothing, and does when the mask is all 0.
+    With such a mask of 1 for the first token only, another first token does not change the last logits; with a mask of
+    all 0 it does.
     """
     if any(state.in_place for state in executor.contract.states):
-        return  # attention that writes into its past counts the ones of a mask, and takes no other
+        return  # its attention counts the ones of a mask and takes no other mask
     graph = executor.graph("prefill").graph
     mask, size = port_by_role(graph, "mask"), graph.sequence_length or 2
     if mask is None or size < 2:
@@ -211,10 +193,7 @@ def _check_mask(where: str, executor: Executor, text: Sequence[int]) -> None:
 
 
 def _check_sees(where: str, executor: Executor, text: Sequence[int], last: Logits) -> None:
-    """Raise PackageError for a graph of one token a step that makes the same of a text with another first token: what
-    came before is hidden from it, or not in its cache. Such a graph reads every text in the same steps, so there is
-    nothing else to compare.
-    """
+    """Raise PackageError for a graph of one token per step whose logits do not depend on the first token of a text."""
     found = _logits(executor, [text[-1], *text[1:]], len(text), first=len(text))[-1]
     if np.array_equal(found, last):
         raise PackageError(
@@ -225,16 +204,14 @@ def _check_sees(where: str, executor: Executor, text: Sequence[int], last: Logit
 
 
 def _masked(executor: Executor, tokens: Sequence[int], mask: Sequence[int]) -> Logits:
-    """Logits [vocab] after the last of these tokens, read as the first of a text with a mask of these values."""
+    """Logits [vocab] after the last of these tokens at the beginning of a text, with a mask of these values."""
     return _read(executor, tokens, [len(tokens) - 1], mask)[0]
 
 
 def _read(
     executor: Executor, tokens: Sequence[int], places: Sequence[int], mask: Sequence[int] | None = None
 ) -> list[Logits]:
-    """Logits [vocab] after the tokens at these places, ascending, read as the first of a text; with a mask of other
-    values than there are tokens.
-    """
+    """Logits [vocab] at these positions, ascending, of tokens at the beginning of a text; `mask`: other mask values."""
     graph = executor.bound("prefill", len(tokens), len(tokens) - places[0])
     graph.choose(places)
     graph.tokens[...] = tokens

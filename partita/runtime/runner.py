@@ -68,12 +68,12 @@ class Runner:
         """
         for entry in self.graphs:
             entry.window.rehearses = True
-        found = rehearse(str(self.folder), self.executor, rounds=rounds)
+        appends_chunks = rehearse(str(self.folder), self.executor, rounds=rounds)
         for entry in self.graphs:
             entry.window.rehearses = False
-        if found.appends_chunks != self.contract.appends_chunks:
+        if appends_chunks != self.contract.appends_chunks:
             self.executor.release()
-            self.contract = self.contract.model_copy(update={"appends_chunks": found.appends_chunks})
+            self.contract = self.contract.model_copy(update={"appends_chunks": appends_chunks})
             self.executor = Executor(self.contract, self.graphs)
 
     def use_adapter(self, name: str | None) -> None:
