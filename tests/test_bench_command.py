@@ -223,7 +223,7 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     take_turn = Race.take_turn
 
     def interrupted(self: Race, racer: bench_rounds.Racer, number: int) -> None:
-        if number == when and any(o.turns and o.turns[-1].round == when for o in self.racers):
+        if number == when and any(o.lane.turns and o.lane.turns[-1].round == when for o in self.racers):
             raise KeyboardInterrupt
         take_turn(self, racer, number)
 

@@ -105,7 +105,7 @@ class OnnxModel:
     @property
     def fitting(self) -> Mapping[str, int]:
         """Values of integer inputs for which zero is invalid: 1 for divisors and lengths, a default for axes."""
-        values = {}
+        values: dict[str, int] = {}
         for node in (*self.nodes, *self.inner):
             if node.op_type in AXES:
                 position, axis = AXES[node.op_type]

@@ -187,7 +187,8 @@ def _dimensions(kind: onnx.TypeProto | None) -> Sequence[onnx.TensorShapeProto.D
     """Dimensions of a tensor; None where the rank is unknown, and for a type that is not a tensor."""
     if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
         return None
-    return kind.tensor_type.shape.dim
+    dimensions: Sequence[onnx.TensorShapeProto.Dimension] = kind.tensor_type.shape.dim
+    return dimensions
 
 
 def rank_of(kind: onnx.TypeProto | None) -> int | None:

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
+import onnx
+import onnx.parser
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import ResourceError
 from partita.library.run_report import Asked, join
 from partita.runtime import optimised, place
 from partita.runtime.chain import chain_entry
 from partita.runtime.environment import environment
+from partita.runtime.model_file import graph_node
 from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
 from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import run_facts
-from tests.runtime.test_place import placed, port, save, where
+from tests.runtime.test_place import placed, where, written
 
-SHAPE = (2, 16, 16)
-
-
-def norm_model(path: Path) -> Path:
-    """x + y, LayerNormalization, Pow: the first two become one node that ONNX Runtime calls SkipLayerNormalization."""
-    nodes = [
-        helper.make_node("Add", ["x", "y"], ["s"], name="m.a/Add"),
-        helper.make_node("LayerNormalization", ["s", "g", "b"], ["l"], name="m.ln/LayerNormalization"),
-        helper.make_node("Pow", ["l", "two"], ["z"], name="m.o/Pow"),
-    ]
-    scale, bias = (numpy_helper.from_array(np.ones(16, np.float32), name) for name in "gb")
-    two = numpy_helper.from_array(np.array(2, np.float32), "two")
-    ports = [port("x", shape=SHAPE), port("y", shape=SHAPE)]
-    return save(path, nodes, ports, [port("z", shape=SHAPE)], [scale, bias, two])
+NORM = """g (float[2,4,4] x, float[2,4,4] y) => (float[2,4,4] z)
+<float[4] g = {1,1,1,1}, float[4] b = {1,1,1,1}, float two = {2}> {
+  [add] s = Add(x, y) [ln] l = LayerNormalization(s, g, b) [pow] z = Pow(l, two)
+}"""
+"""ONNX Runtime fuses the first two into one node that it names SkipLayerNormalization."""
 
 
 def session_of(result):
@@ -47,36 +38,29 @@ def asked(folder):
 
 
 def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
-    result = placed(norm_model(tmp_path / "m.onnx"))
+    result = placed(written(tmp_path / "m.onnx", NORM))
     assert session_of(result).optimised_why == ""
     assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
     report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), asked(tmp_path))
     replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
     assert report.phases[0].nodes[0].replaces_op_types == ("Add", "LayerNormalization")
     assert replaced == {
-        "SkipLayerNormalization": ("SkipLayerNormalization", ("m.a/Add", "m.ln/LayerNormalization")),
-        "m.o/Pow": ("Pow", ()),
+        "SkipLayerNormalization": ("SkipLayerNormalization", ("add", "ln")),
+        "pow": ("Pow", ()),
     }
     assert [check for check in report.checks if not check.passed] == [] and report.disagreements == ()
 
 
 def test_what_nodes_make_is_told_in_the_type_that_they_ran_in(tmp_path):
     """The CPU provider has no kernel for Erf in float16: ONNX Runtime casts before and behind it."""
-    half = TensorProto.FLOAT16
-    nodes = [helper.make_node("Erf", ["x"], ["y"], name="m.a/Erf")]
-    result = placed(save(tmp_path / "m.onnx", nodes, [port("x", half)], [port("y", half)]))
+    result = placed(written(tmp_path / "m.onnx", "g (float16[4] x) => (float16[4] y) { [a] y = Erf(x) }"))
     report = join(result.facts, tuple(map(chain_entry, result.resolutions)), environment(), asked(tmp_path))
     made = [(node.op_type, node.element_type) for node in report.phases[0].nodes]
     assert made == [("Cast", "float32"), ("Erf", "float32"), ("Cast", "float16")]
 
 
 def test_nodes_that_got_names_of_ours_have_them_in_the_optimised_graph_too(tmp_path):
-    path = save(
-        tmp_path / "m.onnx",
-        [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])],
-        [port("x")],
-        [port("y")],
-    )
+    path = written(tmp_path / "m.onnx", "g (float[4] x) => (float[4] y) { t = Relu(x) y = Exp(t) }")
     session = session_of(placed(path))
     assert {node.name for node in session.optimised} == {name for stream in session.plan for name in stream}
 
@@ -92,14 +76,17 @@ def test_a_package_has_one_for_each_of_its_sessions(open_runner):
 
 
 def test_pins_hold_in_the_second_session(tmp_path):
-    chain = where().chain
-    result = placed(norm_model(tmp_path / "m.onnx"), pins=parse_pins(["cpu:m.ln"], chain))
+    path = written(tmp_path / "m.onnx", NORM)
+    model = onnx.load(path)
+    model.graph.node[1].metadata_props.add(key="partita.module", value="m.ln")
+    onnx.save(model, path)
+    result = placed(path, pins=parse_pins(["cpu:m.ln"], where().chain))
     assert session_of(result).optimised is not None, session_of(result).optimised_why
 
 
 def test_it_leaves_nothing_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    placed(norm_model(tmp_path / "m.onnx"))
+    placed(written(tmp_path / "m.onnx", NORM))
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
 
 
@@ -108,14 +95,14 @@ def test_a_failure_becomes_a_sentence(tmp_path, monkeypatch):
         raise NativeFailureError(RuntimeError("no room\nat all"), ())
 
     monkeypatch.setattr(optimised, "open_native", fails)
-    result = placed(norm_model(tmp_path / "m.onnx"))
+    result = placed(written(tmp_path / "m.onnx", NORM))
     assert result.error is None and session_of(result).optimised is None
     assert "no room at all" in session_of(result).optimised_why
 
 
 def test_a_graph_that_was_placed_otherwise_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(optimised, "read_optimised", lambda session: ((), (("Other", "m.o/Pow"),)))
-    session = session_of(placed(norm_model(tmp_path / "m.onnx")))
+    monkeypatch.setattr(optimised, "read_optimised", lambda session: ((), (("Other", "pow"),)))
+    session = session_of(placed(written(tmp_path / "m.onnx", NORM)))
     assert session.optimised is None
     assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_why
 
@@ -151,14 +138,13 @@ def test_no_second_session_after_memory_ran_out(open_runner, monkeypatch):
     assert place.with_graphs(facts, [runner.graphs[0].session], error) is facts
 
 
-def test_what_a_body_takes_from_around_it_is_read_by_its_node():
-    from partita.runtime.model_file import graph_node
-
-    flag = helper.make_tensor_value_info("f", TensorProto.BOOL, ())
-    inner = helper.make_graph([helper.make_node("Neg", ["outer"], ["n"], name="n")], "inner", [], [port("n")])
-    nested = helper.make_node("If", ["f"], ["m"], name="nested", then_branch=inner, else_branch=inner)
-    body = helper.make_graph(
-        [helper.make_node("Add", ["own", "around"], ["t"], name="t"), nested], "body", [port("own"), flag], [port("m")]
-    )
-    node = helper.make_node("Loop", ["trips", "", "x"], ["y"], name="loop", body=body)
-    assert with_captured(graph_node(node), node).inputs == ("trips", "", "x", "around", "outer")
+def test_a_node_reads_what_its_subgraphs_read_around_them():
+    text = """g (float x, int64 trips, float around, float outer, bool f) => (float y) {
+      [loop] y = Loop(trips, , x) <body = b (int64 i, bool c, float own) => (bool d, float m) {
+        d = Identity(c)
+        t = Add(own, around)
+        m = If(f) <then_branch = t () => (float n) { n = Neg(outer) }, else_branch = e () => (float n) { n = Neg(t) }>
+      }>
+    }"""
+    (node,) = onnx.parser.parse_graph(text).node
+    assert with_captured(graph_node(node), node).inputs == ("trips", "", "x", "around", "f", "outer")

@@ -80,7 +80,7 @@ def test_damaged_files_are_errors_of_one_line(tmp_path):
         with pytest.raises(PackageError, match=message) as caught:
             read_onnx(path)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(PackageError, match="not a Partita package"):
+    with pytest.raises(PackageError, match="not a package"):
         read_onnx(tmp_path)
     with pytest.raises(PackageError, match="no such file"):
         read_onnx(tmp_path / "none.onnx")
