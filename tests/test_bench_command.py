@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,8 @@ from partita.library import bench_rounds
 from partita.library.bench_rounds import Race
 from partita.library.remote import PROCESS
 from partita.partition_reports import storage
-from tests.conftest import Exported, TinyCheckpoint, require
-from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds
+from tests.conftest import Exported, TinyCheckpoint
+from tests.test_cli import fails, succeeds
 from tests.test_crashes import ABORTS, HANGS, library
 from tests.test_startup import run_and_tell
 
@@ -60,7 +56,8 @@ def test_two_chains_take_turns_and_are_compared(
         take_turn(self, racer, number)
 
     monkeypatch.setattr(Race, "take_turn", noted)
-    found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", "--rounds", "2", "--max-new-tokens", "6")
+    words = ("--rounds", "2", "--max-new-tokens", "6", "--provider-option", "cuda.device_id=0")
+    found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", *words)
     assert order == [(0, NO_DEVICE), (0, "cpu"), (1, "cpu"), (1, NO_DEVICE), (2, NO_DEVICE), (2, "cpu")]
     first, cpu = found["contenders"]
     assert found["baseline"] == "cpu" and found["verdict"][0].startswith(f"{NO_DEVICE} is ")
@@ -84,12 +81,6 @@ def test_the_tokens_are_those_of_generate(package: Path, capsys: pytest.CaptureF
     assert ours[: len(theirs)] == theirs and len(ours) == 6
 
 
-def test_one_provider_is_measured_without_a_ratio(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--rounds", "1", "--max-new-tokens", "4", "--threads", "1", "--prompt", "return")
-    out, _ = succeeds(capsys, "bench", package, "--provider", "cpu", *words)
-    assert out.startswith("cpu: decode ") and "--threads 1" in out
-
-
 def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "reports"
     succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)
@@ -99,14 +90,6 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
     assert any(phase.observed_runs for phase in report.phases)
     assert [check for check in report.checks if not check.passed] == []
     succeeds(capsys, "report", "show", folder / "cpu.json")
-
-
-@pytest.mark.heavy
-def test_options_reach_the_chains_that_have_the_provider(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--provider-option", "cuda.device_id=0")
-    found = measured(capsys, package, "--provider", "cpu", NO_DEVICE, *QUICK, *words)
-    assert [entry["status"] for entry in found["contenders"]] == ["measured", "measured"]
-    fails(capsys, 2, "cuda", "bench", package, "--provider", "cpu", *words)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +104,8 @@ def test_options_reach_the_chains_that_have_the_provider(package: Path, capsys: 
         (["--provider", "cpu", "--threads", "0"], 2, "--threads is 0"),
         (["--provider", "cpu", "--timeout", "nan"], 2, "--timeout is nan"),
         (["--provider", "cpu", "--baseline", "webgpu"], 2, "--baseline webgpu: not among"),
+        (["--provider", "cpu", "--provider-option", "cuda.device_id=0"], 2, "cuda"),
+        (["--provider", "cpu", "--against", "absent"], 1, "no such folder"),
         (["--provider", "cpu", "--token-ids"], 2, "give --prompt"),
         (["--provider", "cpu", "--prompt", "a", "--prompt-tokens", "4"], 2, "give one of them"),
         (["--provider", "cpu", "--prompt", "1,x", "--token-ids"], 2, "not a list of token ids"),
@@ -142,14 +127,6 @@ def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys:
     fails(capsys, 2, "which this command reads", *words, package / "reports")
     fails(capsys, 1, "cannot be made", *words, tmp_path / "no" / "such")
     assert not (package / "reports").exists()
-
-
-def test_damaged_packages(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 1, "no such folder", "bench", tmp_path / "absent", "--provider", "cpu")
-    copy = shutil.copytree(package, tmp_path / "copy")
-    with (copy / "model.onnx").open("ab") as file:
-        file.write(b"x")
-    fails(capsys, 1, "model.onnx", "bench", copy, "--provider", "cpu")
 
 
 def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
@@ -242,38 +219,13 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     assert sum(len(entry["turns"]) for entry in found["contenders"]) == 2 * when + 1
 
 
-def test_a_closed_pipe_is_no_error(package: Path) -> None:
-    done = into_closed_pipe("bench", package, "--provider", "cpu", *QUICK)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_usage_errors_load_nothing_heavy(tmp_path: Path) -> None:
     for words, code in ((["--help"], 0), (["nowhere", "--provider", "cpu", "--rounds", "0"], 2), (["nowhere"], 1)):
         assert run_and_tell("bench", *words, cwd=tmp_path)[:2] == (code, [])
 
 
-def test_a_process_that_prints_to_stdout_does_not_spoil_the_answers(package: Path, tmp_path: Path) -> None:
-    require("a C compiler", shutil.which("cc") is not None)
-    chatty = (
-        "#include <stdio.h>\n#include <unistd.h>\n"
-        '__attribute__((constructor)) static void say(void) { write(1, "{\\"load\\": 1}\\n", 12); }\n'
-    )
-    plugin = library(tmp_path, chatty)
-    command = [sys.executable, "-m", "partita", "bench", str(package), "--provider", "mine,cpu", "cpu", *QUICK]
-    done = subprocess.run(
-        [*command, "--provider-library", f"mine={plugin}", "--json"],
-        capture_output=True,
-        text=True,
-        env={**child_environment(), "PARTITA_CACHE_DIR": os.devnull},
-        check=False,
-    )
-    found = json.loads(done.stdout)
-    assert found["contenders"][1]["status"] == "measured"
-    assert "no answer" not in done.stdout
-
-
-def test_ctrl_c_while_it_observes_keeps_every_figure(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from partita.cli import run
 
@@ -285,8 +237,11 @@ def test_ctrl_c_while_it_observes_keeps_every_figure(
         observe_one(self, racer, file)
 
     monkeypatch.setattr(Race, "observe_one", interrupted)
-    assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json"]) == 130
-    first, cpu = json.loads(capsys.readouterr().out)["contenders"]
+    file = tmp_path / "bench.json"
+    assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json", "--out", str(file)]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads(file.read_text()) == found and found["interrupted"]
+    first, cpu = found["contenders"]
     assert (first["rounds"], cpu["rounds"]) == (1, 1)
     assert first["why"] is not None and first["why_unknown"] == ""
     assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before it was observed"
@@ -321,32 +276,30 @@ def test_a_batch_and_a_static_pair(
     assert found["contenders"][0]["decode"]["tokens_per_second"]["median"] > 0
 
 
-def test_without_a_chain_the_default_one_is_measured(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = succeeds(capsys, "bench", package, *QUICK)
-    assert out.startswith("cpu: decode ")
-    assert "note: provider cpu, by default: " in err
-
-
 @pytest.fixture(scope="module")
 def other(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
     """The same model in another lowering, with two rows."""
     return exported(tiny_checkpoint("llama"), attention="primitives", batch_size=2)
 
 
-def test_packages_are_measured_beside_each_other(
+def test_two_packages_are_compared_on_each_chain(
     package: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    fails(capsys, 2, "is listed twice", "bench", package, "--provider", "cpu", "--against", package)
+    chain = ("--against", other, "--provider", "cpu", "--baseline", "webgpu")
+    fails(capsys, 2, "which are: cpu", "bench", package, *chain)
     folder = tmp_path / "reports"
-    given = ("--against", other, "--providers", "cpu", NO_DEVICE, *QUICK, "--report", folder)
+    given = ("--against", other, "--providers", "cpu", NO_DEVICE, *QUICK, "--report", folder, "--baseline", NO_DEVICE)
     found = measured(capsys, package, *given)
     names = [str(package), str(other)]  # both folders are called "package"
     assert [entry["name"] for entry in found["contenders"]] == [
         f"{name} on {chain}" for name in names for chain in ("cpu", NO_DEVICE)
     ]
-    assert found["baseline"] == f"{package} on cpu"
+    assert found["baseline"] == f"{package} on {NO_DEVICE}"
     assert [entry["package"] for entry in found["contenders"]] == [names[0]] * 2 + [names[1]] * 2
     assert [entry["attention"] for entry in (found["package"], *found["others"])] == ["gqa", "primitives"]
-    assert all(entry["same_tokens"] for entry in found["contenders"][1:])
+    same = {entry["name"]: entry["same_tokens"] for entry in found["contenders"]}
+    assert same.pop(found["baseline"]) is None and all(same.values())
     assert [len(entry["turns"][0]["tokens"]) for entry in found["contenders"]] == [1, 1, 2, 2]
     assert sorted(path.name for path in folder.iterdir()) == [
         "package-cpu-1.json",
@@ -358,39 +311,12 @@ def test_packages_are_measured_beside_each_other(
     assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
 
 
-@pytest.mark.heavy
-def test_the_baseline_is_a_chain_of_the_first_package(
-    package: Path, other: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("--against", other, "--providers", "cpu", NO_DEVICE, *QUICK)
-    found = measured(capsys, package, *words, "--baseline", NO_DEVICE)
-    assert found["baseline"] == f"{package} on {NO_DEVICE}"
-    fails(
-        capsys, 2, "which are: cpu", "bench", package, "--against", other, "--provider", "cpu", "--baseline", "webgpu"
-    )
-
-
-@pytest.mark.heavy
-def test_packages_that_cannot_be_compared(
-    package: Path,
-    tiny_checkpoint: TinyCheckpoint,
-    exported: Exported,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ("bench", package, "--provider", "cpu", *QUICK)
-    fails(capsys, 2, "is listed twice", *words, "--against", package)
-    larger = exported(tiny_checkpoint("llama", vocab_size=320))
-    fails(capsys, 2, "packages of one model can be compared", *words, "--against", larger)
-    fails(capsys, 1, "no such folder", *words, "--against", tmp_path / "absent")
-    fails(capsys, 2, "which this command reads", *words, "--out", package / "manifest.json")
-
-
-def test_the_result_goes_to_a_file_that_can_be_looked_at(
+def test_the_result_goes_to_a_file_for_report(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "a result.json"
-    out, err = succeeds(capsys, "bench", package, "--provider", "cpu", *QUICK, "--out", file)
+    out, err = succeeds(capsys, "bench", package, *QUICK, "--out", file)
+    assert "note: provider cpu, by default: " in err
     assert out.startswith("cpu: decode ") and f'partita report show "{file}"' in err.replace("\n", "")
     stored = Bench.model_validate_json(file.read_text(encoding="utf-8"))
     shown, _ = succeeds(capsys, "report", "show", file)
@@ -404,22 +330,3 @@ def test_the_result_goes_to_a_file_that_can_be_looked_at(
     assert "tokens/s" in page and stored.verdict[0] in page
     fails(capsys, 1, "the result of a bench", "report", "trace", file)
     fails(capsys, 1, "the result of a bench", "report", "explain", file, "x")
-
-
-def test_the_result_alone_on_stdout(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = succeeds(capsys, "bench", package, "--provider", "cpu", *QUICK, "--out", "-")
-    assert Bench.model_validate_json(out).baseline == "cpu"
-
-
-def test_the_result_is_written_when_ctrl_c_ends_it(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from partita.cli import run
-
-    def interrupted(self: Race, files: dict[str, Path]) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Race, "observe", interrupted)
-    file = tmp_path / "bench.json"
-    assert run(["bench", str(package), "--provider", "cpu", *QUICK, "--out", str(file)]) == 130
-    assert Bench.model_validate_json(file.read_text(encoding="utf-8")).interrupted

@@ -71,12 +71,3 @@ def test_what_makes_no_sense_is_an_argument_error(package, arguments, says):
 def test_a_prompt_that_is_too_long_is_a_generation_error(package):
     with pytest.raises(partita.GenerationError, match="a prompt of 62 tokens and max_new_tokens=4 are more"):
         partita.bench(package, [1] * 62, "cpu", **QUICK)
-
-
-def test_ctrl_c_is_ctrl_c(package, monkeypatch):
-    def press(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench_rounds.Race, "observe", press)
-    with pytest.raises(KeyboardInterrupt):
-        partita.bench(package, chains="cpu", **QUICK)

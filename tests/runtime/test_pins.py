@@ -1,4 +1,4 @@
-"""Pins: what they match, what is refused, and that ONNX Runtime's real plan keeps to them."""
+"""Pins: the nodes they match, refused ones, and that ONNX Runtime's real plan follows them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import json
 import subprocess
 import sys
 from collections.abc import Collection
+from contextlib import closing
 from pathlib import Path
 
-import numpy
-import onnx
 import pytest
+from onnx import ModelProto, parser
 
 from partita.errors import ProviderError, UsageError
 from partita.observations.facts import AssignedNode
-from partita.providers.resolve import parse_chain
+from partita.providers.resolve import parse_chain, resolve
 from partita.runtime import pins
+from partita.runtime.chain import open_session
+from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import Opening
 from partita.runtime.pins import Marks, Pin, check_pins, marked_model, parse_pins
 from tests.conftest import require_dry_run
 
 CHAIN = parse_chain("cuda,cpu")
 CUDA, CPU = CHAIN
+ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def test_a_pin_matches_whole_parts_of_a_module_path(pin, module, covered):
 
 
 @pytest.mark.parametrize(
-    ("texts", "words"),
+    ("texts", "message"),
     [
         (["cpu"], "write PROVIDER:MODULE"),
         ([":lm_head"], "write PROVIDER:MODULE"),
@@ -53,55 +56,42 @@ def test_a_pin_matches_whole_parts_of_a_module_path(pin, module, covered):
         (["cpu:lm_head", "cuda:lm_head"], "lm_head is pinned to cpu already"),
     ],
 )
-def test_pins_that_make_no_sense(texts, words):
-    with pytest.raises(UsageError, match=words):
+def test_invalid_pins_are_usage_errors(texts, message):
+    with pytest.raises(UsageError, match=message):
         parse_pins(texts, CHAIN)
 
 
-def test_a_module_may_be_written_with_slashes_as_in_the_names_of_nodes():
-    (pin,) = parse_pins(["cpu:/layers.1/mlp"], CHAIN)
-    assert pin.module == "layers.1.mlp" and pin.covers("model.layers.1.mlp.up_proj")
+def test_modules_may_have_slashes_and_providers_any_of_their_names():
+    texts = ["CPUExecutionProvider:lm_head", " cuda : layers.0 ", "cpu:/layers.1/mlp"]
+    assert [pin.text for pin in parse_pins(texts, CHAIN)] == ["cpu:lm_head", "cuda:layers.0", "cpu:layers.1.mlp"]
 
 
-def test_names_of_a_provider_are_as_free_as_in_the_chain():
-    assert [pin.text for pin in parse_pins(["CPUExecutionProvider:lm_head", " cuda : layers.0 "], CHAIN)] == [
-        "cpu:lm_head",
-        "cuda:layers.0",
-    ]
+def model(text: str) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]>\n{text}')
 
 
-def test_a_pin_that_matches_nothing_names_what_there_is(tiny_package):
-    with pytest.raises(UsageError, match=r"--pin cpu:lm_hed: no module .* some that exist: lm_head"):
-        marked_model(tiny_package() / "model.onnx", [Pin(CPU, "lm_hed")])
+def test_pins_that_match_no_node_or_one_node_twice_are_refused(tiny_package):
+    package = tiny_package() / "model.onnx"
+    with pytest.raises(UsageError, match=r"cpu:lm_hed\W: no module .* some that exist: lm_head"):
+        marked_model(package, [Pin(CPU, "lm_hed")])
+    with pytest.raises(UsageError, match=r"cpu:layers\.0\W and .*cuda:mlp\W both claim model\.layers\.0\.mlp"):
+        marked_model(package, [Pin(CPU, "layers.0"), Pin(CUDA, "mlp")])
+    bare = model("g (float[2] x) => (float[2] y) { [a] y = Relu(x) }").SerializeToString()
+    with pytest.raises(UsageError, match=r"cpu:a\W: a pin matches module paths .* and this file has neither"):
+        marked_model(bare, [Pin(CPU, "a")])
+    nested = [Pin(CPU, "layers.0"), Pin(CPU, "layers.0.mlp")]
+    for given in (nested, nested[::-1]):
+        _, marks = marked_model(package, given)
+        assert marks.pins and all(pin in nested for pin in marks.pins.values())
 
 
-def test_a_pin_on_a_file_without_module_paths_says_what_it_needs(tmp_path):
-    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in ("x", "y")]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"], name="a")], "g", ports[:1], ports[1:])
-    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
-    with pytest.raises(UsageError, match=r"--pin cpu:a: a pin matches module paths .* and this file has neither"):
-        marked_model(tmp_path / "m.onnx", [Pin(CPU, "a")])
-
-
-def test_two_pins_may_not_claim_one_node(tiny_package):
-    with pytest.raises(UsageError, match=r"--pin cpu:layers\.0 and --pin cuda:mlp both claim model\.layers\.0\.mlp"):
-        marked_model(tiny_package() / "model.onnx", [Pin(CPU, "layers.0"), Pin(CUDA, "mlp")])
-
-
-def test_a_pin_within_another_one_of_the_same_provider_is_kept_to_in_either_order(tiny_package):
-    pins = [Pin(CPU, "layers.0"), Pin(CPU, "layers.0.mlp")]
-    for given in (pins, pins[::-1]):
-        _, marks = marked_model(tiny_package() / "model.onnx", given)
-        assert marks.pins and all(pin in pins for pin in marks.pins.values())
-
-
-def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch, tiny_package):
+def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch):
     class Old:
         version = "1.26.4"
 
     monkeypatch.setattr(pins, "ort_build", Old)
-    with pytest.raises(ProviderError, match=r"--pin needs ONNX Runtime 1\.27 or newer; 1\.26\.4 would ignore it"):
-        pins.pinned_opening(tiny_package() / "model.onnx", Opening(), [Pin(CPU, "lm_head")])
+    with pytest.raises(ProviderError, match=r"needs ONNX Runtime 1\.27 or newer; 1\.26\.4 would ignore it"):
+        pins.pinned_opening(Path("model.onnx"), Opening(), [ON_CPU])
 
 
 class Placed:
@@ -111,107 +101,87 @@ class Placed:
         self.nodes, self.plan = nodes, (unlisted,)
 
     def assigned(self):
-        return tuple(AssignedNode(name, "MatMul", "", ep, 0) for name, ep in self.nodes.items())
-
-
-WEIGHTS = {"w": (4, 4), "b": (4,)}
-ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
+        names = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+        return tuple(AssignedNode(name, "MatMul", "", names[ep], 0) for name, ep in self.nodes.items())
 
 
 def check(session: Placed, pin: Pin, *nodes: str, others: Collection[str] = ()) -> dict[str, str]:
     return check_pins(session, Marks(dict.fromkeys(nodes, pin), frozenset(others)))  # type: ignore[arg-type]
 
 
-def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes():
-    session = Placed({"lm_head/MatMul": "CUDAExecutionProvider", "model/Cast": "CPUExecutionProvider"})
-    with pytest.raises(ProviderError, match=r"--pin cpu:lm_head does not hold: 1 of 1 nodes .*: lm_head/MatMul"):
-        check(session, ON_CPU, "lm_head/MatMul")
-    assert check(session, ON_CUDA, "lm_head/MatMul") == {"lm_head/MatMul": "cuda:lm_head"}
-    with pytest.raises(ProviderError, match="none of its nodes is in the plan"):
-        check(session, ON_CPU, "gone/MatMul")
+HEAD, UP, ACT = "lm_head/MatMul", "up/MatMul", "act/Sigmoid"
+FUSED = f"{UP}/MatMulAddFusion"
+"""ONNX Runtime 1.31 lists and runs this alone of a MatMul and an Add."""
 
 
-def test_a_node_that_the_list_lacks_is_not_on_the_cpu():
-    session = Placed({}, unlisted=("lm_head/MatMul",))
-    with pytest.raises(ProviderError, match="--pin cpu:lm_head does not hold"):
-        check(session, ON_CPU, "lm_head/MatMul")
-    assert check(session, ON_CUDA, "lm_head/MatMul")
+@pytest.mark.parametrize(
+    ("session", "pin", "nodes", "pinned"),
+    [
+        (Placed({HEAD: "cuda", "model/Cast": "cpu"}), ON_CUDA, [HEAD], [HEAD]),
+        (Placed({}, unlisted=(HEAD,)), ON_CUDA, [HEAD], [HEAD]),
+        (Placed({FUSED: "cpu"}), ON_CPU, [UP, "up/Add"], [FUSED, UP]),
+        (Placed({}, unlisted=(FUSED,)), ON_CUDA, [UP, "up/Add"], [FUSED, UP]),
+        (Placed({ACT: "cpu"}, unlisted=(f"{ACT}/QuickGeluFusion/",)), ON_CPU, [ACT], [ACT]),
+        (Placed({f"{UP}/First": "cpu"}, unlisted=(f"{UP}/First/Second",)), ON_CPU, [UP], [f"{UP}/First", UP]),
+    ],
+    ids=["listed", "not listed", "fused", "fused and not listed", "fused later", "fused twice"],
+)
+def test_a_pin_holds_for_its_nodes_and_for_nodes_fused_from_them(session, pin, nodes, pinned):
+    assert check(session, pin, *nodes) == dict.fromkeys(pinned, pin.text)
 
 
-def test_a_node_that_a_pinned_one_was_fused_into_keeps_the_pin_or_breaks_it():
-    """Of a MatMul and an Add, ONNX Runtime 1.31 lists and runs `<MatMul>/MatMulAddFusion` alone."""
-    on_cpu, fused = "CPUExecutionProvider", "up/MatMul/MatMulAddFusion"
-    kept = check(Placed({fused: on_cpu}), ON_CPU, "up/MatMul", "up/Add")
-    assert kept == {fused: "cpu:lm_head", "up/MatMul": "cpu:lm_head"}, "and the Add is in none of the names"
-    with pytest.raises(ProviderError, match="1 of 1 nodes are elsewhere: up/MatMul/MatMulAddFusion"):
-        check(Placed({fused: "CUDAExecutionProvider"}), ON_CPU, "up/MatMul", "up/Add")
-    assert check(Placed({}, unlisted=(fused,)), ON_CUDA, "up/MatMul")[fused] == "cuda:lm_head", "its list may lack it"
-
-
-def test_what_was_fused_after_the_list_was_made_is_judged_by_its_nodes_in_the_list():
-    session = Placed({"act/Sigmoid": "CPUExecutionProvider"}, unlisted=("act/Sigmoid/QuickGeluFusion/",))
-    assert check(session, ON_CPU, "act/Sigmoid") == {"act/Sigmoid": "cpu:lm_head"}
-    session = Placed({"up/MatMul/First": "CPUExecutionProvider"}, unlisted=("up/MatMul/First/Second",))
-    assert check(session, ON_CPU, "up/MatMul") == {"up/MatMul/First": "cpu:lm_head", "up/MatMul": "cpu:lm_head"}
-
-
-def test_a_node_of_the_file_or_of_a_body_is_not_taken_for_one_that_was_fused_from_a_pinned_node():
-    """TensorFlow's `fc/MatMul/ReadVariableOp` is no part of `fc/MatMul`, and a body is placed by itself."""
-    session = Placed({"fc/MatMul/Read": "CUDAExecutionProvider", "fc/MatMul/then/MatMul/F": "CUDAExecutionProvider"})
-    with pytest.raises(ProviderError, match="none of its nodes is in the plan"):
-        check(session, ON_CPU, "fc/MatMul", others=["fc/MatMul/Read", "fc/MatMul/then/MatMul"])
+@pytest.mark.parametrize(
+    ("session", "nodes", "others", "message"),
+    [
+        (Placed({HEAD: "cuda", "model/Cast": "cpu"}), [HEAD], [], "does not hold: 1 of 1 nodes .*: lm_head/MatMul"),
+        (Placed({HEAD: "cuda"}), ["gone/MatMul"], [], "none of its nodes is in the plan"),
+        (Placed({}, unlisted=(HEAD,)), [HEAD], [], "does not hold"),
+        (Placed({FUSED: "cuda"}), [UP, "up/Add"], [], f"1 of 1 nodes are elsewhere: {FUSED}"),
+        # Nodes of the file and of subgraphs are not fused from the pinned node, whatever their names.
+        (
+            Placed({"fc/MatMul/Read": "cuda", "fc/MatMul/then/MatMul/F": "cuda"}),
+            ["fc/MatMul"],
+            ["fc/MatMul/Read", "fc/MatMul/then/MatMul"],
+            "none of its nodes is in the plan",
+        ),
+    ],
+    ids=["other provider", "gone", "not listed", "fused", "other nodes"],
+)
+def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes(session, nodes, others, message):
+    with pytest.raises(ProviderError, match=message):
+        check(session, ON_CPU, *nodes, others=others)
 
 
 def test_a_module_that_is_one_layer_with_a_bias_can_be_pinned(tmp_path):
-    """In ONNX Runtime's own list and plan, with the bodies of the file beside it."""
-    from partita.providers.resolve import resolve
-    from partita.runtime.chain import open_session
-    from partita.runtime.ort.registry import available_ort_names
-
-    node, info = onnx.helper.make_node, onnx.helper.make_tensor_value_info
-    body = onnx.helper.make_graph(
-        [node("Neg", ["a"], ["n"], name="enc/up/MatMul/Neg")],
-        "body",
-        [],
-        [info("n", onnx.TensorProto.FLOAT, None)],
-    )
-    graph = onnx.helper.make_graph(
-        [
-            node("MatMul", ["x", "w"], ["m"], name="enc/up/MatMul"),
-            node("Add", ["m", "b"], ["a"], name="enc/up/Add"),
-            node("If", ["c"], ["y"], name="enc/pick/If", then_branch=body, else_branch=body),
-        ],
-        "g",
-        [info("x", onnx.TensorProto.FLOAT, [2, 4, 4]), info("c", onnx.TensorProto.BOOL, [])],
-        [info("y", onnx.TensorProto.FLOAT, [2, 4, 4])],
-        [onnx.numpy_helper.from_array(numpy.ones(shape, numpy.float32), name) for name, shape in WEIGHTS.items()],
-    )
+    """In ONNX Runtime's own list and plan, with subgraphs in the file."""
+    made = model("""g (float[2,4,4] x, bool c) => (float[2,4,4] y)
+    <float[4,4] w = {1,1,1,1, 1,1,1,1, 1,1,1,1, 1,1,1,1}, float[4] b = {1,1,1,1}> {
+      m = MatMul(x, w)
+      a = Add(m, b)
+      y = If(c) <then_branch = t () => (float[2,4,4] ty) { ty = Neg(a) },
+                 else_branch = e () => (float[2,4,4] ey) { ey = Neg(a) }>
+    }""")
+    for node, name in zip(made.graph.node, ("enc/up/MatMul", "enc/up/Add", "enc/pick/If"), strict=True):
+        node.name = name
+    for attribute in made.graph.node[2].attribute:
+        attribute.g.node[0].name = "enc/up/MatMul/Neg"
     path = tmp_path / "layer.onnx"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    path.write_bytes(made.SerializeToString())
     chain = resolve(parse_chain("cpu"), available_ort_names())
-    session = open_session(path, chain, threads=1, observe=True, pins=[Pin(CPU, "enc.up")])
-    try:
+    with closing(open_session(path, chain, threads=1, observe=True, pins=[Pin(CPU, "enc.up")])) as session:
         assert set(session.pins.values()) == {"cpu:enc.up"}
         listed = {each.name for each in session.assigned() or ()}
         fused = [name for name in session.pins if name not in ("enc/up/MatMul", "enc/up/Add")]
-        assert fused and set(fused) <= listed, "the node that runs in the place of both"
+        assert fused and set(fused) <= listed
         assert "enc/up/MatMul/Neg" not in session.pins
-    finally:
-        session.close()
 
 
 def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
-    from partita.providers.resolve import resolve
-    from partita.runtime.chain import open_session
-    from partita.runtime.ort.registry import available_ort_names
-
     names = available_ort_names()
     if "CUDAExecutionProvider" not in names or Path("/dev/nvidia0").exists():
         pytest.skip("needs an ONNX Runtime with CUDA on a machine without")
-    with pytest.raises(ProviderError, match=r"--pin cuda:lm_head: cuda: library_missing: lib"):
-        open_session(
-            tiny_package() / "model.onnx", resolve(CHAIN, names), threads=1, observe=False, pins=[Pin(CUDA, "lm_head")]
-        )
+    with pytest.raises(ProviderError, match=r"cuda:lm_head\W+ cuda: library_missing: lib"):
+        open_session(tiny_package() / "model.onnx", resolve(CHAIN, names), threads=1, observe=False, pins=[ON_CUDA])
 
 
 def test_the_real_plan_keeps_to_a_pin(tiny_package, tmp_path):
