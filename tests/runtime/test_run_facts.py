@@ -34,6 +34,7 @@ def run(runner, *, new=12, chunk=512, rows=1, take=None):
 def test_plan_and_profile_name_the_same_nodes(open_runner, spec):
     runner = open_runner(observe=True, **spec)
     run(runner)
+    runner.close()  # facts are there after it
     (session,) = run_facts(runner).sessions
     assert session.plan is not None
     planned = [name for stream in session.plan for name in stream]
@@ -107,14 +108,7 @@ def test_a_run_that_never_began_has_facts_too(open_runner):
     assert facts.sessions[0].events == ()
 
 
-def test_facts_can_be_asked_for_after_closing(open_runner):
-    runner = open_runner(observe=True)
-    run(runner)
-    runner.close()
-    assert run_facts(runner).sessions[0].events
-
-
-@pytest.mark.parametrize("spec", [{}, {"attention": "onnx24"}, {"precision": "fp16"}, PAIR])
+@pytest.mark.parametrize("spec", [{"attention": "onnx24"}, {"precision": "fp16"}, PAIR])
 def test_past_and_present_are_one_buffer(open_runner, spec):
     runner = open_runner(observe=True, **spec)
     before = [buffer.address() for buffer in runner.cache.buffers]
@@ -166,15 +160,6 @@ def test_tokens_and_times_of_the_steps_add_up(open_runner):
     assert facts.memory.weight_bytes == runner.contract.weight_bytes
 
 
-def test_without_observation_there_is_no_profile_and_everything_else(open_runner):
-    runner = open_runner()
-    steps = run(runner)
-    (session,) = run_facts(runner).sessions
-    assert (session.events, session.runs) == ((), ())
-    assert session.plan and session.assigned
-    assert not any(step.observed for step in steps)
-
-
 def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
     runner = open_runner(observe=True)
     run(runner, take=3)
@@ -200,10 +185,7 @@ def test_the_environment_names_machine_and_software():
 @pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
 def test_a_plan_that_cannot_be_read_is_no_plan(text):
     assert parse_plan(text) is None
-
-
-def test_a_plan_without_streams_is_that_of_a_graph_without_nodes():
-    assert parse_plan('{"type":"DeviceBasedPartitioner"}') == ()
+    assert parse_plan('{"type":"DeviceBasedPartitioner"}') == (), "of a graph without nodes"
 
 
 def test_a_profile_is_read_into_runs_and_events():

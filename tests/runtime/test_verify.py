@@ -10,7 +10,7 @@ import onnx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from partita.errors import PackageError, UsageError
+from partita.errors import PackageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.comparison import Comparison, set_aside
@@ -75,11 +75,6 @@ def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     assert first_difference(found) is None
 
 
-def test_whoever_may_read_the_package_may_replay_it(tiny_package):
-    """One file with a mode of its own would shut out the other users of a shared folder."""
-    assert len({path.stat().st_mode for path in tiny_package().iterdir()}) == 1
-
-
 def test_near_ties_are_counted_and_not_compared(package_copy):
     folder = package_copy()
 
@@ -95,18 +90,7 @@ def test_near_ties_are_counted_and_not_compared(package_copy):
     assert all(step.tokens_equal for step in found.steps)
 
 
-def test_a_weight_that_changed_is_found_and_the_first_step_named(package_copy):
-    folder = package_copy()
-    data = bytearray((folder / "model.onnx.data").read_bytes())
-    values = np.frombuffer(data, np.float32)
-    values *= np.float32(1.01)
-    (folder / "model.onnx.data").write_bytes(bytes(data))
-    found = replay(folder, parse_chain("cpu"), threads=1)
-    assert found.status == "unverified"
-    assert found.detail.startswith("first difference in prefill, output logits: max relative error ")
-
-
-def test_one_decode_step_that_differs_is_named(package_copy):
+def test_the_first_step_that_differs_is_named(package_copy):
     folder = package_copy()
 
     def shift(tensors):
@@ -117,6 +101,11 @@ def test_one_decode_step_that_differs_is_named(package_copy):
     assert found.status == "unverified"
     assert found.detail.startswith("first difference in decode 5, output logits")
     assert [step.max_rel_error <= 1e-4 for step in found.steps].count(False) == 1
+    data = np.fromfile(folder / "model.onnx.data", np.float32) * np.float32(1.01)
+    data.tofile(folder / "model.onnx.data")
+    found = replay(folder, parse_chain("cpu"), threads=1)
+    assert found.status == "unverified"
+    assert found.detail.startswith("first difference in prefill, output logits: max relative error ")
 
 
 def test_a_step_that_does_not_fit_in_the_cache_is_not_among_those_that_agree(tiny_package):
@@ -131,12 +120,9 @@ def test_a_step_that_does_not_fit_in_the_cache_is_not_among_those_that_agree(tin
     assert all(step.max_rel_error > 0 for step in found.steps)
 
 
-def test_a_step_that_was_not_run_agrees_with_nothing():
+def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
     unheard = Comparison("decode 8", "logits", np.ones((1, 10), np.float32), tolerance=0.02)
     assert unheard.result().max_rel_error == float("inf")
-
-
-def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
     reference = np.zeros((1, 10), np.float32)
     reference[0, 3], reference[0, 4] = 1.0, 0.9
     other = reference[0].copy()
@@ -196,21 +182,7 @@ def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
     assert set(alike.values()) == {3} and len(seen) > len(alike)
 
 
-def test_a_package_without_a_known_answer_says_so(package_copy):
-    folder = package_copy()
-    (folder / KNOWN_ANSWER).unlink()
-    with pytest.raises(PackageError, match="--no-verify"):
-        replay(folder, parse_chain("cpu"))
-
-
-def test_a_damaged_known_answer_is_a_package_error(package_copy):
-    folder = package_copy()
-    (folder / KNOWN_ANSWER).write_bytes(b"garbage")
-    with pytest.raises(PackageError, match="damaged"):
-        replay(folder, parse_chain("cpu"))
-
-
-def test_a_known_answer_of_another_model_is_refused(package_copy):
+def test_a_missing_damaged_or_foreign_known_answer_is_a_package_error(package_copy):
     folder = package_copy()
 
     def widen(tensors):
@@ -220,11 +192,13 @@ def test_a_known_answer_of_another_model_is_refused(package_copy):
     change_answer(folder, widen)
     with pytest.raises(PackageError, match="does not belong to this package"):
         replay(folder, parse_chain("cpu"))
-
-
-def test_an_unknown_provider_is_a_usage_error(tiny_package):
-    with pytest.raises(UsageError, match="unknown provider"):
-        replay(tiny_package(), parse_chain("quantum"))
+    (folder / KNOWN_ANSWER).write_bytes((folder / KNOWN_ANSWER).read_bytes()[:100])
+    reseal(folder)
+    with pytest.raises(PackageError, match="damaged"):
+        replay(folder, parse_chain("cpu"))
+    (folder / KNOWN_ANSWER).unlink()
+    with pytest.raises(PackageError, match="export the checkpoint without"):
+        replay(folder, parse_chain("cpu"))
 
 
 def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
@@ -236,14 +210,6 @@ def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     reseal(folder)
     with pytest.raises(PackageError, match="differ from the manifest: logits, scores"):
-        replay(folder, parse_chain("cpu"))
-
-
-def test_a_file_of_another_size_is_refused_before_anything_is_loaded(package_copy):
-    folder = package_copy()
-    with (folder / "model.onnx.data").open("ab") as stream:
-        stream.write(b"x")
-    with pytest.raises(PackageError, match="bytes, the manifest says"):
         replay(folder, parse_chain("cpu"))
 
 
@@ -304,10 +270,3 @@ def test_rows_that_fill_up_a_vocabulary_do_not_hide_other_differences(bias):
             comparison.compare(position, ours)
         assert (comparison.result().max_rel_error <= 1e-4) is agrees
         assert not comparison.ties
-
-
-def test_logits_that_are_all_far_from_zero_are_measured_by_their_distance():
-    """Their rounding is that of large numbers."""
-    reference = np.array([[-1000.0, -1001.0, -1003.0]], np.float32)
-    comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)
-    assert comparison.scale == 1003.0
