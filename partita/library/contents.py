@@ -1,4 +1,4 @@
-"""What answers come from, as one hash: a run over a file goes on, and workers take part, only with the same."""
+"""A hash of a package: a run over a prompt file resumes, and workers take part, only with the same hash."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OF_OTHERS = ("genai_config.json",)
 
 
 def contents_hash(folder: Path, manifest: Manifest) -> str:
-    """Of what a manifest says, and of the files that a person may edit, such as the tokenizer's, as they are now.
+    """SHA-256 of the manifest and of the files that a user may edit, such as the tokenizer's.
 
-    A manifest has the hashes of graphs and weights. A folder of another exporter has none, so they are read, too.
+    Graphs and weights count by their hashes in the manifest; they are hashed for a folder of another exporter.
     Raises PackageError for a file that cannot be read.
     """
     digest = hashlib.sha256(manifest.model_dump_json(exclude={"created"}).encode())

@@ -1,4 +1,4 @@
-"""A partition report with what can be done with one: the record that `--report` writes, as an object."""
+"""The partition report as an object: the record that `--report` writes, with methods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = 5
 
 
 class CheckFailedError(ReportCheckError):
-    """A report does not meet what was asked of it. `result` has everything that was asked, and what came of it."""
+    """A report does not meet its requirements. `result` has the outcome of each."""
 
     def __init__(self, message: str, result: GateResult) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class Report(records.Report):
     @classmethod
     @public
     def read(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a report that `save` or `--report` wrote. Raises ReportError for what is none."""
+        """Read a report that `save` or `--report` wrote. Raises ReportError for any other file."""
         return cls.of(storage.read(Path(path)))
 
     @public
@@ -115,11 +115,10 @@ class Report(records.Report):
         baseline: records.Report | None = None,
         max_slowdown: float | None = None,
     ) -> GateResult:
-        """Hold the report against requirements, limits and a baseline, as `partita report check` does.
+        """Check the report against requirements, limits and a baseline, as `partita report check` does.
 
-        `requirements`: conditions such as "provider=webgpu,share>=0.95", each in the words of `--require`. Returns what
-        was found when all of it holds. Raises CheckFailedError with a line for everything that does not, and
-        ArgumentError when nothing is asked.
+        `requirements`: conditions as for `--require`, such as "provider=webgpu,share>=0.95". Returns the outcomes when
+        all hold. Raises CheckFailedError with those that do not, and ArgumentError without any requirement.
         """
         options = CheckOptions(
             max_cpu_nodes=max_cpu_nodes,
@@ -143,7 +142,7 @@ class Report(records.Report):
 
     @public
     def diff(self, after: records.Report) -> ReportDiff:
-        """What is different in `after`, a later report. Raises ReportError when that is of another model."""
+        """The differences of `after`, a later report. Raises ReportError when that is of another model."""
         found = comparing.compare(self, after, names=("before", "after"))
         if found.unrelated:
             raise ReportError(f"the reports cannot be compared: {found.unrelated}")

@@ -1,8 +1,7 @@
-"""Inputs for a model: values from files, or else sizes from the user and values by type, the same every time.
+"""Inputs for a model: values from files, or generated values of sizes from the user, the same every time.
 
-Made-up values are harmless rather than likely: floats are small random numbers, strings are empty, integers are zeros,
-because they may be indices, and ones where the name says mask or length. Which branch of an If is taken depends on
-them, placement does not.
+Generated floats are small random numbers, strings are empty, and integers are zeros, because they may be indices, or
+ones where the name has mask or length in it.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ SEED = 0
 SCALE = 0.1
 LARGEST_BYTES = 1 << 40
 BLOCK = 1 << 20
-"""Random numbers that are made; longer inputs repeat them."""
+"""Random numbers to generate; longer inputs repeat them."""
 STRING, STRING_BYTES = "string", 32
-"""Bytes of an empty string as ONNX Runtime keeps it."""
+"""Bytes of an empty string in ONNX Runtime."""
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
 ARCHIVES = (b"PK\x03\x04", b"PK\x05\x06")
-"""How a .npz file begins, with arrays and without."""
+"""First bytes of a .npz file, with arrays and without."""
 GIVE_SIZES = Remedy("add them, as in", options=("{sizes}",))
 Shape = tuple[int, ...]
 
 
 def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> dict[str, npt.NDArray[Any]]:
-    """The arrays in the files of these inputs; bfloat16 as the uint16 that stores it.
+    """The arrays in the files of these inputs; bfloat16 as uint16.
 
-    Raises UsageError when a name is no input, or its file is no array of the input's type.
+    Raises UsageError for a name that is no input, and a file without an array of the input's type.
     """
     by_name = {port.name: port for port in ports}
     values: dict[str, npt.NDArray[Any]] = {}
@@ -62,7 +61,7 @@ def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> di
 
 
 def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
-    """The input and the file of `NAME=FILE`: the longest name that it begins with, for both may have a = in them."""
+    """The input and the file of `NAME=FILE`, by the longest matching name: both may contain a =."""
     fitting = [name for name in names if text.startswith(f"{name}=")]
     name = max(fitting, key=len, default="")
     return name, text[len(name) + 1 :] if fitting else ""
@@ -102,13 +101,10 @@ def input_shapes(
     *,
     files: Mapping[str, PathText] | None = None,
 ) -> dict[str, Shape]:
-    """The shape of every input, from what the file declares, the sizes that are `asked` for and `given` values.
+    """The shape of every input, by the file, the sizes `asked` of inputs or symbolic sizes, and `given` shapes of values.
 
-    `files`: those that the values come from.
-
-    A key of `asked` is an input, or a symbolic size that inputs share. Raises UsageError when one is neither, has the
-    wrong number of sizes or contradicts the file or another one, and when a size is still missing. An input whose
-    values cannot be generated needs none.
+    `files`: of those values. Raises UsageError for a name that is neither, for sizes that contradict the file or each
+    other, and when a size is missing. An input whose values cannot be generated needs none.
     """
     made = [port for port in ports if not not_generated(port)]
     by_name = {port.name: port for port in ports}
@@ -165,12 +161,12 @@ def input_shapes(
 
 
 def size_text(name: str, sizes: int | Sequence[int]) -> str:
-    """Sizes as the command line has them: `x=1,3,224,224`."""
+    """Sizes as on the command line: `x=1,3,224,224`."""
     return f"{name}={sizes if isinstance(sizes, int) else ','.join(map(str, sizes))}"
 
 
 def not_generated(port: ModelPort) -> str:
-    """What an input is whose values cannot be made, so that the model is not run; empty for every other."""
+    """The kind of an input whose values cannot be generated; empty for others."""
     if port.kind != "tensor":
         return f"an {port.kind}" if port.kind.startswith(tuple("aeiou")) else f"a {port.kind}"
     element = dtypes.find(port.dtype)
@@ -179,7 +175,7 @@ def not_generated(port: ModelPort) -> str:
 
 
 def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
-    """The shape, when the file allows it. `given`: the option that it comes from, which holds a `what`."""
+    """The shape, if the file allows it. `given`: its option, which holds a `what`."""
     if port.shape is None:
         return numbers
     if len(numbers) != len(port.shape):
@@ -196,7 +192,7 @@ def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "
 
 
 def _settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
-    """Note what a symbolic size is. Raises UsageError when it is something else already."""
+    """Set a symbolic size. Raises UsageError when it has another value already."""
     if sizes.setdefault(name, size) != size:
         raise UsageError(
             f"{given}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} by another option"
@@ -212,7 +208,7 @@ def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
 
 
 def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageError:
-    """One line: inputs without sizes, alike ones together, and what to add to the command, whatever else is in it."""
+    """The error for inputs without sizes, similar ones together, with the options to add."""
     symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
     flags: dict[str, None] = {}
     for port in missing:
@@ -232,7 +228,7 @@ def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> UsageErr
 
 
 def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> int:
-    """A size that can run: 1, and 2 where one token follows one that was there before; of a sum that of its terms."""
+    """A size that can run: 1, or 2 for a total with one past token; the sum for a sum of symbols."""
     terms = [term.strip() for term in symbol.split("+")]
     if len(terms) > 1:
         return sum(
@@ -242,7 +238,7 @@ def _likely(symbol: str, symbols: Collection[str], sizes: Mapping[str, int]) -> 
 
 
 def _together(ports: Sequence[ModelPort]) -> list[str]:
-    """Inputs with what they are; those that differ in the numbers of their names only are one entry."""
+    """Inputs with their declarations; names that differ in numbers only are one entry."""
     alike: dict[str, list[str]] = {}
     for port in ports:
         alike.setdefault(port.declared, []).append(port.name)
@@ -254,7 +250,7 @@ def _together(ports: Sequence[ModelPort]) -> list[str]:
 
 
 def _known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
-    """What sizes can be given for."""
+    """The inputs and symbolic sizes, for a message."""
     inputs = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}" if ports else "it has no inputs"
     return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
 
@@ -275,7 +271,7 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
     if not sizes:
         return
     largest = max(sizes, key=lambda name: sizes[name])
-    needed = sum(sizes.values()) + sizes[largest]  # the largest is there twice while it is made
+    needed = sum(sizes.values()) + sizes[largest]  # the largest is in memory twice while it is generated
     free = psutil.virtual_memory().available
     if needed > free:
         raise ResourceError(
@@ -288,9 +284,9 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
 def make_values(
     port: ModelPort, shape: Shape, rng: np.random.Generator, *, fitting: int | None = None
 ) -> npt.NDArray[Any]:
-    """Values for one input; in the type that stores them. Raises UsageError when they would fill no memory.
+    """Generated values for one input, in the type that stores them. Raises UsageError when they are too large.
 
-    `fitting`: the value that does where zero would not, because something is divided by it, say, or it is an axis.
+    `fitting`: the value where zero is invalid, as for a divisor or an axis.
     """
     if _input_bytes(port, shape) > LARGEST_BYTES:
         raise UsageError(

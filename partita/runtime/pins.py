@@ -1,8 +1,7 @@
-"""Pins: nodes of a module are to run on a provider of the user's choice, and are checked afterwards.
+"""Pins: the nodes of a module run on a provider of the user's choice, which is checked after opening.
 
-A pin names a module by a part of its path: `lm_head`, `layers.0-11`, `layers.3.mlp`. ONNX Runtime's layer assignment
-does the work: nodes are marked with a layer name of ours, and the session is told which provider each name belongs to.
-To ONNX Runtime that is a wish, and it grants or drops it silently; to us it is a condition.
+A pin names a module by a part of its path: `lm_head`, `layers.0-11`, `layers.3.mlp`. Its nodes are marked for ONNX
+Runtime's layer assignment, which drops an assignment silently; then the pin is an error.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from partita.runtime.ort.session import Opening, Session
 from partita.spelling import spelled
 
 LAYER = "layer_ann"
-"""Key of the node metadata that ONNX Runtime matches its layer rules with."""
+"""Key of the node metadata for ONNX Runtime's layer rules."""
 RULES = "session.layer_assignment_settings"
 NEEDED = (1, 27)
-"""First version seen to have it; older ones accept the key and ignore it."""
+"""First version with layer assignment; older ones ignore the key."""
 RANGE = re.compile(r"(\d+)-(\d+)")
 MOST_NAMED = 5
 UNLISTED = ""
@@ -45,7 +44,7 @@ class Pin:
         return f"{self.provider.name}:{self.module}"
 
     def covers(self, module: str) -> bool:
-        """Whether a node of this module is meant: the parts of the pin stand one after the other in the path."""
+        """Whether the parts of the pin follow each other in the path of the module."""
         wanted, parts = self.module.split("."), module.split(".")
         return any(
             all(map(_part_matches, wanted, parts[start : start + len(wanted)]))
@@ -55,17 +54,15 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The nodes of a file that were marked for pins, and what else the file has."""
+    """The nodes of a file that were marked for pins, and its other nodes."""
 
     pins: Mapping[str, Pin]
-    """Each marked node, and its pin."""
+    """Pins by marked node."""
     others: frozenset[str] = frozenset()
-    """Names of nodes that were not marked, and of all nodes in bodies, which are not marked by themselves."""
+    """Names of nodes without a mark, and of all nodes in subgraphs."""
 
     def of(self, name: str) -> str | None:
-        """The marked node that a node was fused from, as its name tells; None where another node of the file is in its
-        name, or none.
-        """
+        """The marked node that a node was fused from, by its name; None for other nodes."""
         if name in self.pins or name in self.others:
             return None
         longest = max((*replaced_by(name, self.pins), *replaced_by(name, self.others)), key=len, default="")
@@ -73,7 +70,7 @@ class Marks:
 
 
 def _part_matches(wanted: str, part: str) -> bool:
-    """Whether one part of a module path is meant: equal, or a number within a range such as 0-11."""
+    """Whether a part of a module path is equal, or a number within a range such as 0-11."""
     limits = RANGE.fullmatch(wanted)
     if limits is None:
         return wanted == part
@@ -112,7 +109,7 @@ def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ..
 
 
 def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[Opening, Marks]:
-    """The opening with every pin in it, the model with marked nodes and the rules for the marks; and which were marked.
+    """The opening with marked nodes and the rules for them, and the marks.
 
     Raises ProviderError when this ONNX Runtime has no layer assignment, UsageError when a pin matches no module or two
     pins claim one node.
@@ -131,12 +128,12 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
 
 
 def _mark(index: int) -> str:
-    """Layer name that the nodes of a pin get."""
+    """Layer name of a pin's nodes."""
     return f"partita_pin_{index}"
 
 
 def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Marks]:
-    """The ONNX file with the layer name of its pin on each pinned node, and which these are."""
+    """The ONNX file with a layer name on each pinned node, and the marks."""
     import onnx
 
     raw = source if isinstance(source, bytes) else source.read_bytes()
@@ -162,13 +159,13 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Mark
     for index, pin in enumerate(pins):
         if index not in matched:
             raise UsageError(_no_module(pin, modules))
-    main = len(model.graph.node)  # nodes of bodies come after those of the main graph
+    main = len(model.graph.node)  # nodes of subgraphs follow those of the main graph
     others = {node.name for at, node in enumerate(all_nodes(model.graph)) if at >= main or node.name not in marks}
     return bytes(model.SerializeToString()), Marks(marks, frozenset(others))
 
 
 def _no_module(pin: Pin, modules: Collection[str]) -> str:
-    """The message for a pin that matches nothing, with the nearest modules that exist."""
+    """The message for a pin that matches no module, with the most similar modules."""
     if not modules:
         return (
             f"{spelled('pins', pin.text)}: a pin matches module paths in the metadata or node names, as "
@@ -182,11 +179,11 @@ def _no_module(pin: Pin, modules: Collection[str]) -> str:
 
 
 def check_pins(session: Session, marks: Marks) -> dict[str, str]:
-    """Every pinned node that is left, or that another was fused from, and those; each with its pin as it was written.
-    Raises ProviderError when one is elsewhere.
+    """The pin of every pinned node and of the nodes fused from them, as text. Raises ProviderError for a node on
+    another provider.
 
     Nodes that were optimised away do not count. The list of nodes can miss those of a provider (see
-    `Session.assigned`), but never those of the CPU provider: a node that it lacks is not on the CPU.
+    `Session.assigned`), but never those of the CPU provider.
     """
     listed = {node.name: node.provider for node in session.assigned() or ()}
     planned = {name for stream in session.plan or () for name in stream}
@@ -209,10 +206,9 @@ def check_pins(session: Session, marks: Marks) -> dict[str, str]:
 
 
 def _fused(marks: Marks, left: Collection[str], names: Collection[str]) -> dict[str, str]:
-    """Those of `names` that a marked node which is not `left` was fused into, each with that node.
+    """The nodes among `names` that were fused from marked nodes outside `left`, with those.
 
-    ONNX Runtime fuses before it makes the list, and the mark goes over to what it makes: of a MatMul with a bias only
-    `<MatMul>/MatMulAddFusion` is listed. What is fused later has its nodes in the list, by which the pin is judged.
+    ONNX Runtime fuses before it makes the list: of a MatMul with a bias only `<MatMul>/MatMulAddFusion` is listed.
     """
     found = {name: marked for name in names if (marked := marks.of(name)) is not None}
     return {name: marked for name, marked in found.items() if marked not in left}

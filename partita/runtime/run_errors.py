@@ -1,4 +1,4 @@
-"""What is said of a run of a placed model that failed or was cut short: nobody has checked model and inputs."""
+"""Errors and notes of a run that failed or was interrupted, for models and inputs that are not ours."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from partita.spelling import spelled
 
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
-"""A message about sizes, for which others may help."""
+"""A message about sizes; other sizes may help."""
 OF_DEVICE = re.compile(r"device does not support", re.IGNORECASE)
-"""What a device lacks it lacks for every node of the kind, so it does not help to leave one of them out."""
+"""A message about a device, which lacks the feature for every node of the kind."""
 NO_VALUE = re.compile(r"Unsupported OrtValue type")
-"""What ONNX Runtime says when it copies an output from a device that no node has made."""
+"""ONNX Runtime's message for an output on a device that no node has produced."""
 RENAMED = re.compile(r"(_token_\d+)+$")
-"""What ONNX Runtime puts at the end of a node's name when it gives the node another layout."""
+"""Suffix of a node that ONNX Runtime gave another layout."""
 LEAVE = Remedy("leave the node to the CPU", options=("--provider-option", "{now}"))
 ELSEWHERE = Remedy("run it without that provider", options=("--provider", "{chain}"))
 WITHOUT_OUTPUT = Remedy("take such an output out of the graph, or name another provider")
@@ -53,7 +53,7 @@ class RunLateError(GenerationError):
 
 
 def let_go(error: BaseException | None) -> None:
-    """Drop what the frames of an exception and of its causes hold."""
+    """Release the objects in the frames of an exception and of its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
@@ -61,10 +61,10 @@ def let_go(error: BaseException | None) -> None:
 
 
 def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
-    """The error of a run as one about a model and inputs that nobody has checked, rather than about our export.
+    """The error of a run in terms of the user's model and inputs.
 
-    `given`: inputs whose values the user gave. A node that failed on a provider other than the CPU's is that
-    provider's, unless sizes were the trouble.
+    `given`: inputs with values from the user. A node that failed on another provider than the CPU's is an error of that
+    provider, unless the message is about sizes.
     """
     said = one_line(str(error.__cause__ or error))
     found = NODE_FAILED.search(said)
@@ -94,7 +94,7 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
 
 
 def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
-    """Where the values of the inputs came from."""
+    """The origin of the input values, for a message."""
     made_up = [port.name for port in model.inputs if port.name not in given]
     if not given:
         return "generated inputs"
@@ -103,7 +103,7 @@ def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
 
 
 def _provider_of(session: Session, node: str) -> str | None:
-    """The provider that ran a node of the plan; None when nothing tells.
+    """The provider that ran a node of the plan; None when it is unknown.
 
     The list of nodes can miss those of the first provider, but never those of the CPU provider.
     """
@@ -115,13 +115,13 @@ def _provider_of(session: Session, node: str) -> str | None:
 
 
 def _in_file(model: OnnxModel, node: str) -> str:
-    """The name that a node has in the file."""
+    """The name of a node in the file."""
     known, plain = {entry.name for entry in model.nodes}, RENAMED.sub("", node)
     return plain if node not in known and plain in known else node
 
 
 def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
-    """How a provider is told to leave a node to the CPU; None where it cannot be, or the CPU is not there for it."""
+    """The option that leaves a node to the CPU; None where the provider has none, or the chain has no CPU."""
     active = [entry for entry in session.resolutions if entry.status == "active"]
     entry = next((entry for entry in active if entry.provider.ort_name == provider), None)
     if entry is None or not entry.provider.leaves_option or CPU not in (each.provider.ort_name for each in active):
@@ -132,14 +132,14 @@ def _leaving(session: Session, provider: str, node: str) -> Remedy | None:
 
 
 def _elsewhere(session: Session, provider: str) -> Remedy:
-    """The chain without a provider."""
+    """The remedy of a chain without a provider."""
     others = [entry.provider for entry in session.resolutions if entry.status == "active"]
     names = [each.name for each in others if each.ort_name != provider]
     return ELSEWHERE.filled(chain=",".join(names) or "cpu")
 
 
 def _unmade(model: OnnxModel, session: Session) -> str:
-    """That an output of the graph has no value, and which ones it may be: a node always makes its first."""
+    """The message for an output of the graph without a value; a node always produces its first output."""
     provider = next((entry.provider.ort_name for entry in session.resolutions if entry.status == "active"), "it")
     further = [
         f"{output!r} of node {node.name!r} ({node.op_type})"
@@ -152,12 +152,12 @@ def _unmade(model: OnnxModel, session: Session) -> str:
 
 
 def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
-    """What a run that ended with `error` lacks for Ctrl-C."""
+    """The stages that Ctrl-C interrupted."""
     return ("runs",) if isinstance(error, RunInterruptedError) else ()
 
 
 def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
-    """A run that ended its process, of a model that opens without one. `given`: inputs whose values the user gave."""
+    """The error for a run that crashed. `given`: inputs with values from the user."""
     return GenerationError(
         f"{model.path}: {how}, on {_whose_values(model, given)}; without a run the model opens, so where its nodes are "
         f"holds; other values: {spelled('inputs', 'NAME=FILE.npy')}"
@@ -177,7 +177,7 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
 
 
 def late_notes(done: int, wanted: int, seconds: float, *, left: bool) -> tuple[str, ...]:
-    """What it means for the figures that a run did not end after others did; nothing where none did."""
+    """A note on the figures when a run exceeded the time limit after others; none without others."""
     if not done:
         return ()
     lost = "; times of nodes and copies are missing, for ONNX Runtime writes its profile after the last run"
