@@ -26,7 +26,7 @@ QUOTED = {
     ("runtime/settling.py", "STRICT"): "ONNX Runtime",
     ("runtime/chain.py", "STRICT"): "ONNX Runtime",
     ("runtime/provider_check.py", "STRICT"): "ONNX Runtime",
-    ("runtime/capture.py", "'graph capture'"): "ONNX Runtime",
+    ("library/dry_run.py", "'graph capture'"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f'Node ({NODE}) '"): "ONNX Runtime",
     ("runtime/lab/placement.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",

@@ -121,7 +121,7 @@ def _read_ours(package: Path, threads: int) -> Reading:
     """With the scorer behind `partita evaluate`."""
     from partita.providers.resolve import parse_chain
     from partita.runtime.evaluate import loss
-    from partita.runtime.scoring import Logits, open_scorer
+    from partita.runtime.evaluate import Logits, open_scorer
 
     windows = _text(package)["windows"].astype(np.int64)
     losses, best = np.full((len(windows), windows.shape[1] - 1), np.nan), np.zeros_like(windows[:, 1:])

@@ -101,7 +101,7 @@ def input_shapes(
     *,
     files: Mapping[str, PathText] | None = None,
 ) -> dict[str, Shape]:
-    """The shape of every input, by the file, the sizes `asked` of inputs or symbolic sizes, and `given` shapes of values.
+    """The shape of every input, by the file, `asked` sizes of inputs or symbols, and `given` shapes of values.
 
     `files`: of those values. Raises UsageError for a name that is neither, for sizes that contradict the file or each
     other, and when a size is missing. An input whose values cannot be generated needs none.
