@@ -152,17 +152,13 @@ def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
     assert faster[0].startswith("webgpu,cpu is 2.1x cpu in decode") and "% of" not in faster[0]
     assert equal[0].startswith("webgpu,cpu is within noise of cpu in decode (100 (83.3 to 111) against 100 (")
     assert "x cpu" not in equal[0] and "% of" not in equal[0]
+    (verdict,), _ = judged(lane("webgpu,cpu", FAST), lane("cpu", FAST))
+    assert {(phase.faster, phase.standing) for phase in verdict.phases} == {(None, "within_noise")}
 
 
 def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
     (said,) = sentences(lane("webgpu", SLOW[:2], observed=MIXED), lane("cpu", FAST[:2]))
     assert said.endswith("the ranges do not overlap, but with only 2 rounds that may be noise")
-
-
-def test_what_is_far_apart_is_no_noise_over_two_rounds_either():
-    (said,) = sentences(lane("webgpu,cpu", [600.0, 580.0], observed=MIXED), lane("cpu", [3.6, 3.7], observed=ON_CPU))
-    assert said.startswith("webgpu,cpu is 0.0062x cpu in decode (1.70 against 274 tokens/s)")
-    assert "noise" not in said and "chance" not in said
 
 
 def test_packages_are_compared_on_one_provider():
@@ -173,10 +169,6 @@ def test_packages_are_compared_on_one_provider():
     other = lane("gqa16 on webgpu", FAST, chain=("WebGpuExecutionProvider",), package="gqa16")
     assert choose_baseline([other, second, first], None) == "gqa16 on cpu", "the first package on the CPU"
     assert choose_baseline([first, second], "gqa16 on cpu") == "gqa16 on cpu"
-
-
-def test_rows_that_only_one_package_has_are_not_compared():
-    assert first_difference([(1, 2)], [(1, 2), (5, 6)]) is None
 
 
 def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
@@ -212,7 +204,7 @@ def test_the_earliest_difference_of_all_rows_counts():
     later, shorter = first_difference([(1, 2, 3), (1, 2)], [(1, 2, 4), (1, 3)]), first_difference([(1,)], [(1, 4)])
     assert later is not None and (later.row, later.position, later.token, later.baseline_token) == (1, 1, 2, 3)
     assert shorter is not None and (shorter.position, shorter.token, shorter.baseline_token) == (1, None, 4)
-    assert first_difference([(1, 2)], [(1, 2)]) is None
+    assert first_difference([(1, 2)], [(1, 2), (5, 6)]) is None, "rows of one package only do not count"
 
 
 def test_the_baseline_is_the_one_asked_for_then_cpu_then_the_first_that_ran():
@@ -333,21 +325,6 @@ def test_who_is_faster_is_data():
     assert verdict.time is not None and verdict.same_provider is None
     (text,) = said((verdict,), contenders)
     assert "webgpu,cpu is 0." in text
-
-
-def test_a_spread_that_does_not_allow_to_say_so_names_nobody():
-    (verdict,), contenders = judged(lane("webgpu,cpu", FAST), lane("cpu", FAST))
-    assert {phase.faster for phase in verdict.phases} == {None}
-    assert verdict.phases[0].standing == "within_noise"
-    (few,), _ = judged(lane("webgpu,cpu", SLOW[:2]), lane("cpu", [19.0, 18.0]))
-    assert few.phases[0].standing != "differs" and few.phases[0].faster is None
-
-
-def test_words_are_made_from_the_verdict_alone():
-    verdicts, contenders = judged(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
-    other = verdicts[0].model_copy(update={"phases": (verdicts[0].phases[0].model_copy(update={"ratio": 7.0}),)})
-    (text,) = said((other,), contenders)
-    assert text.startswith("webgpu,cpu is 7x cpu in decode") and ":" not in text
 
 
 def test_a_contender_that_failed_and_one_that_stands_alone():
