@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from partita.commands.build import split_inputs, split_shapes
-from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError, UsageError
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
@@ -419,12 +419,17 @@ class Fallen:
 LEAVE_A = "leave the node to the CPU: --provider-option webgpu.forceCpuNodeNames=a"
 
 
-def failed(path: Path, message: str, session: object = None):
-    """The error of a run of a model that ends in ONNX Runtime with this text."""
+def failed_run(message: str) -> PartitaError:
+    """The error of a run that ends in ONNX Runtime with this text."""
     native = RuntimeError(message)
     error = run_error("m.onnx", native)
     error.__cause__ = native
-    return told_error(read_onnx(path), cast("Session", session or Fallen()), error)
+    return error
+
+
+def failed(path: Path, message: str, session: object = None) -> PartitaError:
+    """The error for the user of a run that ends in ONNX Runtime with this text."""
+    return told_error(read_onnx(path), cast("Session", session or Fallen()), failed_run(message))
 
 
 @pytest.mark.parametrize(
