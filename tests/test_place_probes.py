@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper, parser
+from onnx import numpy_helper, parser
 
 from tests.conftest import REPOSITORY
 from tests.contract.commands import Done, execute
@@ -135,12 +135,7 @@ def test_a_second_run_knows_the_answers(place, planted):
     assert [(e["node"], e["reason"], e["evidence"]) for e in first["fallbacks"]] == [
         (e["node"], e["reason"], e["evidence"]) for e in second["fallbacks"]
     ]
-
-
-@pytest.mark.usefixtures("nothing_known")
-def test_another_device_asks_anew(place, planted):
-    content(place(planted, "--json"))
-    assert content(place(planted, "--json", "--device", "l4"))["probing"]["cached"] == 0
+    assert content(place(planted, "--json", "--device", "l4"))["probing"]["cached"] == 0, "of another device"
 
 
 def test_a_refusal_names_the_cause_of_every_node(place, planted):
@@ -158,11 +153,6 @@ def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, 
     assert {entry["evidence_kind"] for entry in report["fallbacks"]} <= {"logged", "none"}
     text = place(planted, "--probe-seconds", 0)
     assert text.code == 0 and "experiment" not in text.err and "missing or not complete" not in text.out
-
-
-def test_a_model_that_is_taken_whole_needs_no_experiment(place, tmp_path):
-    report = content(place(write(tmp_path / "m.onnx", "g (float[4] x) => (float[4] y) {\n  y = Neg(x)\n}"), "--json"))
-    assert report["probing"] is None and report["fallbacks"] == []
 
 
 # --- budgets -------------------------------------------------------------------------------------------------------
@@ -196,7 +186,7 @@ def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp
     assert report["probing"]["seconds"] < 60
 
 
-@pytest.mark.parametrize("value", ["-1", "nan", "1e9", "inf", "text", ""])
+@pytest.mark.parametrize("value", ["-1", "nan", "1e9", "text"])
 def test_a_budget_that_makes_no_sense_is_a_usage_error(place, planted, value):
     done = place(planted, f"--probe-seconds={value}")
     assert done.code == 2 and done.out == "" and "--probe-seconds" in done.err, done
@@ -293,14 +283,7 @@ def test_sizes_that_are_not_fixed_are_asked_for_and_then_probed(place, tmp_path)
     assert any(trial["factor"] == "static_shape" for trial in entry["trials"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("seq(float[4])", "x is a sequence"),
-        ("optional(float[4])", "x is an optional"),
-        ("int4[4]", "x is a tensor of int4"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "says"), [("seq(float[4])", "x is a sequence"), ("int4[4]", "x is a tensor of int4")])
 def test_a_model_with_inputs_that_cannot_be_generated_is_placed_and_not_run(place, tmp_path, kind, says):
     path = tmp_path / "m.onnx"
     text = f"g ({kind} x, float[4] z) => (float[4] y) {{\n  [n] y = Celu(z)\n}}"
@@ -312,29 +295,15 @@ def test_a_model_with_inputs_that_cannot_be_generated_is_placed_and_not_run(plac
     assert all(check["passed"] for check in report["checks"])
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut off"])
-def test_missing_and_damaged_weights_are_one_line(place, tmp_path, damage):
-    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64, 64]) for name in ("x", "y")]
-    nodes = [helper.make_node("Celu", ["x"], ["h"], name="a"), helper.make_node("Add", ["h", "w"], ["y"], name="b")]
-    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
-    if damage == "missing":
-        (tmp_path / "m.data").unlink()
-    else:
-        (tmp_path / "m.data").write_bytes(b"short")
-    one_line(place(path), "m.onnx", code=1)
-
-
 @pytest.mark.usefixtures("nothing_known")
-def test_weights_outside_the_file_are_no_obstacle_to_experiments(place, tmp_path):
-    weight = numpy_helper.from_array(np.ones((16, 16), np.int64), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.INT64, [16, 16]) for name in ("x", "y")]
-    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="type")
-    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [weight])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    path = tmp_path / "m.onnx"
+def test_external_data_is_used_in_experiments_and_missing_data_is_one_line(place, tmp_path):
+    text = "g (int64[16,16] x) => (int64[16,16] y) { [type] y = MatMul(x, w) }"
+    model = parser.parse_model(HEAD + text)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((16, 16), np.int64), "w"))
+    path, data = tmp_path / "m.onnx", tmp_path / "m.data"
     onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
     assert reasons(content(place(path, "--json"))) == {"type": "no_kernel_type"}
+    data.write_bytes(b"short")
+    one_line(place(path), "m.onnx", code=1)
+    data.unlink()
+    one_line(place(path), "m.onnx", code=1)

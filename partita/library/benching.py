@@ -1,4 +1,4 @@
-"""The same prompt on several providers, in turns, as a function: figures, ratios, and where the time goes."""
+"""Bench of several providers and packages, as a function: figures, ratios, and where the time goes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from partita.bench.contenders import build_contenders, choose_baseline, complete
 from partita.bench.records import Bench
 from partita.bench.verdict import judge, sentences
 from partita.errors import PartitaError, ProviderError, ReportError, UsageError
-from partita.files import check_writable, write_text
 from partita.library.audience import LOGGER
 from partita.library.bench_entries import (
     Entry,
@@ -30,6 +29,7 @@ from partita.library.bench_rounds import Race, Racer, Say
 from partita.library.bench_subjects import Subject, read_subjects
 from partita.library.edge import public, takes
 from partita.library.notes import unverified
+from partita.library.report import put_text
 from partita.options import BenchOptions
 from partita.partition_reports import storage
 from partita.spelling import spelled
@@ -38,9 +38,9 @@ NOT_ALONE = "the packages are open at the same time, one process each; only one 
 
 
 class BenchResult(Bench):
-    """What a bench measured: the record that `bench --out` writes, as an object.
+    """The result of a bench as an object: the record that `bench --out` writes, with methods.
 
-    `contenders` has the figures of each chain, and the error of one that could not run; `verdict` what they come to.
+    `contenders` has the figures or the error of each chain, `verdict` the comparison in sentences.
     """
 
     @classmethod
@@ -51,21 +51,21 @@ class BenchResult(Bench):
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
-        _put(storage.to_json(self), path)
+        put_text(storage.to_json(self), path, "result")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The result as one HTML page that loads nothing; written to `path` where there is one."""
         from partita.bench.views import html
 
-        return _put(html.VIEW.to_text(self), path)
+        return put_text(html.VIEW.to_text(self), path, "result")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """The result as tables of text, without colour; written to `path` where there is one."""
         from partita.bench.views import text
 
-        return _put(text.VIEW.to_text(self), path)
+        return put_text(text.VIEW.to_text(self), path, "result")
 
     def __repr__(self) -> str:
         return f"<partita.BenchResult: {'; '.join(self.verdict)}>"
@@ -75,15 +75,15 @@ class BenchResult(Bench):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a bench."""
+    """A finished or interrupted bench."""
 
     bench: Bench
     error: PartitaError | None
-    """Of the contenders that could not run, or of reports that were asked for and not written."""
+    """Error of the contenders that could not run, or of reports that were not written."""
 
     @property
     def anything(self) -> bool:
-        """One of them has figures."""
+        """Whether a contender has figures."""
         return any(entry.rounds for entry in self.bench.contenders)
 
 
@@ -112,16 +112,8 @@ def bench(options: BenchOptions) -> BenchResult:
     return BenchResult.of(measured.bench)
 
 
-def _put(text: str, path: str | os.PathLike[str] | None) -> str:
-    """The text, written to `path` where there is one. Raises ReportError when it cannot be."""
-    if path is not None:
-        check_writable(Path(path), "result")
-        write_text(text, Path(path), "result")
-    return text
-
-
 class Plan:
-    """A bench that has been checked, and not begun."""
+    """A bench whose options and packages have been checked."""
 
     def __init__(self, options: BenchOptions) -> None:
         """Check everything. Raises UsageError, PackageError, ReportError and GenerationError."""
@@ -137,13 +129,13 @@ class Plan:
         self.entries = read_entries(options, self.subjects, chains)
         self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries or {})
         self.reads = read_paths(options, self.entries)
-        """What nothing may be written over."""
+        """Paths that no output may replace."""
         self.files = report_files(options, self.entries)
         self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
-        """What is to be known before it runs."""
+        """Sentences for the user before it runs."""
 
     def measure(self, say: Say) -> Measured:
-        """Run it; `say` hears what goes on. Raises KeyboardInterrupt when no turn was counted yet."""
+        """Run it; `say` receives the progress. Raises KeyboardInterrupt when no turn was counted yet."""
         racers, interrupted = _race(self.options, self.entries, self.files, say)
         found = _build(self.options, self.subjects, racers, self.baseline, interrupted=interrupted)
         failed = [racer for racer in racers if racer.error is not None]
@@ -153,7 +145,7 @@ class Plan:
 def _race(
     options: BenchOptions, entries: Sequence[Entry], files: dict[str, Path], say: Say
 ) -> tuple[list[Racer], bool]:
-    """The rounds; and whether Ctrl-C ended them. Raises KeyboardInterrupt when it did before anything was measured."""
+    """Run the rounds; whether Ctrl-C ended them. Raises KeyboardInterrupt before anything was measured."""
     contest = Race(entries, options, say)
     try:
         with contest:
@@ -219,7 +211,7 @@ def _build(
 
 
 def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaError | None:
-    """That reports which were asked for could not be written, for each why; None when all were."""
+    """The error for reports that could not be written; None when all were."""
     missing = [racer for racer in racers if racer.entry.name in files and racer.lane.observed is None]
     if not missing:
         return None
@@ -228,7 +220,7 @@ def _unwritten(racers: Sequence[Racer], files: Mapping[str, Path]) -> PartitaErr
 
 
 def _failure(failed: Sequence[Racer]) -> PartitaError:
-    """One error for all contenders that could not run: of the class of the first, with its nodes."""
+    """One error for all contenders that could not run, with the class and nodes of the first."""
     first = failed[0].error
     assert first is not None
     text = "; ".join(f"{racer.entry.name}: {racer.error}" for racer in failed)

@@ -53,28 +53,28 @@ class Report(records.Report):
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
-        _put(storage.to_json(self), path, "report")
+        put_text(storage.to_json(self), path, "report")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as one HTML page that loads nothing; written to `path` where there is one."""
         from partita.partition_reports.views import html
 
-        return _put(html.to_text(self), path, "page")
+        return put_text(html.to_text(self), path, "page")
 
     @public
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as GitHub Markdown, for a comment of CI; written to `path` where there is one."""
         from partita.partition_reports.views import markdown
 
-        return _put(markdown.to_text(self), path, "comment")
+        return put_text(markdown.to_text(self), path, "comment")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as tables of text, without colour; written to `path` where there is one."""
         from partita.partition_reports.views import text
 
-        return _put(text.VIEW.to_text(self), path, "text")
+        return put_text(text.VIEW.to_text(self), path, "text")
 
     def __repr__(self) -> str:
         ran = [say_placed([phase], name=short_provider) for phase in self.phases]
@@ -149,8 +149,8 @@ class Report(records.Report):
         return found
 
 
-def _put(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
-    """The text, written to `path` where there is one. Raises ReportError when it cannot be."""
+def put_text(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
+    """The text, written to `path` if given. Raises ReportError when it cannot be written."""
     if path is not None:
         check_writable(Path(path), what)
         write_text(text, Path(path), what)
