@@ -163,7 +163,7 @@ def test_options_of_the_provider_are_set_over_its_stand_ins(monkeypatch: pytest.
     def asked(resolution: Any, environment: Any = None) -> None:
         seen.append(dict(resolution.options))
 
-    monkeypatch.setattr(target, "_dry_run_environment", lambda: ({}, "a GPU"))
+    monkeypatch.setattr("partita.library.dry_run.dry_environment", lambda: ({}, "a GPU"))
     monkeypatch.setattr(target, "_asker", asked)
     monkeypatch.setattr(target, "_taker", asked)
     target.find_target("cuda", {"cuda": {"device_id": "1"}}, default_allowed=False, libraries={})

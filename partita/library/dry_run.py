@@ -43,12 +43,12 @@ def simulated_device(name: str | None) -> Device:
     return device(DEFAULT_DEVICE if name is None else name)
 
 
-def dry_environment(name: str | None) -> dict[str, str]:
-    """Environment variables of a process that simulates the device. Raises ProviderError when stubs cannot be built."""
+def dry_environment(name: str | None = None) -> tuple[dict[str, str], str]:
+    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 
     device = simulated_device(name)
-    return child_environment(prepare(provider_library()), device, os.environ)
+    return child_environment(prepare(provider_library()), device, os.environ), device.name
 
 
 def dry_run_facts(name: str | None) -> DryRunFacts:

@@ -102,7 +102,7 @@ def place_model(
     if options.dry_run:
         from partita.library.dry_run import SECONDS, dry_environment
 
-        environment, timeout = dry_environment(options.device), SECONDS
+        (environment, _), timeout = dry_environment(options.device), SECONDS
     report, error = despite_crashes(
         target.chain,
         lambda crashed: run_job(

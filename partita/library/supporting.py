@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import partita
 from partita.errors import PackageError, ProviderError, UsageError
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target, chain_of, read_chain_options
+from partita.library.dry_run import dry_environment
 from partita.library.edge import takes
 from partita.observations.text_format import listing
 from partita.options import ProviderChain, SupportOptions
@@ -58,7 +58,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     played: str | None = None
     devices: tuple[str, ...] = ()
     if options.dry_run:
-        environment, played = dry_run(options.device)
+        environment, played = dry_environment(options.device)
         resolution = resolve_one(provider, (provider.ort_name,), target.options.get(provider.name, {}))
     else:
         resolution, devices = _usable(resolution)
@@ -187,15 +187,6 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
     software = " (the CPU in place of a GPU)" if tried.software else ""
     words = tuple(f"{device.kind} of {device.vendor or 'unknown vendor'}{software}" for device in tried.devices)
     return tried.resolution, words
-
-
-def dry_run(name: str | None) -> tuple[dict[str, str], str]:
-    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
-    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
-
-    played = device(DEFAULT_DEVICE if name is None else name)
-    return child_environment(prepare(provider_library()), played, os.environ), played.name
 
 
 def _versions(opset: int | None) -> Versions:

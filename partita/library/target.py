@@ -6,7 +6,6 @@ provider's own there, too. Others cannot be asked, and a default is taken only w
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,8 +168,10 @@ def _not_usable(
     """
     cause = f"{why.reason}: {why.evidence}"
     if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
+        from partita.library.dry_run import dry_environment
+
         try:
-            environment, played = _dry_run_environment()
+            environment, played = dry_environment()
         except PartitaError as error:
             audience.note(f"a dry run of CUDA is not possible either: {error}")
         else:
@@ -186,15 +187,6 @@ def _not_usable(
         )
     how = f"which could not be queried: {cause}"
     return Target(provider.name, source, provider.preferred_attention, how, not_here=cause)
-
-
-def _dry_run_environment() -> tuple[dict[str, str], str]:
-    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError."""
-    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
-
-    played = device(DEFAULT_DEVICE)
-    return child_environment(prepare(provider_library()), played, os.environ), played.name
 
 
 def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
