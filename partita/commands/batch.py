@@ -39,8 +39,6 @@ from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import read_said
 from partita.runtime.text import stop_token_ids
 
-REFRESH_SECONDS = 0.2
-
 
 class RowBar:
     """Rows done, and how fast, on stderr; silent when stderr is no terminal."""
@@ -58,7 +56,7 @@ class RowBar:
             disable=not stderr.is_terminal,
         )
         self._task = self._bars.add_task("rows", total=None, speed="")
-        self._began, self._shown = time.perf_counter(), 0.0
+        self._began = time.perf_counter()
         self.last: Progress | None = None
         """None until a row is about to be answered."""
 
@@ -70,12 +68,11 @@ class RowBar:
         self._bars.stop()
 
     def show(self, progress: Progress) -> None:
-        """Show how far a run is, a few times a second."""
+        """Show how far a run is."""
         self.last = progress
-        now = time.perf_counter()
-        if self._bars.disable or now - self._shown < REFRESH_SECONDS:
+        if self._bars.disable:
             return
-        self._shown, seconds = now, now - self._began
+        seconds = time.perf_counter() - self._began
         rate = (progress.done - progress.resumed) / seconds
         speed = f"{rate:.1f} rows/s, {progress.tokens / seconds:.0f} tokens/s"
         words = f"{progress.done:,} of {plural(progress.rows, 'row')}"
@@ -124,7 +121,8 @@ def run_batch(
         try:
             if filed is not None and options.as_json:
                 print_record(
-                    BatchResult(
+                    BatchResult.taken_from(
+                        filed,
                         package=str(options.package),
                         chain=chain_links(model.chain),
                         chain_source=target.source,
@@ -135,7 +133,6 @@ def run_batch(
                         slots=engine.slots,
                         input=str(options.input),
                         notes=notes + target.notes,
-                        **filed.figures(),
                     )
                 )
         finally:  # stdout may be full or closed
@@ -199,12 +196,12 @@ def run_on_cluster(options: GenerateOptions, asked: Sampling, manifest: Manifest
         note(fold(f"worker {each.host}:{each.pid} on {', '.join(each.chain)}: {what}", sys.stderr, 2))
     if options.as_json:
         print_record(
-            ClusterResult(
+            ClusterResult.taken_from(
+                filed,
                 package=str(options.package),
                 address=options.address,
                 input=str(options.input),
                 workers=workers,
-                **filed.figures(),
             )
         )
     return 0

@@ -21,6 +21,7 @@ from partita.explain.node_explanation import Explanation, Matches
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.batches.cluster import WorkerFact
+from partita.library.batches.running import FileAnswers
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options import SamplingValues
 from partita.package import Manifest
@@ -143,8 +144,8 @@ class GenerationTimings(Record):
     overhead_p50_ms: float | None
 
 
-class BatchResult(Record):
-    """Output of `generate --input FILE --output FILE --json`: what became of the rows. The answers are in the file."""
+class BatchResult(FileAnswers):
+    """Output of `generate --input FILE --output FILE --json`: the run and its figures. The answers are in the file."""
 
     schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
     partita_version: str = partita.__version__
@@ -152,49 +153,24 @@ class BatchResult(Record):
     chain: tuple[ChainLink, ...]
     chain_source: str
     options: SamplingValues
-    """Of rows that do not say otherwise; a row that draws has a seed of its own, made of this one and its place."""
+    """Default options of rows. A row that draws tokens has a seed made of this one and its index."""
     adapter: str | None = None
     threads: int | None
     load_seconds: float
     slots: int
     """Rows that are answered at a time."""
     input: str
-    output: str
-    rows: int
-    errors: int
-    """Rows without an answer; each says why."""
-    resumed: int
-    """Rows that had their answer from a run before this one."""
-    prompt_tokens: int
-    """This and what follows: of this run."""
-    new_tokens: int
-    seconds: float
-    rows_per_second: float | None
-    tokens_per_second: float | None
-    """New tokens."""
     notes: tuple[str, ...] = ()
 
 
-class ClusterResult(Record):
-    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: the rows, and who answered them."""
+class ClusterResult(FileAnswers):
+    """Output of `generate --input FILE --output FILE --address ADDRESS --json`: figures of the run, and its workers."""
 
     schema_id: Literal["partita.cluster_result/1"] = Field(default="partita.cluster_result/1", alias="schema")
     partita_version: str = partita.__version__
     package: str
     address: str
     input: str
-    output: str
-    rows: int
-    errors: int
-    """Rows without an answer; each says why."""
-    resumed: int
-    """Rows that an earlier run has answered."""
-    prompt_tokens: int
-    """Of this run, as are the next figures."""
-    new_tokens: int
-    seconds: float
-    rows_per_second: float | None
-    tokens_per_second: float | None
     workers: tuple[WorkerFact, ...]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,6 @@ from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import Speculation
 from partita.observations.text_format import plural
 from partita.options import ServeCommand
-from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 
 if TYPE_CHECKING:
     from partita.serve.served import Served
@@ -89,7 +87,6 @@ def run(options: ServeCommand) -> int:
             listening,
             ready=lambda: _say_ready(url, options, models),
             log=_say_line,
-            together_seconds=_together_seconds,
         )
         return server.run()
 
@@ -107,11 +104,6 @@ def _checked(options: ServeCommand) -> tuple[str, ...]:
                 f"--allowed-origin {origin}: give scheme, host and port, as in http://localhost:3000, or *"
             )
     return tuple(key.strip() for key in keys)  # a header has no spaces around it
-
-
-def _together_seconds(number: int) -> float:
-    """Within which a signal that follows another one is the same: see `signals`."""
-    return PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS
 
 
 def _write(text: str) -> None:

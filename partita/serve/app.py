@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,15 +18,12 @@ from starlette.types import ASGIApp
 
 import partita
 from partita.errors import PartitaError, UsageError
-from partita.library.requests import Work
 from partita.partition_reports.render.html import policy
 from partita.partition_reports.render.view import load_view, view_names
-from partita.serve.answers import Answer
 from partita.serve.api_errors import ApiError, internal_error, json_response, of_error, sentence, shutting_down
-from partita.serve.exchange import EventStream, Exchange, GoneError
+from partita.serve.exchange import EventStream, Exchange
 from partita.serve.gate import ServerLimits, receive_body
 from partita.serve.metrics import Metrics
-from partita.serve.prompts import works
 from partita.serve.protocol import CHAT, COMPLETION, Body, read_body, shown
 from partita.serve.served import Served
 from partita.spelling import spelled
@@ -67,49 +63,26 @@ class Endpoints:
         return await self._answer(request, COMPLETION)
 
     async def _answer(self, request: Request, kind: type[Body]) -> Response:
-        began = time.monotonic()
         if self.draining:
             raise shutting_down()
         body = read_body(kind, await receive_body(request, self.limits))
-        served, adapter = self._named(body.model)
-        exchange = Exchange(served, self.limits, body, began)
-        self._exchanges.add(exchange)
-        answers: list[Answer] = []
-
-        def read() -> list[Work]:
-            """Everything that needs the tokenizer."""
-            found = works(body, served.reading, adapter)
-            answers.append(Answer(body, served.reading.text, served.reading.stop_ids, served.fingerprint))
-            return found
-
-        def ended(*, accepted: bool = True) -> None:
-            self._exchanges.discard(exchange)
-            if accepted:  # refusals take no time, and would make the server look fast
-                self.metrics.request_seconds.labels(served.name).observe(time.monotonic() - began)
-
-        accepted = streams = False
+        exchange = Exchange(*self._named(body.model), body, self.limits, self.metrics, self._exchanges)
         try:
-            try:
-                await exchange.begin(read, request.receive)
-            except ApiError as error:
-                if error.code == "queue_full":
-                    self.metrics.refused.labels(served.name).inc()
-                raise
-            accepted, answer = True, answers[0]
+            answer = await exchange.begin(request.receive)
             pieces = await exchange.next()
             if body.stream:
-                streams = True
-                return EventStream(exchange, answer, pieces, ended)
+                return EventStream(exchange, answer, pieces)
             while True:
                 for entry in pieces:
                     exchange.choices[entry.number].take(entry.piece, keep=True)
                 if exchange.over:
-                    return json_response(answer.finished(exchange.choices))
+                    response = json_response(answer.finished(exchange.choices))
+                    exchange.close()
+                    return response
                 pieces = await exchange.next()
-        finally:
-            if not streams:
-                exchange.close()
-                ended(accepted=accepted)
+        except BaseException:
+            exchange.close()
+            raise
 
     def _named(self, name: str) -> tuple[Served, str | None]:
         """A package and the adapter that a model name stands for. Raises ApiError."""
@@ -199,7 +172,7 @@ def make_app(endpoints: Endpoints) -> Starlette:
             Route("/report", endpoints.report),
         ],
         exception_handlers=dict.fromkeys(
-            (ApiError, PartitaError, HTTPException, GoneError, ClientDisconnect, Exception), _on_error
+            (ApiError, PartitaError, HTTPException, ClientDisconnect, Exception), _on_error
         ),
     )
     app.router.redirect_slashes = False
@@ -212,7 +185,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
         return error.response()
     if isinstance(error, PartitaError):
         return of_error(error).response()
-    if isinstance(error, (GoneError, ClientDisconnect)):
+    if isinstance(error, ClientDisconnect):
         return Response(status_code=GONE_STATUS)
     if isinstance(error, HTTPException):
         url = f"{request.method} {request.url.path[:200]}"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,15 +20,13 @@ from partita.library.requests import Piece, Ticket, Work
 from partita.serve.answers import Answer, Choice, event
 from partita.serve.api_errors import ApiError, failed, invalid, of_error, overloaded, shutting_down, timed_out
 from partita.serve.gate import ServerLimits
+from partita.serve.metrics import Metrics
+from partita.serve.prompts import works
 from partita.serve.protocol import Body
 from partita.serve.served import Served
 
 LAST_SECONDS = 1.0
 """After the time limit, for the error to be sent."""
-
-
-class GoneError(Exception):
-    """The client has disconnected."""
 
 
 class ChoicePiece(NamedTuple):
@@ -44,60 +42,76 @@ class ChoicePiece(NamedTuple):
 class Exchange:
     """The prompts of one request. `close` frees their rows, however the request ends."""
 
-    def __init__(self, served: Served, limits: ServerLimits, body: Body, began: float) -> None:
-        """`began`: arrival of the request, by `time.monotonic`.
+    def __init__(
+        self,
+        served: Served,
+        adapter: str | None,
+        body: Body,
+        limits: ServerLimits,
+        metrics: Metrics,
+        opened: set[Exchange],
+    ) -> None:
+        """`opened`: the open exchanges, which it is one of until it is closed.
 
         Raises ApiError for more choices than rows and queue hold together.
         """
-        self.served, self._limits = served, limits
+        self.served, self._adapter, self._body, self._limits, self._metrics = served, adapter, body, limits, metrics
         self._count = max(1, len(body.prompts)) * body.n
-        self.deadline = began + limits.seconds
-        self.choices: list[Choice] = []
-        self._tickets: list[Ticket] = []
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[ChoicePiece | Exception] = asyncio.Queue()
-        self._left = 0
-        self._error: Exception | None = None
-        """Ends the request once the pieces before it are sent."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._watch: asyncio.Task[None] | None = None
         self._room = served.slots + limits.queue
         if self._count > self._room:
             said = f"The request asks for {self._count:,} choices, and this server takes {self._room:,} at once."
             raise invalid(said, "prompt" if body.n == 1 else "n")
+        self._began = time.monotonic()
+        self.deadline = self._began + limits.seconds
+        self.choices: list[Choice] = []
+        self._tickets: list[Ticket] = []
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[ChoicePiece | Exception] = asyncio.Queue()
+        self._left = self._count
+        self._accepted = False
+        self._error: Exception | None = None
+        """Ends the request once the pieces before it are sent."""
+        self._tasks: list[asyncio.TimerHandle | asyncio.Task[None]] = []
+        """The time limit, and the wait for the client to disconnect."""
+        self._opened = opened
+        opened.add(self)
 
-    async def begin(
-        self, read: Callable[[], list[Work]], receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
-    ) -> None:
-        """Tokenize the prompts in the tokenizer's thread and submit them.
+    async def begin(self, receive: Receive) -> Answer:
+        """Tokenize the prompts in the tokenizer's thread and submit them; returns the answer that is to be sent.
 
-        Raises what `read` raises; ApiError when the queue is full and when the time is up; GoneError.
+        Raises ApiError for a prompt that is refused, when the queue is full and when the time is up; ClientDisconnect.
         """
         served = self.served
         if served.open + served.unread + self._count > self._room:
+            self._metrics.refused.labels(served.name).inc()
             said = f"The queue of {served.name} is full ({self._limits.queue:,} waiting); try again later."
             raise overloaded(said, "queue_full")
-        self._timer = self._loop.call_later(
-            max(0.0, self.deadline - time.monotonic()), self.end, timed_out(self._limits.seconds)
-        )
-        self._watch = self._loop.create_task(self._until_gone(receive))
+        timer = self._loop.call_later(self._limits.seconds, self.end, timed_out(self._limits.seconds))
+        self._tasks = [timer, self._loop.create_task(self._until_gone(receive))]
         served.unread += self._count
         try:
-            works = await self._read(read)
+            requests, answer = await self._read()
         finally:
             served.unread -= self._count
-        self._left = len(works)
-        for index, work in enumerate(works):
+        for index, work in enumerate(requests):
             try:
                 self._tickets.append(served.submit(work, partial(self._put, index)))
             except PartitaError as error:
                 raise of_error(error) from error
             self.choices.append(Choice(len(work.prompt)))
+        self._accepted = True
+        return answer
 
-    async def _read(self, read: Callable[[], list[Work]]) -> list[Work]:
-        """What `read` returns, unless the request ends before; a prompt of an ended request is not tokenized."""
-        reading: asyncio.Future[list[Work]] = self._loop.run_in_executor(self.served.encoder, self.served.read, read)
-        ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
+    async def _read(self) -> tuple[list[Work], Answer]:
+        """Everything that needs the tokenizer; a prompt is not tokenized once its request has ended."""
+        served, body = self.served, self._body
+
+        def read() -> tuple[list[Work], Answer]:
+            reading = served.reading
+            return works(body, reading, self._adapter), Answer(body, reading.text, reading.stop_ids, served.fingerprint)
+
+        reading = self._loop.run_in_executor(served.encoder, served.read, read)
+        ending = self._loop.create_task(self._events.get())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
@@ -117,7 +131,7 @@ class Exchange:
     async def _until_gone(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.end(GoneError())
+        self.end(ClientDisconnect())
 
     @property
     def over(self) -> bool:
@@ -125,7 +139,7 @@ class Exchange:
         return self._left == 0
 
     async def next(self) -> list[ChoicePiece]:
-        """The next pieces, at least one. Raises ApiError when the request ends without an answer; GoneError."""
+        """The next pieces, at least one. Raises ApiError when the request ends without an answer; ClientDisconnect."""
         found = [self._checked(self._error or await self._events.get())]
         while not self.over and not self._events.empty():
             entry = self._events.get_nowait()
@@ -146,28 +160,27 @@ class Exchange:
         return entry
 
     def close(self) -> None:
-        """Cancel what is not finished. May be called twice."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._watch is not None:
-            self._watch.cancel()
+        """Cancel unfinished choices."""
+        self._opened.discard(self)
+        for task in self._tasks:
+            task.cancel()
         for ticket in self._tickets:
             if ticket.state != "over":
                 ticket.cancel()
+        if self._accepted:  # refusals take no time, and would make the server look fast
+            self._metrics.request_seconds.labels(self.served.name).observe(time.monotonic() - self._began)
 
 
 class EventStream(Response):
     """The answer as server-sent events. An error after the first piece is an event, and no [DONE] follows it."""
 
-    def __init__(
-        self, exchange: Exchange, answer: Answer, first: list[ChoicePiece], ended: Callable[[], object]
-    ) -> None:
-        """`first`: the first pieces; `ended` is called at the end, however it comes."""
+    def __init__(self, exchange: Exchange, answer: Answer, first: list[ChoicePiece]) -> None:
+        """`first`: the first pieces."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"  # nginx would hold events back
-        self._exchange, self._answer, self._first, self._ended = exchange, answer, first, ended
+        self._exchange, self._answer, self._first = exchange, answer, first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. A client that reads too slowly holds no row, and its stream is cut at the time limit."""
@@ -175,11 +188,10 @@ class EventStream(Response):
         try:
             async with asyncio.timeout(max(0.0, left) + LAST_SECONDS):
                 await self._send_all(send)
-        except (GoneError, TimeoutError):
+        except (ClientDisconnect, TimeoutError):
             pass  # the response is incomplete, so uvicorn closes the connection
         finally:
             self._exchange.close()
-            self._ended()
 
     async def _send_all(self, send: Send) -> None:
         exchange, answer = self._exchange, self._answer

@@ -8,11 +8,10 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from partita.observations.text_format import human_bytes
@@ -20,7 +19,6 @@ from partita.serve.api_errors import ApiError, internal_error, overloaded
 from partita.serve.metrics import Metrics
 from partita.spelling import spelled
 
-MAX_SECONDS, MAX_COUNT = 7 * 24 * 3600.0, 1 << 20
 OPEN_TO_ALL = "/health"
 """Answered without a key and beyond `--max-requests`, for load balancers."""
 UNCOUNTED = "/metrics"
@@ -28,7 +26,7 @@ UNCOUNTED = "/metrics"
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/models", OPEN_TO_ALL, UNCOUNTED, "/report")
 """Labels of the metrics; other paths are `other`, as clients can send any number of them."""
 JSON_TYPE = "application/json"
-DISCARDED, DISCARD_SECONDS = 8, 5.0
+DISCARDED = 8
 """A body that is too large is read up to this multiple of the limit: many clients read no answer before they have sent
 everything."""
 AUTHORITY = re.compile(r"https?://[^/]*", re.IGNORECASE)
@@ -43,7 +41,7 @@ class ServerLimits:
     queue: int = 256
     """Prompts of each model that wait for a row."""
     seconds: float = 600.0
-    """From the arrival of a request to the end of its answer."""
+    """From the arrival of a body to the end of its answer."""
     requests: int = 1024
     """Open requests."""
     read_seconds: float = 30.0
@@ -71,8 +69,8 @@ class Gate:
         self._keys, self._origins = [key.encode("utf-8") for key in keys], frozenset(origins)
         self.clients: Counter[object] = Counter()
         """Open requests by the address of the connection."""
-        self.open, self.most = 0, limits.requests
-        """Open requests, and the most of them."""
+        self.most = limits.requests
+        metrics.open.set_function(self.clients.total)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -90,7 +88,7 @@ class Gate:
                 message["headers"] = [*message.get("headers", ()), *added]
             await send(message)
 
-        self._count(client, 1)
+        self.clients[client] += 1
         try:
             refusal = self._refusal(path, Headers(scope=scope))
             await (self._app if refusal is None else refusal.response())(scope, receive, noted)
@@ -100,16 +98,16 @@ class Gate:
                 raise  # uvicorn closes the connection
             await internal_error().response()(scope, receive, noted)
         finally:
-            self._count(client, -1)
+            self.clients[client] -= 1
+            if not self.clients[client]:
+                del self.clients[client]
             endpoint = next((each for each in ENDPOINTS if path == each or path.startswith(f"{each}/")), "other")
             self._metrics.responses.labels(endpoint, str(status or "none")).inc()
 
-    def _count(self, client: object, change: int) -> None:
-        self.open += change
-        self.clients[client] += change
-        if not self.clients[client]:
-            del self.clients[client]
-        self._metrics.open.set(self.open)
+    @property
+    def open(self) -> int:
+        """Open requests."""
+        return self.clients.total()
 
     def _refusal(self, path: str, headers: Headers) -> ApiError | None:
         """Why a request does not reach the application; None if it does."""
@@ -153,35 +151,19 @@ async def receive_body(request: Request, limits: ServerLimits) -> bytes:
     coding = request.headers.get("content-encoding", "identity").lower()
     if coding != "identity":
         raise ApiError(415, f"Unsupported content encoding '{coding[:60]}'; send the body as it is.", code="encoding")
-    length = request.headers.get("content-length", "0")
-    body, more = bytearray(), True
+    body, received = bytearray(), 0
     try:
         async with asyncio.timeout(limits.read_seconds):
-            while more:
-                chunk, more = await _chunk(request)
-                body += chunk
-                if max(len(body), int(length) if len(length) < 20 else 0) > limits.body_bytes:
-                    await _discard(request, DISCARDED * limits.body_bytes, more=more)
-                    said = f"The request is larger than {human_bytes(limits.body_bytes)}, the limit of this server."
-                    raise ApiError(413, said, code="request_too_large")
+            async for chunk in request.stream():
+                received += len(chunk)
+                if received <= limits.body_bytes:
+                    body += chunk
+                elif received > DISCARDED * limits.body_bytes:
+                    break
     except TimeoutError as error:
         said = f"The request did not arrive within {limits.read_seconds:g} s."
         raise ApiError(408, said, "timeout_error", code="slow_request") from error
+    if received > limits.body_bytes:
+        said = f"The request is larger than {human_bytes(limits.body_bytes)}, the limit of this server."
+        raise ApiError(413, said, code="request_too_large")
     return bytes(body)
-
-
-async def _chunk(request: Request) -> tuple[bytes, bool]:
-    """The next part of the body, and whether more follows."""
-    message = await request.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return message.get("body", b""), message.get("more_body", False)
-
-
-async def _discard(request: Request, most: int, *, more: bool) -> None:
-    """Read the rest of a body, up to `most` bytes."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_SECONDS):
-            while most > 0 and more:
-                chunk, more = await _chunk(request)
-                most -= len(chunk)

@@ -28,13 +28,14 @@ from partita.observations.text_format import plural
 from partita.remedies import Remedy
 from partita.serve.app import Endpoints
 from partita.serve.gate import Gate
+from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
 from partita.spelling import spelled
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep an idle connection: the side that closes first loses no request."""
-STALLED_SECONDS = 75.0
-"""A client that reads nothing of its answer for so long is disconnected."""
+STALLED_SECONDS = 75
+"""A client that reads nothing of its answer for so long is disconnected, where the system has TCP_USER_TIMEOUT."""
 LAST_SECONDS = 1.0
 """For errors to be sent at an end that does not wait."""
 MOST_DESCRIPTORS = 65536
@@ -63,6 +64,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         if os.name == "posix":  # elsewhere it would let two servers have one port
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_SECONDS * 1000)
         listening.bind(address)
         listening.listen(BACKLOG)  # the port is taken only now: two sockets can be bound while neither listens
     except OSError as error:
@@ -90,18 +93,16 @@ def is_loopback(listening: socket.socket) -> bool:
 
 
 def free_descriptors() -> int:
-    """File descriptors that connections may use; raises the soft limit of the process as far as is useful."""
+    """Raise the soft limit of open files; the number of them that connections may use."""
     try:
         import resource
     except ImportError:  # Windows, where sockets are no descriptors
         return MOST_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    used = len([*Path("/dev/fd").iterdir()])
-    return max(16, (MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft) - used - SPARE_DESCRIPTORS)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if 0 <= soft < most:  # else unlimited or more
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(16, most - len([*Path("/dev/fd").iterdir()]) - SPARE_DESCRIPTORS)
 
 
 class Connections:
@@ -112,17 +113,16 @@ class Connections:
         self._open: dict[Any, asyncio.Transport] = {}
         """By the address of the client, oldest first."""
 
-    def add(self, transport: asyncio.Transport) -> None:
+    def add(self, peer: object, transport: asyncio.Transport) -> None:
         """Note a connection that was opened."""
         if len(self._open) >= self.most:
-            idle = next((peer for peer in self._open if peer not in self._gate.clients), None)
+            idle = next((each for each in self._open if each not in self._gate.clients), None)
             (transport if idle is None else self._open.pop(idle)).abort()
-        self._open[_peer(transport)] = transport
+        self._open[peer] = transport
 
-    def remove(self, transport: asyncio.Transport) -> None:
+    def remove(self, peer: object) -> None:
         """Forget a connection that was closed."""
-        if self._open.get(_peer(transport)) is transport:
-            del self._open[_peer(transport)]
+        self._open.pop(peer, None)
 
     def abort(self) -> None:
         """Close all of them, whatever is still to be sent."""
@@ -130,47 +130,19 @@ class Connections:
             transport.abort()
 
 
-def _peer(transport: asyncio.Transport) -> tuple[str, int]:
-    """The address of the client, as ASGI has it."""
-    host, port, *_ = transport.get_extra_info("peername") or ("", 0)
-    return str(host), int(port)
-
-
 def connection_class(connections: Connections) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with a limit of connections and of the time in which a client reads nothing. Only methods of
-    asyncio.Protocol are overridden.
-    """
+    """uvicorn's protocol with a limit of connections. Only methods of asyncio.Protocol are overridden."""
 
     class Connection(H11Protocol):
-        stalled: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.writes_to = transport
-            connections.add(transport)
+            host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+            self.peer = host, port  # as `scope["client"]` has it
+            connections.add(self.peer, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            connections.remove(self.writes_to)
-            if self.stalled is not None:
-                self.stalled.cancel()
+            connections.remove(self.peer)
             super().connection_lost(exc)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self.wait(math.inf)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            if self.stalled is not None:
-                self.stalled.cancel()
-
-        def wait(self, before: float) -> None:
-            """Disconnect a client that has read nothing since `before` bytes were left."""
-            left = self.writes_to.get_write_buffer_size()
-            if left >= before:
-                self.writes_to.abort()
-            else:
-                self.stalled = asyncio.get_running_loop().call_later(STALLED_SECONDS, self.wait, left)
 
     return Connection
 
@@ -196,11 +168,9 @@ class Server:
         *,
         ready: Callable[[], object],
         log: Callable[[str], object],
-        together_seconds: Callable[[int], float] = lambda number: 0.0,
     ) -> None:
         """`app` leads to `gate`, and `gate` to `endpoints`. `ready` is called when clients are accepted; `log` writes
-        a line for the operator. `together_seconds`: a signal that follows another one within that time, which depends
-        on its number, is the same.
+        a line for the operator.
         """
         self._endpoints, self._gate, self._listening = endpoints, gate, listening
         self._ready, self._log = ready, log
@@ -216,7 +186,7 @@ class Server:
                 loop="asyncio",
                 lifespan="off",
                 log_config=None,
-                log_level=logging.ERROR,
+                log_level=logging.CRITICAL + 1,
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
@@ -225,16 +195,12 @@ class Server:
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._together_seconds, self._signalled_at = together_seconds, -math.inf
+        self._signalled_at = -math.inf
         self.number: int | None = None
         """The signal that ended it."""
 
     def run(self) -> int:
         """Serve until the end; the exit code: 0 after SIGTERM and SIGHUP, 130 after Ctrl-C."""
-        for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-            logger = logging.getLogger(name)
-            logger.addHandler(logging.NullHandler())
-            logger.propagate = False
         with suppress(KeyboardInterrupt):
             asyncio.run(self._serve())
         return INTERRUPTED if self.number == signal.SIGINT else 0
@@ -274,8 +240,9 @@ class Server:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: object) -> None:
+        """End, unless the signal follows another one so soon that it is the same."""
         now = time.monotonic()
-        if now - self._signalled_at >= self._together_seconds(number):
+        if now - self._signalled_at >= (PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS):
             self._signalled_at = now
             self.end(number)
 
@@ -292,10 +259,10 @@ class Server:
         self._log(f"{signal.Signals(number).name}: ending; {answered}, unless it comes again")
 
     def _end_now(self) -> None:
-        """End open answers with an error."""
+        """End open answers with an error, then every connection: a client may read nothing."""
         self._endpoints.end_all()
         asyncio.get_running_loop().call_later(LAST_SECONDS, self._force)
 
     def _force(self) -> None:
-        self._connections.abort()  # a client that does not read would keep the server
+        self._connections.abort()
         self._http.force_exit = True

@@ -1,13 +1,14 @@
-"""The answers of a run so far, in OUTPUT.partial: the run goes on with them after it was ended in any way.
+"""The answers of a run so far, in OUTPUT.partial: a run that was ended in any way goes on with them.
 
-The first line says which run it is: input, package, options. Each further line is the answer to a row, in the order of
-completion, and is the line of the answer file. A line without its end is dropped. When every row has its line they are
-written to the output in the order of the rows, and the journal is removed.
+The first line identifies the run: input, package, options. Each further line is the answer to a row, in the order of
+completion, as the answer file has it. Once every row has an answer, they are written to the output in the order of the
+rows and the journal is removed.
 """
 
 from __future__ import annotations
 
 import errno
+import filecmp
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from partita.errors import ResourceError, UsageError
 from partita.files import resolved
@@ -28,13 +31,11 @@ from partita.spelling import spelled
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
 """How the first line begins."""
-LONGEST_HEADER = 1 << 20
 SYNC_SECONDS = 5.0
 """A power failure costs the answers of this time; the end of the process costs none."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 GOES_ON = "the answers so far are kept there, and the same command goes on with the rest"
-DAMAGED = (ValueError, TypeError, KeyError, RecursionError)
-"""Raised by reading a damaged line."""
+ANSWER = TypeAdapter(RowAnswer)
 
 
 def journal_path(output: Path) -> Path:
@@ -73,14 +74,12 @@ class Journal:
         self._places = array("q", [-1]) * rows
         """Where the line of each row begins; -1: no answer yet."""
         self._done = self._end = 0
-        self._published: list[int] = []
-        """Size and time of change of the output that this run has written."""
         self._synced = time.monotonic()
         self._file = _locked(self.path)
         try:
             self._read(json.loads(json.dumps(run)), noted)
-            self.finished = self._is_finished()
-            """The output is there: a run was killed before it removed the journal."""
+            if self.output.exists() and self._done < rows:
+                raise UsageError(f"{spelled('output', str(self.output))}: exists already; remove it or name another")
         except BaseException:
             self._file.close()
             raise
@@ -103,9 +102,7 @@ class Journal:
         """
         if answer.index in self:
             return
-        place = self._end
-        self._write(answer.to_line())
-        self._note(answer.index, place, answer.finish_reason)
+        self._note(answer.index, answer.finish_reason, self._write(answer.to_line()))
         if time.monotonic() - self._synced > SYNC_SECONDS:
             self.sync()
 
@@ -130,19 +127,17 @@ class Journal:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         temporary = target.with_name(f".partita-{name}.tmp")
         try:
-            if not self.finished:
-                with temporary.open("wb") as file:
-                    write(file, self._lines())
-                    file.flush()
-                    os.fsync(file.fileno())
-                found = temporary.stat()
-                self._write(json.dumps({"output": [found.st_size, found.st_mtime_ns]}).encode() + b"\n")
-                if target.exists():
-                    raise UsageError(
-                        f"{self.output}: was written while the rows were answered; move it away, and the same command "
-                        "writes the answers"
-                    )
+            with temporary.open("wb") as file:
+                write(file, self._lines())
+                file.flush()
+                os.fsync(file.fileno())
+            if not target.exists():
                 temporary.replace(target)
+            elif not filecmp.cmp(temporary, target, shallow=False):  # else a run was ended right here
+                raise UsageError(
+                    f"{self.output}: was written while the rows were answered; move it away, and the same command "
+                    "writes the answers"
+                )
         except OSError as error:
             what = "make room" if error.errno in FULL else "correct that"
             raise ResourceError(
@@ -167,46 +162,50 @@ class Journal:
             self.sync()
         self._file.close()
 
-    def _is_finished(self) -> bool:
-        """Whether the output is there and this run has written it. Raises UsageError for another file."""
-        if not self.output.exists():
-            return False
-        found = self.output.stat()
-        if self._published == [found.st_size, found.st_mtime_ns]:
-            return True
-        raise UsageError(f"{spelled('output', str(self.output))}: exists already; remove it or name another")
-
     def _read(self, run: dict[str, Any], noted: Callable[[str], object]) -> None:
-        """Read the lines that are there, or write the first one."""
+        """Read the lines that are there. A journal without an answer is begun anew."""
+        damaged = 0
         with self.path.open("rb") as file:
-            header = file.readline(LONGEST_HEADER)
+            header = file.readline()
             if not START.startswith(header[: len(START)]):
                 raise UsageError(
                     f"{self.path}: exists and is not a journal of Partita; move it or choose another "
                     f"{spelled('output')}"
                 )
-            line = file.readline()
-            if not header.endswith(b"\n") or not line.endswith(b"\n"):  # no answer, so nothing is lost
-                self._file.truncate(0)
-                self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
-                return
-            self.seed = self._seed_of(header, run)
-            self._end, number = len(header), 2
-            while line.endswith(b"\n") and self._take(line):
-                number += 1
-                line = file.readline()
-            if line.endswith(b"\n"):
-                noted(f"{self.path}: line {number} is damaged; it and those after it are dropped, to be answered again")
+            self._end = len(header)
+            for line in file:
+                if not line.endswith(b"\n"):  # its process was killed
+                    break
+                damaged += not self._take(line)
+                self._end += len(line)
+        if not self._done:
+            self._end = 0
+            self._file.truncate(0)
+            self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
+            return
+        self.seed = self._seed_of(header, run)
         self._file.truncate(self._end)
+        if damaged:
+            noted(f"{self.path}: {plural(damaged, 'line')} damaged; the rows are answered again")
+
+    def _take(self, line: bytes) -> bool:
+        """Note a line of an earlier run; False for a damaged one."""
+        try:
+            answer = ANSWER.validate_json(line, strict=True)
+        except ValidationError:
+            return False
+        if not 0 <= answer.index < len(self._places):
+            return False
+        if answer.index not in self:
+            self._note(answer.index, answer.finish_reason, self._end)
+        return True
 
     def _seed_of(self, header: bytes, run: dict[str, Any]) -> int:
         """The seed of the run that the journal is of. Raises UsageError where that is another run."""
         try:
             record = json.loads(header)
-            earlier, seed = dict(record["run"]), record["seed"]
-            if type(seed) is not int:
-                raise TypeError("its seed is not an integer")
-        except DAMAGED as error:
+            earlier, seed = dict(record["run"]), int(record["seed"])
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise UsageError(f"{self.path}: damaged in its first line ({error}); remove it to begin anew") from error
         if different := [name for name in {**run, **earlier} if earlier.get(name) != run.get(name)]:
             what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
@@ -216,25 +215,7 @@ class Journal:
             )
         return seed
 
-    def _take(self, line: bytes) -> bool:
-        """Note a line of an earlier run; False for one that is damaged."""
-        try:
-            record = json.loads(line)
-            if "output" in record:
-                self._published = record["output"]
-            else:
-                index, finish = record["index"], record["finish_reason"]
-                whole = type(index) is int and isinstance(finish, str) and isinstance(record["tokens"], list)
-                if not whole or not 0 <= index < len(self._places):
-                    return False
-                if index not in self:
-                    self._note(index, self._end, finish)
-        except DAMAGED:
-            return False
-        self._end += len(line)
-        return True
-
-    def _note(self, index: int, place: int, finish: str) -> None:
+    def _note(self, index: int, finish: str, place: int) -> None:
         self._places[index] = place
         self._done += 1
         self.errors += finish == "error"
@@ -249,8 +230,8 @@ class Journal:
                     raise OSError(errno.EIO, f"{self.path} has lost the answer to row {index}")
                 yield line
 
-    def _write(self, line: bytes) -> None:
-        """Write a whole line, or nothing."""
+    def _write(self, line: bytes) -> int:
+        """Write a whole line, or nothing; where it begins."""
         try:
             left = memoryview(line)
             while left:
@@ -260,6 +241,7 @@ class Journal:
                 self._file.truncate(self._end)
             raise _cannot_write(self.path, error) from error
         self._end += len(line)
+        return self._end - len(line)
 
     def _remove(self) -> None:
         if os.name != "posix":

@@ -30,7 +30,7 @@ class InputFile:
     format: Format
     sha256: str
     rows: int
-    stamp: Stamp
+    stamp: Stamp | None
     """Inode, size and time of change."""
 
 
@@ -64,9 +64,12 @@ def look_at(path: Path) -> InputFile:
     return InputFile(path, kind, digest, rows, stamp)
 
 
-def stamp_of(path: Path) -> Stamp:
-    """Inode, size and time of change, which differ once a file was written to. Raises OSError."""
-    found = path.stat()
+def stamp_of(path: Path) -> Stamp | None:
+    """Inode, size and time of change, which differ once a file was written to; None for a file that is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -79,11 +82,7 @@ def unchanged_rows(source: InputFile, journal: Path) -> Iterator[InputRow]:
 
 def check_unchanged(source: InputFile, journal: Path) -> None:
     """Raise GenerationError for a file that was written to since it was checked."""
-    try:
-        same = stamp_of(source.path) == source.stamp
-    except OSError:
-        same = False
-    if not same:
+    if stamp_of(source.path) != source.stamp:
         raise GenerationError(
             f"{source.path}: has changed while its rows were answered; the answers so far are in {journal}: restore "
             "the file and run the same command again, or remove them"
@@ -138,30 +137,25 @@ def _json_row(index: int, number: int, line: bytes) -> InputRow:
 
 
 def _text_rows(file: IO[bytes]) -> Iterator[InputRow]:
-    """A prompt per line; an empty line is an empty prompt, so that answers stay beside their lines."""
+    """A prompt per line; an empty line is an empty prompt."""
     for index, line in enumerate(file):
         try:
             prompt = line.decode("utf-8-sig" if not index else "utf-8")
+            yield InputRow(index, {"prompt": prompt.removesuffix("\n").removesuffix("\r")})
         except UnicodeDecodeError as error:
             yield InputRow(index, error=f"line {index + 1} is not UTF-8 text (byte {error.start})")
-            continue
-        yield InputRow(index, {"prompt": prompt.removesuffix("\n").removesuffix("\r")})
 
 
 def _refuse_equal_ids(path: Path, hashes: array[int]) -> None:
     """Raise GenerationError for two rows of one id. `hashes`: of all ids; eight bytes each, whatever the ids are."""
     import numpy as np
 
-    ordered = np.sort(np.frombuffer(hashes, np.int64))
-    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
-    if not repeated:
-        return
+    values, counts = np.unique(np.frombuffer(hashes, np.int64), return_counts=True)
+    repeated = set(values[counts > 1].tolist())
     first: dict[Any, int] = {}
-    for row in read_rows(path):
-        if row.key is not None and hash(row.key) in repeated:
-            if row.key in first:
-                raise GenerationError(
-                    f"{path}: rows {first[row.key]} and {row.index} have the same id {row.key!r}; give every row an "
-                    "id of its own, or none"
-                )
-            first[row.key] = row.index
+    for row in read_rows(path) if repeated else ():
+        if row.key is not None and hash(row.key) in repeated and first.setdefault(row.key, row.index) != row.index:
+            raise GenerationError(
+                f"{path}: rows {first[row.key]} and {row.index} have the same id {row.key!r}; give every row an id of "
+                "its own, or none"
+            )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from partita.errors import GenerationError, UsageError
 from partita.files import refuse_same
@@ -24,6 +24,7 @@ from partita.library.batches.reading import (
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, answered, failed, work_of
 from partita.library.engine import Engine
 from partita.library.requests import Piece, Ticket
+from partita.observations.records import Record
 from partita.observations.text_format import plural
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text
@@ -36,9 +37,8 @@ PIPE = Path("-")
 MOST_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class FileAnswers:
-    """The result of a run over a prompt file."""
+class FileAnswers(Record):
+    """The result of a run over a prompt file. All figures after `resumed` are of this run."""
 
     output: Path
     rows: int
@@ -47,29 +47,15 @@ class FileAnswers:
     resumed: int
     """Rows that an earlier run has answered."""
     prompt_tokens: int
-    """Of this run, as are the next two."""
     new_tokens: int
     seconds: float
     """From the first row that is read to the output."""
+    rows_per_second: float | None
+    """None when it answered no row."""
+    tokens_per_second: float | None
+    """New tokens; None when there are none."""
     seed: int
     """Of the run: rows that draw tokens and have no seed get theirs from it."""
-
-    @property
-    def rows_per_second(self) -> float | None:
-        """Of this run; None when it answered no row."""
-        done = self.rows - self.resumed
-        return done / self.seconds if done and self.seconds > 0 else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """New tokens of this run; None when there are none."""
-        return self.new_tokens / self.seconds if self.new_tokens and self.seconds > 0 else None
-
-    def figures(self) -> dict[str, Any]:
-        """The fields without the seed, and the speeds, as the command line's `--json` has them."""
-        fields = {name: value for name, value in asdict(self).items() if name != "seed"}
-        speeds = {"rows_per_second": self.rows_per_second, "tokens_per_second": self.tokens_per_second}
-        return {**fields, "output": str(self.output), **speeds}
 
 
 @dataclass(slots=True)
@@ -143,26 +129,26 @@ def answer_file(
                 f"them ended; {GOES_ON}"
             )
         check_unchanged(source, journal.path)
-        journal.publish(_writer(output))
+        if format_of(output, "output", ANSWER_FORMATS) == "parquet":
+            from partita.library.batches.tables import write_table
+
+            journal.publish(write_table)
+        else:
+            journal.publish(lambda file, lines: file.writelines(lines))
+        seconds = time.perf_counter() - began
+        done = source.rows - journal.resumed
         return FileAnswers(
-            output,
-            len(journal),
-            journal.errors,
-            journal.resumed,
-            progress.prompt_tokens,
-            progress.tokens,
-            time.perf_counter() - began,
-            journal.seed,
+            output=output,
+            rows=source.rows,
+            errors=journal.errors,
+            resumed=journal.resumed,
+            prompt_tokens=progress.prompt_tokens,
+            new_tokens=progress.tokens,
+            seconds=seconds,
+            rows_per_second=done / seconds if done and seconds else None,
+            tokens_per_second=progress.tokens / seconds if progress.tokens and seconds else None,
+            seed=journal.seed,
         )
-
-
-def _writer(output: Path) -> Callable[[IO[bytes], Iterator[bytes]], object]:
-    """The function that writes answer lines in the output's format."""
-    if format_of(output, "output", ANSWER_FORMATS) == "parquet":
-        from partita.library.batches.tables import write_table
-
-        return write_table
-    return lambda file, lines: file.writelines(lines)
 
 
 def answers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,22 +70,16 @@ def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:
             ("logprobs", arrow.list_(arrow.struct([*logprob, ("top", arrow.list_(arrow.struct(logprob)))]))),
         ]
     )
+    taken = 0
+
+    def block_of(line: bytes) -> int:
+        nonlocal taken
+        taken += len(line)
+        return taken // BLOCK_BYTES
+
     with parquet.ParquetWriter(file, schema) as writer:
-        for block in _blocks(lines):
-            writer.write_table(arrow.Table.from_pylist([_table_row(line) for line in block], schema=schema))
-
-
-def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        size += len(line)
-        if size >= BLOCK_BYTES:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+        for _, block in groupby(lines, block_of):
+            writer.write_table(arrow.Table.from_pylist([*map(_table_row, block)], schema=schema))
 
 
 def _table_row(line: bytes) -> dict[str, Any]:

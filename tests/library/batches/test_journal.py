@@ -30,12 +30,22 @@ def lines(file: IO[bytes], written: Iterator[bytes]) -> None:
     file.writelines(written)
 
 
-def begun(out: Path, count: int = ROWS, rows: int = ROWS) -> bytes:
+def begun(out: Path, count: int = ROWS) -> bytes:
     """A journal with the answers to the first rows; its content."""
-    with Journal(out, RUN, 5, rows) as journal:
+    with Journal(out, RUN, 5, ROWS) as journal:
         for index in range(count):
             journal.append(answer(index))
     return journal_path(out).read_bytes()
+
+
+def in_child(program: str, out: Path) -> subprocess.CompletedProcess[str]:
+    imports = "import sys; from pathlib import Path; from partita.library.batches.journal import *"
+    return subprocess.run(
+        [sys.executable, "-c", f"{imports}\n{program}", str(out)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.fixture
@@ -72,9 +82,8 @@ def test_a_journal_that_was_cut_off_at_any_byte_goes_on_with_the_whole_lines(out
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"options": {"temperature": 0.5, "stop": ("x",)}}, "--temperature was 0.0 and is 0.5"),
+        ({"options": {"temperature": 0.5, "stop": ("x",)}}, "temperature.* was 0.0 and is 0.5"),
         ({"package": "b"}, "the package is another"),
-        ({"input file": "c"}, "the input file is another"),
     ],
 )
 def test_the_journal_of_another_run_is_left_alone_and_the_difference_is_named(out, change, said):
@@ -106,25 +115,13 @@ def test_a_journal_without_an_answer_belongs_to_no_run_and_a_failed_run_without_
 
 
 def test_two_processes_do_not_write_one_output(out):
-    program = (
-        "import sys; from partita.library.batches.journal import Journal, Path; Journal(Path(sys.argv[1]), {}, 1, 1)"
-    )
     with Journal(out, {}, 1, 1):
-        other = subprocess.run(
-            [sys.executable, "-c", program, str(out)],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-        )
+        other = in_child("Journal(Path(sys.argv[1]), {}, 1, 1)", out)
     assert other.returncode and "another process writes this output" in other.stderr
 
 
 FILLS = """
-import resource, sys
-from pathlib import Path
-from partita.errors import ResourceError
-from partita.library.batches.journal import Journal
-from partita.library.batches.rows import RowAnswer
+import resource
 sys.dont_write_bytecode = True
 resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
 with Journal(Path(sys.argv[1]), {}, 1, 100) as journal:
@@ -138,13 +135,7 @@ with Journal(Path(sys.argv[1]), {}, 1, 100) as journal:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limit there")
 def test_a_full_disk_damages_no_answer_and_the_next_run_goes_on(out):
-    done = subprocess.run(
-        [sys.executable, "-c", FILLS, str(out)],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = in_child(FILLS, out)
     count = int(done.stdout.split()[0])
     assert count and "cannot be written" in done.stdout and "the same command goes on" in done.stdout
     assert journal_path(out).read_bytes().endswith(b"}\n")
@@ -152,11 +143,10 @@ def test_a_full_disk_damages_no_answer_and_the_next_run_goes_on(out):
         assert journal.resumed == count
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_disk_that_reports_late_that_it_is_full_ends_the_run(out, monkeypatch, code):
+def test_a_disk_that_reports_late_that_it_is_full_ends_the_run(out, monkeypatch):
     with Journal(out, RUN, 1, ROWS) as journal:
         journal.append(answer(0))
-        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(code, "late")))
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "late")))
         with pytest.raises(ResourceError, match="late"):
             journal.sync()
 
@@ -164,33 +154,33 @@ def test_a_disk_that_reports_late_that_it_is_full_ends_the_run(out, monkeypatch,
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"index": 4, "finish_reason": "stop", "tokens": []}',
-        b'{"index": -1, "finish_reason": "stop", "tokens": []}',
-        b'{"index": true, "finish_reason": "stop", "tokens": []}',
-        b'{"index": 3, "finish_reason": "stop"}',
-        b'{"index": 1e999, "finish_reason": "stop", "tokens": []}',
+        answer(4).to_line(),
+        answer(-1).to_line(),
+        answer(3).to_line().replace(b'"index": 3', b'"index": true'),
+        answer(3).to_line().replace(b'"index": 3', b'"index": 1e999'),
+        answer(3).to_line().replace(b'"tokens"', b'"other"'),
         b"[" * 100_000,
         b"\0\0\0",
-        b"7",
     ],
-    ids=lambda line: line[:40].decode(),
+    ids=lambda line: repr(line[:24]),
 )
-def test_a_damaged_line_is_dropped_with_those_after_it_and_their_rows_are_answered_again(out, line):
-    whole = begun(out)
-    *before, last = whole.splitlines(keepends=True)
-    journal_path(out).write_bytes(b"".join(before) + line + b"\n" + last)
+def test_a_damaged_line_is_ignored_and_its_row_is_answered_again(out, line):
+    *before, last = begun(out).splitlines(keepends=True)
+    journal_path(out).write_bytes(b"".join(before[:-1]) + line.strip(b"\n") + b"\n" + last)
     notes = list[str]()
     with Journal(out, RUN, 5, ROWS, notes.append) as journal:
-        assert journal.missing() == [3] and "line 5 is damaged" in notes[0]
-        journal.append(answer(3))
-    assert journal_path(out).read_bytes() == whole
+        assert journal.missing() == [2] and "1 line damaged" in notes[0]
+        journal.append(answer(2))
+        journal.publish(lines)
+    assert out.read_bytes() == b"".join(answer(index).to_line() for index in range(ROWS))
 
 
-def test_a_damaged_first_line_is_one_error(out):
-    for run, seed in (("7", "1"), ("{}", '"x"'), ("{}", "1e999"), ("{}", "null")):
-        journal_path(out).write_text(f'{{"schema": "partita.batch/1", "run": {run}, "seed": {seed}}}\n{{"index": 0}}\n')
-        with pytest.raises(UsageError, match="damaged in its first line"):
-            Journal(out, {}, 1, 1)
+@pytest.mark.parametrize(("run", "seed"), [("7", "1"), ("{}", '"x"'), ("{}", "1e999"), ("{}", "null")])
+def test_a_damaged_first_line_is_one_error(out, run, seed):
+    header = f'{{"schema": "partita.batch/1", "run": {run}, "seed": {seed}}}\n'
+    journal_path(out).write_bytes(header.encode() + answer(0).to_line())
+    with pytest.raises(UsageError, match="damaged in its first line"):
+        Journal(out, {}, 1, 1)
 
 
 def test_a_run_that_was_killed_after_the_output_was_written_is_finished_by_the_next(out, monkeypatch):
@@ -202,21 +192,21 @@ def test_a_run_that_was_killed_after_the_output_was_written_is_finished_by_the_n
     made = out.read_bytes()
     assert journal_path(out).exists()
     with Journal(out, RUN, 5, ROWS) as journal:
-        assert journal.finished and not journal.missing()
+        assert not journal.missing()
         journal.publish(lines)
     assert out.read_bytes() == made and [*out.parent.iterdir()] == [out]
 
 
 def test_an_output_that_this_run_did_not_write_is_left_alone(out):
-    begun(out)
+    begun(out, 3)
     out.write_bytes(b"theirs")
     with pytest.raises(UsageError, match="exists already"):
         Journal(out, RUN, 5, ROWS)
     out.unlink()
+    begun(out)
     with Journal(out, RUN, 5, ROWS) as journal, pytest.raises(UsageError, match="was written while"):
         journal.publish(lambda file, written: out.write_bytes(b"theirs"))
-    assert out.read_bytes() == b"theirs" and journal_path(out).exists()
-    assert sorted(out.parent.iterdir()) == [out, journal_path(out)]
+    assert out.read_bytes() == b"theirs" and sorted(out.parent.iterdir()) == [out, journal_path(out)]
 
 
 def test_a_lost_answer_is_not_published(out):
