@@ -12,7 +12,7 @@ from partita.commands.audience import TERMINAL, say, say_target
 from partita.commands.results import ServedModel, ServeResult
 from partita.commands.terminal import print_record, write_stderr
 from partita.errors import UsageError
-from partita.foreign.folder import Choice
+from partita.foreign.folder import Choice, open_folder
 from partita.library.chain import chain_of, read_chain_options
 from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import Speculation
@@ -45,14 +45,14 @@ def run(options: ServeCommand) -> int:
     from partita.serve.app import Endpoints, guarded, make_app, model_names
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
-    from partita.serve.opening import names_of, open_served, prefixes_of, read_manifests
+    from partita.serve.opening import names_of, open_served, prefixes_of
     from partita.serve.run import Server, bind, is_loopback, url_of
     from partita.serve.served import Serving, adapters_of
 
     packages = tuple(map(Path, options.packages))
     names = names_of(packages, tuple(options.name))
     prefixes = prefixes_of(packages, tuple(map(Path, options.prefix)))
-    manifests = read_manifests(packages, choice)
+    manifests = [open_folder(package, choice) for package in packages]
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
     serving = Serving(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, UsageError
-from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import Audience
 from partita.library.engine import Engine
 from partita.library.loading import open_engine
@@ -95,11 +94,6 @@ def open_served(
     return served
 
 
-def read_manifests(packages: Sequence[Path], choice: Choice) -> list[Manifest]:
-    """The manifest of each package, before anything is opened. Raises PackageError, UsageError."""
-    return [open_folder(package, choice) for package in packages]
-
-
 def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
     text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
     text.encode("hello")  # what it sets up at its first text is set up before two threads use it
@@ -117,33 +111,24 @@ def _has_template(text: Text) -> bool:
     """Whether the tokenizer has a chat template; one that refuses these messages may take others."""
     try:
         text.encode_messages(HELLO)
-    except (UsageError, PackageError):
-        return False
     except GenerationError:
         return True
+    except (UsageError, PackageError):
+        return False
     return True
 
 
 def _notes(engine: Engine, manifest: Manifest) -> list[str]:
-    """What is worth knowing of an open package."""
-    opened = engine.opened
-    unused = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
-    return [
-        *unused,
-        *map(idle, opened.idle),
-        *unverified(manifest.verification),
-        *([f"left out of the package: {lacks}"] if (lacks := left_out(manifest.source.unused)) else []),
-        *inferred(manifest),
-        *_turns(manifest),
-    ]
-
-
-def _turns(manifest: Manifest) -> list[str]:
-    """That requests with different adapters are not at work beside each other, where rows could be."""
-    graph = manifest.graph
-    if not manifest.switchable or graph.batch_size == 1 or graph.adapters_by_row:
-        return []
-    return [
-        f"the {graph.batch_size} rows have one adapter together: requests with another one wait until they are free; "
-        "answers are the same"
-    ]
+    """Notes on an open package, for the operator."""
+    opened, graph, lacks = engine.opened, manifest.graph, left_out(manifest.source.unused)
+    notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
+    notes += [*map(idle, opened.idle), *unverified(manifest.verification)]
+    if lacks:
+        notes.append(f"left out of the package: {lacks}")
+    notes += inferred(manifest)
+    if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
+        notes.append(
+            f"the {graph.batch_size} rows have one adapter together: requests with another one wait until they are "
+            "free; answers are the same"
+        )
+    return notes

@@ -10,7 +10,6 @@ from typing import Any
 import openai
 import pytest
 
-from partita.cli import run
 from partita.errors import PackageError, UsageError
 from partita.package import adapter_file, read_manifest, record_file, write_manifest
 from partita.serve.app import model_names
@@ -51,6 +50,8 @@ def test_each_is_a_model_by_its_own_name(server: Running, client: openai.OpenAI)
     listed = server.get("/v1/models").json()["data"]
     assert [(entry["id"], entry["parent"]) for entry in listed] == [("tiny", None), ("loud", "tiny"), ("small", "tiny")]
     assert server.get("/v1/models/small").json()["parent"] == "tiny"
+    unknown = server.post("/v1/completions", {"model": "tiny:loud", "prompt": "w5"})
+    assert unknown.status_code == 404 and "this server has tiny, loud, small." in unknown.json()["error"]["message"]
     wanted = {model: known(SYSTEM, name) for model, name in (("tiny", None), ("loud", "loud"), ("small", "small"))}
     assert len(set(wanted.values())) == 3
     for model, text in wanted.items():
@@ -94,28 +95,11 @@ def test_what_one_has_read_is_never_another_s(
     assert sum(ticket.copied_tokens for ticket in tickets) > 0, "what begins alike is read once, with the same adapter"
 
 
-@pytest.mark.parametrize("model", ["other", "tiny:loud"])
-def test_an_unknown_name_lists_the_known_ones(server: Running, model: str) -> None:
-    answer = server.post("/v1/completions", {"model": model, "prompt": "w5"})
-    error = answer.json()["error"]
-    assert answer.status_code == 404
-    assert error["message"] == f"The model '{model}' does not exist; this server has tiny, loud, small."
-    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "model", "model_not_found")
-    assert server.get(f"/v1/models/{model}").status_code == 404
-
-
 def test_every_name_stands_for_one_model() -> None:
     assert model_names({"a": ("loud",), "b": ()}) == {"a": ("a", None), "b": ("b", None), "loud": ("a", "loud")}
     for adapters in ({"a": ("loud",), "b": ("loud",)}, {"a": ("b",), "b": ()}):
         with pytest.raises(UsageError, match="two models are called"):
             model_names(adapters)
-
-
-def test_names_that_meet_are_refused_before_anything_is_opened(tmp_path: Path, capsys: Any) -> None:
-    one, other = served_package(tmp_path / "one"), served_package(tmp_path / "other")
-    words = ["serve", str(one), str(other), "--name", "a", "--name", "b", "--provider", "cpu", "--port", "0"]
-    assert run(words) == 2
-    assert "two models are called loud" in capsys.readouterr().err
 
 
 def test_one_that_cannot_be_read_is_found_before_anybody_asks(tmp_path: Path) -> None:

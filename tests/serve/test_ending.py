@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 
 from partita.errors import ProviderError
 from partita.library.batch import Batch
-from partita.runtime import in_time
 from partita.serve.gate import ServerLimits
 from tests.serve.serving import COMPLETION, LONG, SECONDS, running, until
 from tests.serve.test_command import Command, serving
@@ -122,30 +120,6 @@ def test_the_second_ctrl_c_ends_at_once(package: Path, tmp_path: Path) -> None:
         code, err = command.end(signal.SIGINT)
         assert [answer.result().status_code for answer in answers] == [503] * 8
     assert code == 130 and err.count("SIGINT: ending") == 1 and "Traceback" not in err
-
-
-def test_a_tokenization_that_does_not_end_is_abandoned(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partita.serve.served.END_SECONDS", 0.3)
-    monkeypatch.setattr("partita.runtime.in_time.STOP_SECONDS", 0.1)
-    monkeypatch.setattr("partita.runtime.in_time._left", [])
-    begun, goes_on = threading.Event(), threading.Event()
-
-    def stuck(prompt: str) -> list[int]:
-        begun.set()
-        assert goes_on.wait(SECONDS)
-        return [1]
-
-    with running({"tiny": package}, ServerLimits(drain_seconds=0)) as server, ThreadPoolExecutor(1) as pool:
-        monkeypatch.setattr(server.models["tiny"].reading.text, "encode", stuck)
-        answer = pool.submit(server.post, COMPLETION, LONG)
-        try:
-            assert begun.wait(SECONDS)
-            server.server.end(signal.SIGTERM)
-            assert answer.result().status_code == 503
-            server.models["tiny"].stop()
-            assert in_time.left() and "does not end, and is left where it is" in server.log[-1]
-        finally:
-            goes_on.set()
 
 
 def test_the_command_ends_beside_a_step_that_does_not(package: Path, tmp_path: Path) -> None:

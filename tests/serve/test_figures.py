@@ -92,12 +92,6 @@ def test_the_report_is_that_of_the_running_sessions_in_every_view(server: Runnin
     assert {each.headers["x-content-type-options"] for each in (page, plain, server.get("/health"))} == {"nosniff"}
 
 
-def test_health(server: Running) -> None:
-    answer = server.get("/health")
-    assert answer.status_code == 200
-    assert answer.json() == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
-
-
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_a_report_opens_no_session_and_stops_no_generation(
     package: Path, process: Any, monkeypatch: pytest.MonkeyPatch
@@ -121,16 +115,6 @@ def test_a_report_opens_no_session_and_stops_no_generation(
         assert report.result().status_code == 200
         monkeypatch.setattr(f"partita.library.{module}.make_report", None)
         assert server.get("/report?view=text").status_code == 200, "the last one is shown for some seconds"
-
-
-def test_a_report_has_the_limits_that_the_server_was_given_however_late_it_is_made(package: Path) -> None:
-    with running({"tiny": package}, placement=Limits(max_copies=3)) as server:
-        first = server.get("/report").json()
-        server.models["tiny"]._report_at = -1e9
-        server.post("/v1/completions", BODY)
-        later = server.get("/report").json()
-        assert later["created"] >= first["created"] and later["totals"] != first["totals"], "it was made anew"
-        assert later["request"]["limits"] == first["request"]["limits"] == {"--max-copies": 3}
 
 
 def probed(report: Report, **changes: Any) -> Report:
@@ -167,10 +151,13 @@ def test_a_server_tells_what_experiments_told_in_every_report(package: Path, mon
         return probed(found, notes=(*found.notes, "experiments were cut short"))
 
     monkeypatch.setattr(LocalEngine, "report", report)
-    with running({"tiny": package}) as server:
+    with running({"tiny": package}, placement=Limits(max_copies=3)) as server:
         first = server.get("/report").json()
         server.models["tiny"]._report_at = -1e9
         later = server.get("/report").json()
+        health = server.get("/health").json()
+    assert health == {"status": "ok", "version": partita.__version__, "models": ["tiny"], "down": []}
+    assert later["request"]["limits"] == first["request"]["limits"] == {"--max-copies": 3}
     assert first["notes"][0] == "made at the start of a server"
     assert later["notes"][-1] == "experiments were cut short" and first["notes"][0] not in later["notes"]
     assert later["probing"] == first["probing"] and later["probing"]["experiments"] == 2

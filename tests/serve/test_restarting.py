@@ -49,18 +49,6 @@ def lose(engine: RemoteEngine) -> None:
     engine._worker._thread.join(60)
 
 
-def test_requests_that_wait_are_answered_by_the_next_worker(engine: RemoteEngine) -> None:
-    said, checked = list[str](), list[bool]()
-    engine.open(BatchOptions())
-    engine.restarts = Restarts(said.append, lambda: checked.append(True))
-    lose(engine)
-    ticket = engine.submit(Work(PROMPT, Sampling(temperature=0.0, max_new_tokens=4)))
-    while ticket.state != "over":
-        engine.step()
-    assert list(ticket.answer.tokens) == known_tokens(PROMPT, 4, KEYS) and checked == [True]
-    assert len(said) == 1 and "SIGKILL" in said[0] and said[0].endswith("it is loaded again")
-
-
 def test_a_prefix_whose_file_was_removed_is_left_out(engine: RemoteEngine, tmp_path: Path) -> None:
     said, file = list[str](), tmp_path / "prefix"
     engine.save_prefix(PrefixRequest(PROMPT[:17], str(file)))

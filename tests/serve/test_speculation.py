@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 import partita
-from partita import cli
 from partita.library.speculation import Speculation
 from tests.drafts import always_draft, knowing
 from tests.serve.serving import running
-from tests.serve.test_command import serving
 
 TEXT = "def add(a, b):\n    return a + b\n\ndef add(a, b):"
 COMPLETION = "/v1/completions"
@@ -45,12 +43,3 @@ def test_guesses_make_no_difference_to_an_answer_and_are_fed_when_one_row_goes_o
         assert 0 < told["accepted"] < told["drafted"]
         with ThreadPoolExecutor(4) as pool:
             assert [found["text"] for found in pool.map(answer, prompts)] == wanted
-
-
-def test_the_command_guesses_for_a_package_of_several_rows(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(package, "--speculate", "ngram", "--provider", "cpu") as server:
-        answers = [server.post({"prompt": TEXT, "max_tokens": 24, "temperature": 0}) for _ in range(2)]
-        texts = [answer.json()["choices"][0]["text"] for answer in answers]
-    assert texts[0] and texts[0] == texts[1]
-    assert cli.run(["serve", str(package), "--speculate", "mind"]) == 2
-    assert "--speculate mind: the only value is ngram" in capsys.readouterr().err

@@ -1,22 +1,16 @@
-"""A file of a million rows costs what one of a thousand does for each row, in memory next to nothing: where every row
-is read, where answers wait for the first row, where a run goes on, and where answers are put in order.
-"""
+"""The memory of a run does not grow with the rows of its file, also where all answers wait for the first row."""
 
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from partita.library.batches.journal import Journal
 from partita.library.batches.reading import look_at
-from partita.library.batches.rows import RowAnswer, RowDefaults
+from partita.library.batches.rows import RowDefaults
 from partita.library.batches.running import AHEAD, answer_file, answers
 from partita.library.requests import Piece
 from partita.library.sampling import Sampling
@@ -26,8 +20,6 @@ FEW, MANY = 2_100, 3_400
 TOKENS = tuple(range(24))
 BYTES_PER_ROW = 24
 """In memory: eight for the place of the answer on disk, and sixteen for a moment for the hashes of ids."""
-GROWTH = 2.0
-"""Of the time of a row, from a journal to one that is five times as long, at most: five where it grows with them."""
 
 
 class AtOnce:
@@ -112,30 +104,3 @@ def test_memory_is_flat_although_all_answers_wait_for_the_first(tmp_path: Path) 
         finally:
             tracemalloc.stop()
     assert (peaks[1] - peaks[0]) / (MANY - FEW) < BYTES_PER_ROW, peaks
-
-
-@pytest.fixture
-def journals(tmp_path: Path) -> dict[int, Path]:
-    """Journals with the answers of half as many rows as they are called by, the last ones first."""
-    found = {}
-    for count in (3_000, 15_000):
-        found[count] = tmp_path / str(count)
-        with Journal(found[count], {}, 0, count) as journal:
-            for index in reversed(range(0, count, 2)):
-                journal.append(RowAnswer(index, None, None, TOKENS, 1, "stop", None, None))
-    return found
-
-
-def test_going_on_takes_as_long_for_each_row_however_many_there_are(journals: dict[int, Path]) -> None:
-    seconds = {}
-    for count, path in journals.items():
-        taken = []
-        for _ in range(3):
-            began = time.process_time()
-            with Journal(path, {}, 0, count) as journal:
-                assert journal.resumed == count // 2
-                assert len(journal.missing()) == count // 2
-            taken.append(time.process_time() - began)
-        seconds[count] = min(taken) / count
-    few, many = seconds.values()
-    assert many < GROWTH * few, seconds

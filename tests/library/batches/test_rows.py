@@ -81,21 +81,11 @@ def test_messages_go_through_the_chat_template(text):
         asked({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, text)
 
 
-@pytest.mark.parametrize(
-    ("data", "good"),
-    [
-        ({"max_tokens": 3, "max_new_tokens": 4}, False),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, False),
-        ({"max_new_tokens": 3, "max_tokens": 4}, False),
-        ({"max_tokens": 3, "max_new_tokens": 3, "max_completion_tokens": 3}, True),
-    ],
-)
-def test_an_option_that_is_said_twice_is_said_alike(text, data, good):
-    if good:
-        assert asked({"prompt": "a", **data}, text).sampling.max_new_tokens == 3
-    else:
-        with pytest.raises(UsageError, match="another name of the same option"):
-            asked({"prompt": "a", **data}, text)
+def test_an_option_under_two_names_has_one_value(text):
+    same = {"max_tokens": 3, "max_new_tokens": 3, "max_completion_tokens": 3}
+    assert asked({"prompt": "a", **same}, text).sampling.max_new_tokens == 3
+    with pytest.raises(UsageError, match="another name of the same option"):
+        asked({"prompt": "a", "max_tokens": 3, "max_completion_tokens": 4}, text)
 
 
 def test_rows_that_draw_have_seeds_of_their_own(text):
@@ -119,22 +109,15 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"messages": [{"role": "user"}]}, "role and content"),
         ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, "a row is one"),
         ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"prompt": "a", "temperature": -1}, "temperature is -1"),
-        ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"prompt": "a", "stop": 3}, "stop is '3'"),
         ({"prompt": "a", "temperature": 1e-9}, "temperature is 1e-09; it must be 0 .greedy. or from 0.001 to 100"),
         ({"prompt": "a", "stop": ["b", "x" * 4097]}, "stop has 4,097 characters"),
         ({"prompt": "a", "stop_token_ids": [VOCAB]}, "vocabulary"),
         ({"prompt": "a", "logprobs": 1000}, "logprobs is 1000"),
         ({"prompt": "a", "id": [1]}, "the id of a row"),
-        ({"prompt": "a", "id": 1.5}, "the id of a row"),
-        ({"prompt": b"a"}, "it must be a text"),
         ({"tokens": b"a"}, "it must be token ids"),
         ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
-        ({"messages": {"role": "user", "content": "a"}}, "messages is of type dict"),
         ({"messages": "hello"}, "messages is 'hello', a text; .* prompt, with --chat"),
-        ({"messages": ['{"role": "user", "content": "a"}']}, "a text; it must be a list of objects with role"),
-        ({"prompt": "a", "seed": 1 << 64}, "seed is"),
         ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],
 )
@@ -184,13 +167,11 @@ def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
     assert look_at(path).rows == 4
 
 
-def test_an_integer_that_no_float_holds_is_the_error_of_its_row(text):
-    """It would end the run at the first draw, and again with every run that goes on."""
-    for field in ("temperature", "repetition_penalty", "top_p", "top_k", "seed", "max_new_tokens"):
-        with pytest.raises(UsageError, match=f"{field} is an integer of more than 300 digits"):
-            asked({"prompt": "a", field: 10**400}, text)
-    with pytest.raises(UsageError, match="300 digits"):
-        asked({"prompt": "a", "temperature": 10**5000}, text)
+@pytest.mark.parametrize("field", ["temperature", "top_k", "seed", "max_new_tokens"])
+def test_a_number_that_cannot_be_used_is_the_error_of_its_row(field, text):
+    for value, said in ((10**400, "an integer of more than 300 digits"), (float("nan"), "nan")):
+        with pytest.raises(UsageError, match=f"{field} is {said}"):
+            asked({"prompt": "a", field: value}, text)
 
 
 def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
@@ -204,16 +185,6 @@ def test_a_message_of_the_system_in_a_row_is_the_only_one(text):
     prefix = RowDefaults(GREEDY, prefix=Said((1, 2), system="be long"))
     with pytest.raises(UsageError, match="another one is given"):
         asked({"messages": said}, text, prefix)
-
-
-@pytest.mark.parametrize("field", ["temperature", "top_k", "max_tokens", "seed"])
-def test_a_number_that_is_none_is_the_error_of_a_line(field, tmp_path):
-    """In a table it stands for what is missing; JSON has null for that."""
-    path = tmp_path / "in.jsonl"
-    path.write_text(json.dumps({"tokens": [1], field: float("nan")}))
-    (first,) = read_rows(path)
-    with pytest.raises(UsageError, match=f"{field} is nan"):
-        work_of(first, DEFAULTS, None, VOCAB)
 
 
 @pytest.mark.parametrize(

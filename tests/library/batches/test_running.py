@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError, InstallationError, ProviderError
-from partita.library.batch import Batch
 from partita.library.batches.reading import look_at
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults
 from partita.library.batches.running import FileAnswers, answer_file, answers
@@ -127,14 +126,6 @@ def test_log_probabilities_are_in_the_rows_that_ask(tmp_path):
     assert all(len(entry["top"]) == 2 and entry["top"][0][0] == entry["token"] for entry in first["logprobs"])
 
 
-def test_an_unknown_field_is_the_error_of_its_row(tmp_path):
-    rows = [InputRow(0, {"tokens": [9], "colour": "red"}), InputRow(1, {"tokens": [9]})]
-    with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        first, second = answered(engine, rows)
-    assert first["error"] == "unknown field colour; docs/batches.md lists the fields of a row"
-    assert second["tokens"] == known_tokens([9], 9, ALL)
-
-
 class File:
     """A prompt file of token ids, and the run over it."""
 
@@ -192,24 +183,6 @@ def test_ctrl_c_keeps_the_answers_that_are_whole(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             file.run(engine, press)
         assert file.run(engine).resumed == 2
-    file.check()
-
-
-def test_a_row_that_cannot_begin_for_want_of_memory_is_answered_by_the_next_run(tmp_path, monkeypatch):
-    file = File(tmp_path, 3)
-    with opened(handmade(tmp_path / "p", batch=2)) as engine:
-        join, joined = Batch.join, list[object]()
-
-        def joins(*given: Any) -> int:
-            joined.append(given)
-            if len(joined) == 3:
-                raise MemoryError("no room")
-            return join(*given)
-
-        monkeypatch.setattr(Batch, "join", joins)
-        with pytest.raises(MemoryError):
-            file.run(engine)
-        assert file.run(engine).errors == 0
     file.check()
 
 
