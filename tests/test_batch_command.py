@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +21,6 @@ from rich.console import Console
 
 from partita.cli import run
 from partita.commands import batch
-from partita.library.batches import reading
-from partita.library.batches.rows import InputRow
 from partita.library.batches.running import Progress
 from partita.partition_reports import storage
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint, require
@@ -242,27 +239,6 @@ def test_a_disk_that_is_full_at_the_last_step_costs_no_answer(summing, tmp_path,
     assert [row["tokens"] for row in found] == [known_tokens(r["tokens"], r["max_new_tokens"]) for r in ROWS[:6]]
 
 
-def no_room(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_disk_that_fails_in_the_middle_of_the_rows_is_one_line(summing, tmp_path, capsys, monkeypatch):
-    source, read = written(tmp_path / "in.jsonl", ROWS[:9]), list[object]()
-    real = reading._json_rows
-
-    def fails_the_second_time(file: Any) -> Iterator[InputRow]:
-        read.append(file)
-        for row in real(file):
-            if len(read) == 2 and row.index == 4:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            yield row
-
-    monkeypatch.setattr(reading, "_json_rows", fails_the_second_time)
-    assert run(words(summing, source, tmp_path / "out.jsonl")) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "in.jsonl: cannot be read after row 4 (Input/output error)" in said
-
-
 def piped(monkeypatch: pytest.MonkeyPatch, rows: Sequence[Any]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in rows)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -298,14 +274,6 @@ def test_a_pipe_is_read_only_when_everything_else_is_right(summing, tmp_path, ca
     assert "exists already" in capsys.readouterr().err
     assert run(words(summing, Path("-"), tmp_path / "o.jsonl")) == 2
     assert "stdin, which is closed" in capsys.readouterr().err
-
-
-def test_no_room_for_what_comes_through_a_pipe_is_one_line(summing, tmp_path, capsys, monkeypatch):
-    piped(monkeypatch, ROWS[:6])
-    monkeypatch.setattr("partita.commands.rows_input.shutil.copyfileobj", lambda *_: no_room(None))
-    assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "the rows cannot be kept in" in said and "No space left on device" in said and "TMPDIR" in said
 
 
 @pytest.mark.parametrize("terminal", [True, False])

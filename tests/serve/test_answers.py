@@ -178,14 +178,6 @@ def test_a_prompt_as_long_as_the_cache_is_refused_and_a_shorter_one_is_answered(
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_settings_that_change_nothing_are_accepted(chat):
-    asked: Any = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "n": 1, "user": "me", "tools": []}
-    asked |= {"response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True}
-    asked |= {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "stop": None, "seed": None}
-    messages = [{**MESSAGES[1], "name": "me"}, {"role": "assistant", "content": "ok", "tool_calls": []}, MESSAGES[1]]
-    assert chat(messages=messages, **asked, **GREEDY).choices[0].message.content
-
-
 def test_models_are_listed(client):
     (listed,) = client.models.list().data
     assert (listed.id, listed.object, listed.owned_by) == ("tiny", "model", "partita")

@@ -172,7 +172,9 @@ def test_fields_that_change_nothing_are_accepted(server, path):
     assert server.post(path, {**nothing, **GOOD[path]}).status_code == 200
     nothing = {"use_beam_search": False, "length_penalty": 1.0, "bad_words": [], "priority": 3, "logit_bias": {"5": 0}}
     nothing |= {"add_special_tokens": path == COMPLETION}
-    nothing |= {"chat_template_kwargs": {}, "documents": [], "echo": False} if path == CHAT else {"suffix": ""}
+    of_chat = {"chat_template_kwargs": {}, "documents": [], "echo": False, "tools": [], "tool_choice": "none"}
+    of_chat |= {"response_format": {"type": "text"}, "parallel_tool_calls": True, "metadata": {"a": "b"}}
+    nothing |= of_chat if path == CHAT else {"suffix": ""}
     nothing |= {"n": 3, "best_of": 3} if path == COMPLETION else {}
     assert server.post(path, body_of(path, **nothing)).status_code == 200
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import httpx2 as httpx
-import openai
 import pytest
 
 from tests.serve.serving import Running, raw, running
@@ -145,24 +142,6 @@ def test_an_allowed_origin_may_ask_and_preflight_without_a_key(package):
     with running({"tiny": package}, origins=("*",)) as public:
         answer = public.get("/v1/models", headers={"origin": "http://any.example", "host": "any.example"})
         assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == "*"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda client: client.responses.create(model="tiny", input="x", stream=True),
-        lambda client: client.embeddings.create(model="tiny", input="x"),
-        lambda client: client.models.retrieve("org/other?x=1#y"),
-    ],
-    ids=["responses", "embeddings", "models"],
-)
-def test_endpoints_that_do_not_exist_are_404(server, call: Callable[[Any], object]):
-    with (
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
-        pytest.raises(openai.NotFoundError) as raised,
-    ):
-        call(client)
-    said(raised.value.response, 404)
 
 
 def test_one_who_says_no_more_is_taken_as_gone_and_holds_no_row(server):
