@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -110,13 +110,14 @@ class Exchange:
             reading = served.reading
             return works(body, reading, self._adapter), Answer(body, reading.text, reading.stop_ids, served.fingerprint)
 
-        reading = self._loop.run_in_executor(served.encoder, served.read, read)
-        ending = self._loop.create_task(self._events.get())
+        reading: asyncio.Future[Any] = self._loop.run_in_executor(served.encoder, served.read, read)
+        ending: asyncio.Future[Any] = self._loop.create_task(self._events.get())
         try:
             await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 self._checked(ending.result())
-            return await reading
+            found: tuple[list[Work], Answer] = await reading
+            return found
         finally:
             ending.cancel()
             reading.cancel()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from partita.check.limits import Limits
 from partita.errors import PartitaError
@@ -31,7 +31,6 @@ from partita.runtime.in_time import LateError, in_time
 from partita.serve.metrics import Metrics, Timing, TokenMetrics
 from partita.serve.prompts import Reading
 
-Read = TypeVar("Read")
 Deliver = Callable[[Piece, PartitaError | None], object]
 """Called in the event loop with each piece of a request, and with what ended it."""
 IDLE_SECONDS = 1.0
@@ -134,7 +133,7 @@ class Served:
         """False after the package's process was lost and could not be started again, and while the tokenizer hangs."""
         return self._engine.up and time.monotonic() - self._reading_at < READ_SECONDS
 
-    def read(self, prompts: Callable[[], Read]) -> Read:
+    def read(self, prompts: Callable[[], Any]) -> Any:
         """The result of `prompts`, while whose call the time is watched. Only for the thread of `encoder`."""
         self._reading_at = time.monotonic()
         try:
