@@ -159,6 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "remedies",
         "spelling",
         "errors",
+        "signals",
     },
     "commands": {
         "options",
