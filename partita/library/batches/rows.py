@@ -232,11 +232,12 @@ def _conversation(value: Any, system: str | None, *, fixed: bool) -> list[Messag
 
 def _sampling(row: InputRow, defaults: RowDefaults) -> Sampling:
     """The row's options over the defaults, with a seed of its own where it draws."""
-    named = {ALIASES.get(name, name): value for name, value in row.data.items()}
-    for name in (*ALIASES, *ALIASES.values()):
-        last = named.get(ALIASES.get(name, name))
-        if row.data.get(name, last) != last:
-            raise UsageError(f"{name} is {row.data[name]}, and another name of the same option has {last}")
+    named: dict[str, Any] = {}
+    for name, value in row.data.items():
+        option = ALIASES.get(name, name)
+        if option in named and named[option] != value:
+            raise UsageError(f"{name} is {value}, and another name of the same option has {named[option]}")
+        named[option] = value
     named |= {name: _as_whole(named[name]) for name in WHOLE if name in named}
     asked = checked(Sampling(**{name: named[name] for name in SAMPLED if name in named}))
     full = asked.over(defaults.sampling)
