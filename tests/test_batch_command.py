@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -274,6 +275,17 @@ def test_a_pipe_is_read_only_when_everything_else_is_right(summing, tmp_path, ca
     assert "exists already" in capsys.readouterr().err
     assert run(words(summing, Path("-"), tmp_path / "o.jsonl")) == 2
     assert "stdin, which is closed" in capsys.readouterr().err
+
+
+def test_a_full_disk_while_a_pipe_is_read_is_one_line(summing, tmp_path, capsys, monkeypatch):
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    piped(monkeypatch, ROWS[:6])
+    monkeypatch.setattr("partita.commands.rows_input.shutil.copyfileobj", fails)
+    assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the rows cannot be kept" in said and "No space left on device" in said and "TMPDIR" in said
 
 
 @pytest.mark.parametrize("terminal", [True, False])
