@@ -301,8 +301,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         require("torch")
         from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
-        from partita.library.exporting import replay, scorer, write_adapter
+        from partita.library.exporting import replay, scorer
         from partita.library.target import taken_by_cpu
+        from partita.runtime.ort.adapters import write_adapter
 
         options = {"max_length": 64, **options}
         key = json.dumps([str(checkpoint), options], sort_keys=True, default=str)

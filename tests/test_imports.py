@@ -466,7 +466,7 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert json.loads(done.stdout) == []
 
 
-CHILDREN = ("runtime.lab.placement", "runtime.provider_child", "library.jobs", "library.engine_process")
+CHILDREN = ("runtime.lab.placement", "runtime.provider_check", "library.jobs", "library.engine_process")
 """Modules that run as processes of their own, and what they import when they work."""
 AT_WORK = ("runtime.chain", "runtime.place", "runtime.ort.session", "runtime.lab.probes", "partition_reports.build")
 

@@ -503,7 +503,7 @@ APPLIED_IN = {
     "runtime.engine.checks": "test_a_longer_cache_is_not_longer_than_the_model_supports",
     "runtime.inputs": "test_many_inputs_without_sizes_are_few_words_and_options_that_work",
     "runtime.ort.errors": MEMORY,
-    "runtime.registering": "test_providers_command.py",
+    "runtime.settling": "test_providers_command.py",
     "runtime.rehearsal": "test_rehearsal.py",
     "runtime.run_errors": "test_place.py",
     "runtime.text": "test_verbs_that_need_a_tokenizer_do_not_name_an_option_that_they_lack",

@@ -12,6 +12,7 @@ from partita.files import claim, refuse_same
 from partita.foreign.folder import Choice
 from partita.library.bench_subjects import Subject, packages_of
 from partita.library.chain import COMMAND_LINE, PROGRAM, ChainOptions, read_by, read_chain_options
+from partita.observations.records import ChainEntry
 from partita.options import BenchOptions, PathText
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
@@ -44,7 +45,7 @@ class Lineup:
     chain: tuple[Provider, ...]
     note: str = ""
     """Why it is measured, where nobody named it."""
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[ChainEntry, ...] = ()
     """As `ChainOptions` has it."""
 
     @property
@@ -87,12 +88,9 @@ def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
 
 def default_chain(options: BenchOptions) -> Lineup:
     """What every verb runs on when no chain is named, and why."""
-    given = ChainOptions(threads=options.threads)
-    target = read_chain_options(given)
+    target = read_chain_options(ChainOptions(threads=options.threads))
     names = ",".join(provider.name for provider in target.chain)
-    return Lineup(
-        names, target.chain, f"provider {names}, by default: {target.by_default}", given.resolved(target).skipped
-    )
+    return Lineup(names, target.chain, f"provider {names}, by default: {target.by_default}", target.skipped)
 
 
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:

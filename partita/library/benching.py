@@ -172,7 +172,7 @@ def _build(
 ) -> Bench:
     """The record of a bench."""
     from partita.runtime.advice import package_facts
-    from partita.runtime.environment import environment
+    from partita.runtime.machine import environment
 
     lanes = [racer.lane for racer in racers]
     baseline = choose_baseline(lanes, asked)

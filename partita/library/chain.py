@@ -21,7 +21,7 @@ from partita.spelling import reader, spelled
 
 COMMAND_LINE = "command line"
 PROGRAM = "program"
-"""Where a chain comes from, as a report says it."""
+"""Source of a chain in a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +37,14 @@ class ChainOptions:
     graph_capture: bool = False
     """Decode steps are to be recorded once and replayed."""
     source: str = COMMAND_LINE
-    """Where the chain comes from, as the report says it, when there is one."""
-    skipped: tuple[str, ...] = ()
-    """Each a `ChainEntry` as JSON: installed providers that the default chain leaves out."""
+    """Source of the chain in a report."""
+    skipped: tuple[ChainEntry, ...] = ()
+    """Installed providers that the default chain leaves out."""
 
     def resolved(self, target: Target) -> ChainOptions:
-        """The same with the chain that it comes to, for a child process that shall not look for it again."""
+        """The same with the names of the chain, so that a worker process does not look for the default again."""
         names = ",".join(provider.ort_name for provider in target.chain)
-        skipped = tuple(entry.model_dump_json() for entry in target.skipped)
-        return replace(self, provider=names, source=target.source, skipped=skipped)
-
-
-def chain_options(given: Mapping[str, Any]) -> ChainOptions:
-    """The options as `dataclasses.asdict` and JSON have them."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return ChainOptions(**values)
+        return replace(self, provider=names, source=target.source, skipped=target.skipped)
 
 
 def chain_of(options: ProviderChain) -> ChainOptions:
@@ -71,7 +64,7 @@ def chain_of(options: ProviderChain) -> ChainOptions:
 
 
 def _merged(named: Sequence[Mapping[str, ProviderValues]], options: ProviderChain) -> dict[str, ProviderValues]:
-    """Options that stand beside the names of providers, and the others. Raises UsageError for one given twice."""
+    """Options given with the names of providers, and the others. Raises UsageError for one given twice."""
     found: dict[str, dict[str, Any]] = {}
     for word, values in (pair for given in (*named, options.provider_options or {}) for pair in given.items()):
         for name, value in values.items():
@@ -110,18 +103,18 @@ def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A chain of providers with everything that its options say, checked."""
+    """A chain of providers with its options, checked."""
 
     chain: tuple[Provider, ...]
     source: str
-    """Where the chain comes from, as the report says it."""
+    """Source of the chain in a report."""
     options: Mapping[str, Mapping[str, str]]
     """Provider options by provider name."""
     pins: tuple[str, ...]
     notes: tuple[str, ...]
     """Sentences for the user and the report."""
     by_default: str | None = None
-    """Why it is this chain, when nobody named one."""
+    """Why it is this chain, when the user named none."""
     skipped: tuple[ChainEntry, ...] = ()
     """Installed providers that a default chain would begin with, and that could not start."""
 
@@ -132,12 +125,12 @@ class Target:
 
 
 def read_chain_options(given: ChainOptions) -> Target:
-    """Check every option before anything is loaded.
+    """Check every option before anything is loaded. Raises UsageError.
 
-    Without --provider the installed providers are asked, which takes a child process each. Raises UsageError.
+    Without a chain the installed providers are tried, each in a worker process.
     """
     libraries = parse_libraries(given.provider_libraries, all_names())
-    by_default, skipped = None, tuple(map(ChainEntry.model_validate_json, given.skipped))
+    by_default, skipped = None, given.skipped
     if given.provider is None:
         from partita.runtime.chain import chain_entry
         from partita.runtime.ort.registry import available_ort_names

@@ -1,4 +1,4 @@
-"""Exporting a checkpoint, as a function, and what the exporter is handed of the runtime."""
+"""Exporting a checkpoint, as a function, and the functions of the runtime that the exporter gets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partita.demo import heldout_path
 from partita.errors import UsageError
@@ -16,7 +16,6 @@ from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import takes
-from partita.library.scratch import own_compile_cache
 from partita.options import ExportOptions as Options
 from partita.options import group
 from partita.package import Manifest, TokenizerKind
@@ -25,8 +24,6 @@ from partita.providers.resolve import parse_chain
 from partita.spelling import spelled
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from partita.export.companions import Reader
     from partita.export.quality import Scorer
     from partita.export.target import Target
@@ -62,8 +59,7 @@ def export(options: Options) -> Exported:
     computes, ProviderError when the target cannot be asked, ResourceError, and InstallationError without the extra
     `export`. Nothing is left of a failed export.
     """
-    with own_compile_cache():
-        summary = run_export(options)
+    summary = run_export(options)
     for line in summary.notes:
         LOGGER.warning(line)
     return Exported(
@@ -77,7 +73,7 @@ def export(options: Options) -> Exported:
 
 
 def run_export(given: Options, progress: Progress | None = None, audience: Audience = QUIET) -> Summary:
-    """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
+    """Find the target, and export for it. Raises a PartitaError."""
     check_before_loading(given)
     shown = progress or Silent()
     with stage(shown, "load libraries", {}):  # torch and transformers take seconds
@@ -87,6 +83,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
         from partita.export.options import with_layout
         from partita.export.pipeline import export as write
         from partita.library.target import taken_by_cpu
+        from partita.runtime.ort.adapters import write_adapter
 
     options = group(given, ExportOptions)
     check_name(options.exporter)
@@ -113,7 +110,7 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
 
 
 def check_before_loading(options: Options) -> None:
-    """Check what needs neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
+    """Make the checks that need neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
     if options.target is None and options.target_libraries:
         raise UsageError(f"{spelled('target_libraries')} brings a provider that {spelled('target')} names; add it")
     if options.target is None and options.target_options:
@@ -124,8 +121,8 @@ def check_before_loading(options: Options) -> None:
 
 
 def _warn_without_integer_unit(audience: Audience) -> None:
-    """Say that rounded activations are not worth it where the processor has nothing that multiplies them fast."""
-    from partita.runtime.environment import INTEGER_UNITS, integer_unit
+    """Note that int8 activations are slow where the processor has no instructions for them."""
+    from partita.runtime.cpu.cores import INTEGER_UNITS, integer_unit
 
     if integer_unit() == "":
         audience.note(
@@ -135,9 +132,9 @@ def _warn_without_integer_unit(audience: Audience) -> None:
 
 
 def _choose_target(options: Options, audience: Audience = QUIET) -> Target | None:
-    """The target; None when the user named a lowering and no target, so that there is nothing to ask.
+    """The target; None when the user named a lowering and no target.
 
-    Raises UsageError, and ProviderError when the target cannot be asked.
+    Raises UsageError, and ProviderError when the target cannot be queried.
     """
     if options.target is None and options.attention != "auto":
         if options.target_default:
@@ -163,7 +160,6 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
 
 def replay(folder: Path, manifest: Manifest) -> Verification:
     """Replay the known answer on the CPU provider."""
-    from partita.providers.resolve import parse_chain
     from partita.runtime.verify import replay as replay_on
 
     return replay_on(folder, parse_chain("cpu"), manifest=manifest)
@@ -171,7 +167,6 @@ def replay(folder: Path, manifest: Manifest) -> Verification:
 
 def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
     """Open the package on the CPU provider and run a chunk and a token."""
-    from partita.providers.resolve import parse_chain
     from partita.runtime.verify import smoke as smoke_on
 
     return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
@@ -179,17 +174,9 @@ def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
 
 def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
     """The package opened on the CPU provider, to read a text."""
-    from partita.providers.resolve import parse_chain
     from partita.runtime.evaluate import open_scorer
 
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
-
-
-def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write an adapter file of ONNX Runtime."""
-    from partita.runtime.ort import adapters
-
-    adapters.write_adapter(path, values)
 
 
 def _reader() -> Reader:

@@ -51,14 +51,13 @@ def load(options: LoadOptions) -> Model:
 
 
 def in_child(target: Target, process: Process) -> bool:
-    """Whether a chain runs in a child process: where native code beside ONNX Runtime's own may end its process.
-
-    Raises UsageError for an unknown value.
+    """Whether a chain runs in a worker process: other native code than ONNX Runtime's own may end its process, and
+    `cpu.attention` is an environment variable. Raises UsageError for an unknown value.
     """
     if process not in get_args(Process):
         raise UsageError(f"process is {process!r}; it must be 'auto', 'this' or 'child'")
-    foreign = any(provider.name != "cpu" for provider in target.chain)
-    return process == "child" or (process == "auto" and foreign)
+    needed = any(provider.name != "cpu" for provider in target.chain) or "attention" in target.options.get("cpu", {})
+    return process == "child" or (process == "auto" and needed)
 
 
 def open_engine(

@@ -41,7 +41,7 @@ from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
-from partita.runtime.environment import environment
+from partita.runtime.machine import environment
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins

@@ -24,8 +24,8 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import ModelFacts, ModelInput
 from partita.runtime.advice import package_facts
 from partita.runtime.chain import ChainError, chain_entry
-from partita.runtime.environment import environment
 from partita.runtime.inputs import Shape, input_shapes, read_values, size_text
+from partita.runtime.machine import environment
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
 from partita.runtime.pins import parse_pins

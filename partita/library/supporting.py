@@ -191,7 +191,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
 
 def _versions(opset: int | None) -> Versions:
     """Of everything that an answer may depend on."""
-    from partita.runtime.environment import environment
+    from partita.runtime.machine import environment
 
     found = environment()
     return Versions(

@@ -1,22 +1,22 @@
-"""`--target`: the provider that a package is made for, and how it can be asked about a graph.
+"""`--target`: the provider that a package is made for, and the functions that query it about a graph.
 
-It is asked itself where it runs here. CUDA without a GPU is asked over stub libraries: placement is the
-provider's own there, too. Others cannot be asked, and a default is taken only when the user said so.
+The provider itself is queried where it runs here. CUDA without a GPU is queried over stub libraries: placement is the
+provider's own there, too. For others a default is taken, only when the user allows it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.quantisation.kernels import Kernels
-from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target, Timed
+from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
 from partita.options import PathText, ProviderValues
@@ -46,102 +46,86 @@ def find_target(
     libraries: Mapping[str, PathText],
     audience: Audience = QUIET,
 ) -> Target:
-    """The provider a package is for: the one that was named, else the one that would lead a chain on this machine.
+    """The provider `name`, or else the one that would lead a chain on this machine.
 
     `options`: by provider. `libraries`: of plugin providers that the user brings. Raises UsageError for a name or
-    option that makes no sense, ProviderError when the provider cannot be asked here and the default was not allowed.
+    option that makes no sense, ProviderError when the provider cannot be queried here and the default was not allowed.
     """
+    from partita.runtime.cpu.products import compared, product_seconds
     from partita.runtime.ort.registry import available_ort_names
+    from partita.runtime.ort.run_log import unpacks_weights
     from partita.runtime.provider_check import best_chain, check
 
     available = available_ort_names()
     if name is None:
         best = best_chain(available)
         provider, source = best.chain[0], f"default: {best.reason}"
-        named = parse_options(options, (provider,), "target_options") if options else {}
     else:
-        provider = _one_provider(name, parse_libraries(libraries, all_names(), "target_libraries"))
-        source = SOURCE
-        named = parse_options(options, (provider,), "target_options")
+        provider, source = _one_provider(name, parse_libraries(libraries, all_names(), "target_libraries")), SOURCE
+    named = parse_options(options, (provider,), "target_options") if options or name is not None else {}
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
+    target = partial(
+        Target,
+        provider.name,
+        source,
+        provider.preferred_attention,
+        by_default=name is None,
+        kernels=Kernels(**asdict(provider.packed_weights), folds=provider.compiles),
+        rolls=provider.rolling_caches,
+        constant_defaults=provider.constant_defaults,
+    )
     if provider.ort_name == CPU:
-        target = Target(
-            provider.name,
-            source,
-            provider.preferred_attention,
-            "directly",
+        return target(
+            how="directly",
             ask=_asker(resolution),
             takes=_taker(resolution),
             replay=_as_verified(provider),
             smoke=_smoker(provider, {}),
-            unpacks=_unpacks,
-            times=partial(_times, resolution),
-            compares=partial(_compares, resolution),
+            unpacks=unpacks_weights,
+            times=lambda questions: product_seconds(questions, resolution),
+            compares=lambda products, plain: compared(products, plain, resolution),
         )
-    elif (tried := check([resolution])[0]).usable:
-        target = Target(
-            provider.name,
-            source,
-            provider.preferred_attention,
-            "directly",
-            ask=_asker(tried.resolution),
-            takes=_taker(tried.resolution),
+    tried = check([resolution])[0].resolution
+    if tried.status == "active":
+        return target(
+            how="directly",
+            ask=_asker(tried),
+            takes=_taker(tried),
             replay=_replayer(provider, named),
             smoke=_smoker(provider, named),
         )
-    else:
-        target = _not_usable(
-            provider, source, tried.resolution, named.get(provider.name, {}), default_allowed, audience
+    return _not_usable(target, provider, tried, default_allowed, audience)
+
+
+def _not_usable(
+    target: Callable[..., Target], provider: Provider, tried: Resolution, default_allowed: bool, audience: Audience
+) -> Target:
+    """A provider that does not run here: queried over stub libraries, or taken by default, or refused."""
+    cause = f"{tried.reason}: {tried.evidence}"
+    if provider is CUDA and tried.reason in ("library_missing", "device_missing", "version_mismatch"):
+        from partita.library.dry_run import dry_environment
+
+        try:
+            environment, played = dry_environment()
+        except PartitaError as error:
+            audience.note(f"a dry run of CUDA is not possible either: {error}")
+        else:
+            how = f"over stub libraries, as {played}: {tried.reason} here"
+            stub = resolve_one(provider, (provider.ort_name,), tried.options)
+            return target(how=how, ask=_asker(stub, environment), takes=_taker(stub, environment), not_here=cause)
+    if not default_allowed:
+        raise ProviderError(
+            f"{spelled('target', provider.name)}: it cannot be queried here: {cause}; {tried.remedy}; or add "
+            f"{spelled('target_default', True)} to take {spelled('attention', provider.preferred_attention)} without "
+            f"asking, or name an {spelled('attention')} and no {spelled('target')}"
         )
-    return replace(
-        target,
-        by_default=name is None,
-        kernels=_kernels(provider),
-        rolls=provider.rolling_caches,
-        constant_defaults=provider.constant_defaults,
-    )
-
-
-def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the CPU provider has no kernel for packed weights on this machine, and says so when it runs."""
-    from partita.runtime.ort.run_log import unpacks_weights
-
-    return unpacks_weights(model, sizes)
-
-
-def _times(cpu: Resolution, questions: Sequence[Question]) -> list[float]:
-    """Seconds that products take on the CPU provider of this machine."""
-    from partita.runtime.cpu.products import product_seconds
-
-    return product_seconds(questions, cpu)
-
-
-def _compares(cpu: Resolution, products: Sequence[Timed], plain: Timed) -> list[tuple[float, float]]:
-    """Seconds that products take on the CPU provider of this machine, and a plain one beside them."""
-    from partita.runtime.cpu.products import compared
-
-    return compared(products, plain, cpu)
-
-
-def _kernels(provider: Provider) -> Kernels:
-    """What is known of how a provider takes packed weights, as the exporter has it."""
-    known = provider.packed_weights
-    return Kernels(
-        symmetric=known.symmetric,
-        accuracy_level=known.accuracy_level,
-        bias=known.bias,
-        gather=known.gather,
-        experts=known.experts,
-        block_sizes=known.block_sizes,
-        folds=provider.compiles,
-        activations=known.activations,
-    )
+    return target(how=f"which could not be queried: {cause}", not_here=cause)
 
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     """The provider called `name`, which may be one of `libraries`.
 
-    Raises UsageError for a chain, a name that nobody has, or a library of another provider.
+    Raises UsageError for a chain, an unknown name, or a library of another provider.
     """
     chain = parse_chain(name, libraries, argument="target")
     if len(chain) != 1:
@@ -155,55 +139,21 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     return chain[0]
 
 
-def _not_usable(
-    provider: Provider,
-    source: str,
-    why: Resolution,
-    options: Mapping[str, str],
-    default_allowed: bool,
-    audience: Audience,
-) -> Target:
-    """A target that does not run here: asked over stub libraries with the `options` that were given, or taken by
-    default, or refused.
-    """
-    cause = f"{why.reason}: {why.evidence}"
-    if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
-        from partita.library.dry_run import dry_environment
-
-        try:
-            environment, played = dry_environment()
-        except PartitaError as error:
-            audience.note(f"a dry run of CUDA is not possible either: {error}")
-        else:
-            how = f"over stub libraries, as {played}: {why.reason} here"
-            played_by = resolve_one(provider, (provider.ort_name,), options)
-            ask, takes = _asker(played_by, environment), _taker(played_by, environment)
-            return Target(provider.name, source, provider.preferred_attention, how, ask, takes=takes, not_here=cause)
-    if not default_allowed:
-        raise ProviderError(
-            f"{spelled('target', provider.name)}: it cannot be queried here: {cause}; {why.remedy}; or add "
-            f"{spelled('target_default', True)} to take {spelled('attention', provider.preferred_attention)} without "
-            f"asking, or name an {spelled('attention')} and no {spelled('target')}"
-        )
-    how = f"which could not be queried: {cause}"
-    return Target(provider.name, source, provider.preferred_attention, how, not_here=cause)
-
-
 def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
-    """A function that asks the provider about a graph."""
+    """A function that queries the provider about a graph."""
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
-        from partita.runtime.lab.tables import ask as put
+        from partita.runtime.lab.tables import ask as query
 
         with _lab(resolution, environment) as lab:
-            told = put(model, sizes, lab)
-        return Answer(told.nodes, told.left, told.fails, told.unasked)
+            found = query(model, sizes, lab)
+        return Answer(found.nodes, found.left, found.fails, found.unasked)
 
     return ask
 
 
 def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> TakesEach:
-    """A function that asks the provider about nodes, each in a model of its own."""
+    """A function that queries the provider about nodes, each in a model of its own."""
 
     def takes(questions: Sequence[Question]) -> list[bool]:
         from partita.runtime.lab.tables import takes_each

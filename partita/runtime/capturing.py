@@ -16,13 +16,13 @@ from partita.diagnosis.refusal import refused_nodes
 from partita.errors import PartitaError, ProviderError
 from partita.observations.text_format import listing, plural
 from partita.providers.resolve import Resolution
+from partita.runtime.advice import anew_for, rows_of
 from partita.runtime.chain import chain_entry, opened_facts
 from partita.runtime.engine.cache.growing import moves
 from partita.runtime.engine.feeds import cursor_writer, port_by_role
 from partita.runtime.engine.recording import CONSTANT, WITHOUT
 from partita.runtime.ort.buffers import CUDA_MEMORY, HOST_MEMORY
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
-from partita.runtime.refused import anew_for, rows_of
 from partita.runtime.settling import active_of, ort_names
 
 MEMCPY = "Memcpy"

@@ -24,30 +24,28 @@ from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.resolve import Resolution
 from partita.providers.start import explain
 from partita.remedies import Remedy
-from partita.runtime.advice import ALLOW_CPU
+from partita.runtime.advice import ALLOW_CPU, anew_for, rows_of
 from partita.runtime.cpu.attention import Attention
 from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
 from partita.runtime.model_file import ModelFile, nodes_of, read_model_file
 from partita.runtime.observe import session_facts
-from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, one_line, open_error
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
 from partita.runtime.pins import Pin, check_pins, pinned_opening
-from partita.runtime.refused import anew_for, rows_of
-from partita.runtime.registering import registered
 from partita.runtime.settling import (
     active_of,
+    by_experiment,
     left_out,
+    messages_of,
     nothing_left,
     only_suspect,
     opens,
     ort_names,
-    said,
+    registered,
     settle,
-    settle_one,
+    settled_chain,
     to_blame,
     what_helps,
-    without_backend,
 )
 from partita.spelling import spelled
 
@@ -114,8 +112,8 @@ def open_session(
             if blamed is None:
                 raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
             if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
-                raise _pins_rejected(path, blamed, pins, said(failure)[0]) from failure.error
-            chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, said(failure))))
+                raise _pins_rejected(path, blamed, pins, messages_of(failure)[0]) from failure.error
+            chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, messages_of(failure))))
             if not active_of(chain):
                 raise _start_refused(path, chain) from failure.error
             continue
@@ -249,8 +247,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
     except NativeFailureError:
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
-        settled = tuple(settle_one(resolution, session.registered, session.log, chain) for resolution in chain)
-        settled = tuple(without_backend(resolution, session) for resolution in settled)
+        settled = settled_chain(chain, session)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
         facts = opened_facts(path, session, settled)

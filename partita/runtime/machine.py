@@ -1,35 +1,58 @@
-"""The report of `partita providers`: what is installed, which providers run, on which devices.
+"""This machine: its hardware and packages for reports, and the report of `partita providers`.
 
-Joins the packages, the driver and the probes; knows no provider by name. ONNX Runtime is only ever imported in worker
-processes.
+`describe_machine` imports ONNX Runtime in worker processes alone.
 """
 
 from __future__ import annotations
 
+import importlib
+import os
+import platform
 import re
 import time
 from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import psutil
 
 import partita
 from partita import extras
-from partita.machine.records import (
-    MachineReport,
-    OnnxRuntime,
-    OptionEntry,
-    ProviderEntry,
-)
-from partita.observations.records import remedy_records
+from partita.machine.records import Gpu, MachineReport, OnnxRuntime, OptionEntry, ProviderEntry
+from partita.observations.records import Environment, InstalledWheel, remedy_records
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import all_names, known_providers, resolve
 from partita.providers.start import failure, one_line
-from partita.runtime.gpus import nvidia_gpus
+from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.provider_check import STAGES, TIMEOUT_SECONDS, Check, Examined, best_chain, check, examine
 from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels, said
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
 """The build does not record its cuDNN; the CUDA provider says it when it cannot start."""
+PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch", "onnxscript", "onnx-ir")
+"""Packages that take part in a run or an export."""
+
+
+def environment() -> Environment:
+    """This machine and its installed packages, as a report has them. Imports ONNX Runtime."""
+    from partita.runtime.ort.registry import ort_build
+
+    build, wheels = ort_build(), runtime_wheels()
+    versions = {name: [found.version for found in metadata.distributions(name=name)][:1] for name in PACKAGES}
+    return Environment(
+        cpu=cpu_name(),
+        logical_cores=os.cpu_count() or 1,
+        memory_bytes=int(psutil.virtual_memory().total),
+        operating_system=platform.platform(),
+        python=platform.python_version(),
+        onnxruntime_package=", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels),
+        onnxruntime_wheels=tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in wheels),
+        onnxruntime_version=build.version,
+        onnxruntime_build=build.build,
+        packages={name: version for name, found in versions.items() for version in found},
+    )
 
 
 def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float = TIMEOUT_SECONDS) -> MachineReport:
@@ -155,3 +178,37 @@ def _options_of(provider: Provider) -> tuple[OptionEntry, ...]:
         )
         for option in provider.options
     )
+
+
+def nvidia_gpus() -> tuple[Gpu, ...] | None:
+    """The NVIDIA GPUs of this machine; None when nvidia-ml-py is not installed or finds no driver."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except ImportError:
+        return None
+    except nvml.NVMLError:
+        return None
+    try:
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        number = nvml.nvmlSystemGetCudaDriverVersion()  # 13000 for 13.0
+        cuda = f"{number // 1000}.{number % 1000 // 10}"
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return tuple(
+            Gpu(
+                name=_text(nvml.nvmlDeviceGetName(handle)),
+                memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                driver=driver,
+                cuda_driver=cuda,
+            )
+            for handle in handles
+        )
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    """A string of nvidia-ml-py, whose older versions return bytes."""
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)

@@ -44,7 +44,6 @@ from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import Session
 from partita.runtime.pins import Pin
-from partita.runtime.registering import without_crashed
 from partita.runtime.run_errors import (
     RUN_ERRORS,
     RunInterruptedError,
@@ -58,6 +57,7 @@ from partita.runtime.run_errors import (
 )
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
+from partita.runtime.settling import without_crashed
 
 PHASE = "run"
 PREFILL_TOKENS = 16

@@ -1,15 +1,18 @@
-"""Whether a provider really runs on this machine: a model of one node in a worker process, and its answer compared.
+"""Whether a provider runs on this machine: a worker process runs a model of one node, and its output is compared.
 
-Does not import ONNX Runtime; `provider_child` does, in the worker. A crash, a hang or a wrong answer is a finding.
+ONNX Runtime is imported in the worker alone. A crash, a hang or a wrong output is a finding.
 """
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,18 @@ from partita.providers.resolve import Resolution, known_providers, resolve_one
 from partita.providers.start import Failure, explain, failure, no_device
 from partita.runtime.ort.errors import STRICT, one_line
 from partita.runtime.ort.native_log import HEAD
+from partita.runtime.worker.child import Channel, serve
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
-CHILD = "partita.runtime.provider_child"
+PROBE_MODEL = base64.b64decode(
+    "CAc6aAoYCgF4CgF3EgF5GgVwcm9iZSIGTWF0TXVsEgVwcm9iZSobCAIIAhABQgF3ShAAAIA/AAAAQAAAQEAAAIBAWhMKAXgSDgoMCAESCAoCCAIK"
+    "AggCYhMKAXkSDgoMCAESCAoCCAIKAggCQgQKABAN"
+)
+"""One MatMul, opset 13: y[2,2] = x[2,2] · w, w = [[1, 2], [3, 4]], all float32. tests/runtime makes it again."""
+FEED = ((1.0, 2.0), (-3.0, 0.5))
+ANSWER = ((7.0, 10.0), (-1.5, -4.0))
+"""Every number and every partial sum is exact in float16, so that a provider that computes in it must agree too."""
+TOLERANCE = 1e-2
 TIMEOUT_SECONDS = 60.0
 """A first use of a GPU may compile for many seconds; nothing that works takes a minute for one small MatMul."""
 LAST_LINES = 3
@@ -63,7 +75,7 @@ class Examined:
     """What a worker found out, or how it ended."""
 
     found: Mapping[str, Any] | None
-    """The result of `provider_child.examine`; None when it ended without one."""
+    """The result of `examined`; None when it ended without one."""
     stage: str
     """The last stage that it reached."""
     log: tuple[str, ...]
@@ -101,7 +113,7 @@ def examine(
 ) -> list[Examined]:
     """A worker process for each request, at most `slots` at a time (None: one per core); outcomes in that order.
 
-    `requests`: arguments of `provider_child.examine`. A worker without a result after `timeout_seconds` is killed.
+    `requests`: arguments of `examined`. A worker without a result after `timeout_seconds` is killed.
     """
     slots = slots or os.cpu_count() or 1
     outcomes: list[Examined] = []
@@ -117,7 +129,7 @@ class _Examination:
 
     def __init__(self, stack: ExitStack, request: Mapping[str, Any], environment: Mapping[str, str] | None) -> None:
         self.stage, self.began, self.ended = "start", time.monotonic(), 0.0
-        self.worker = Worker(CHILD, environment=environment, on_event=self._reached)
+        self.worker = Worker(__name__, environment=environment, on_event=self._reached)
         stack.callback(self.worker.kill)
         self.future = self.worker.submit("examine", **request)
         self.future.add_done_callback(self._done)
@@ -139,7 +151,7 @@ class _Examination:
 
 
 def request_of(resolution: Resolution) -> dict[str, Any]:
-    """The arguments of `provider_child.examine`."""
+    """The arguments of `examined`."""
     provider = resolution.provider
     return {
         "provider": {
@@ -222,30 +234,83 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
     one is usable; where none but the CPU provider is there, no process is started.
     """
     known = {entry.resolution.provider.name: entry for entry in checks}
+    cpu = known_providers()["cpu"]
     failed: dict[str, str] = {}
     skipped: list[Resolution] = []
     for resolution in candidates(available_ort_names):
-        provider = resolution.provider
-        tried = known.get(provider.name) or check([resolution])[0]
+        name = resolution.provider.name
+        tried = known.get(name) or check([resolution])[0]
         if tried.usable and not tried.software:
-            return DefaultChain(
-                _with_cpu(provider),
-                "; ".join([*told(failed), f"{provider.name} is usable; so {provider.name}, then cpu"]),
-                tuple(skipped),
-            )
+            parts = [*(f"{other} {why}" for other, why in failed.items()), f"{name} is usable; so {name}, then cpu"]
+            return DefaultChain((resolution.provider, cpu), "; ".join(parts), tuple(skipped))
         skipped += [] if tried.usable else [tried.resolution]
         why = f"could not start ({tried.resolution.reason})"
-        failed[provider.name] = "is usable, but on the CPU: there is no GPU" if tried.usable else why
+        failed[name] = "is usable, but on the CPU: there is no GPU" if tried.usable else why
     absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
-    parts = [*told(failed), *([f"{listing(absent)}: not in this build"] if absent else []), "so cpu"]
-    return DefaultChain((known_providers()["cpu"],), "; ".join(parts), tuple(skipped))
+    parts = [f"{name} {why}" for name, why in failed.items()]
+    parts += [f"{listing(absent)}: not in this build"] if absent else []
+    return DefaultChain((cpu,), "; ".join([*parts, "so cpu"]), tuple(skipped))
 
 
-def told(failed: Mapping[str, str]) -> list[str]:
-    """Why each of these providers is not taken."""
-    return [f"{name} {why}" for name, why in failed.items()]
+# --- in the worker process -------------------------------------------------------------------------------------------
 
 
-def _with_cpu(provider: Provider) -> tuple[Provider, ...]:
-    """The provider, and the CPU as permission to fall back."""
-    return (provider, known_providers()["cpu"])
+def run(channel: Channel) -> None:
+    """Answer `examine`. Every stage is pushed when it begins, so that the parent knows the stage of a crash."""
+    serve(channel, {"examine": partial(examined, channel.push)})
+
+
+def examined(
+    reached: Callable[[str], object], *, provider: Mapping[str, Any] | None = None, inventory: bool = False
+) -> dict[str, Any]:
+    """The findings until an exception, and the exception under `error`.
+
+    `provider`: from `request_of`. `inventory`: also list the build and its providers.
+    """
+    found: dict[str, Any] = {"error": None}
+    try:
+        reached("import")
+        from partita.runtime.ort import registry
+
+        if inventory:
+            found["build"] = dataclasses.asdict(registry.ort_build())
+            found["available"] = list(registry.available_ort_names())
+        try:
+            if provider is not None:
+                _probe(provider, found, reached)
+        finally:  # what does not start may be listed all the same
+            found["devices"] = [dataclasses.asdict(device) for device in registry.ep_devices()]
+            found["hardware"] = [kind for kind, _, _ in registry.hardware()]
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the parent reads it as the finding
+        found["error"] = {"type": type(error).__name__, "text": str(error)}
+    return found
+
+
+def _probe(wanted: Mapping[str, Any], found: dict[str, Any], reached: Callable[[str], object]) -> None:
+    """Register the plugin library if there is one, and run the model on the provider alone."""
+    import numpy as np
+
+    from partita.runtime.ort import registry
+
+    name, library = wanted["ort_name"], wanted.get("library")
+    reached("load")
+    if wanted.get("preload"):
+        registry.preload_libraries()
+    if library:
+        offered = registry.register_library(name, library)
+        found["offered"], found["loaded"] = list(offered), True
+        if not offered:
+            return
+        name = name if name in offered else offered[0]
+    found["ort_name"] = name
+    reached("run")
+    outputs, found["options"] = registry.run_alone(
+        PROBE_MODEL,
+        name,
+        wanted.get("options", {}),
+        prefix=wanted.get("option_prefix", ""),
+        plugin=bool(library),
+        feed={"x": np.array(FEED, np.float32)},
+    )
+    found["output"] = np.asarray(outputs[0], np.float32).tolist()
+    found["correct"] = bool(np.allclose(outputs[0], np.array(ANSWER, np.float32), rtol=0, atol=TOLERANCE))

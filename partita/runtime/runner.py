@@ -34,8 +34,8 @@ from partita.runtime.observe import Window
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.pins import Pin
-from partita.runtime.registering import without_crashed
 from partita.runtime.rehearsal import rehearse
+from partita.runtime.settling import without_crashed
 from partita.spelling import spelled
 
 

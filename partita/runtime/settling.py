@@ -1,33 +1,38 @@
-"""What becomes of the providers of a chain: whose fault it is that no session opens, and who is in one that did.
+"""The providers of a chain: plugin libraries are registered, and what ONNX Runtime left out gets its reason.
 
-Knows the ways in which ONNX Runtime leaves a provider out without saying so: it skips one that it cannot start, drops
-one for a model, or registers one that has no backend.
+ONNX Runtime skips a provider that it cannot start, drops one for a model, or registers one without its backend.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from partita.errors import ProviderError
 from partita.observations.names import CPU
+from partita.observations.native_text import cut
 from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
-from partita.providers.start import Failure, explain
+from partita.providers.start import LONGEST, REMEDIES, WHATEVER_ELSE, Failure, explain, failure, no_device
 from partita.remedies import Remedy, any_of
-from partita.runtime.option_trials import by_experiment, starts
+from partita.runtime.ort.buffers import NATIVE_ERRORS
 from partita.runtime.ort.errors import STRICT, blames_provider, one_line
-from partita.runtime.ort.native_log import complaints, headless
+from partita.runtime.ort.native_log import captured_output, complaints, headless
+from partita.runtime.ort.registry import register_library
 from partita.runtime.ort.session import NativeFailureError, Opening, Session, open_native
-from partita.runtime.registering import unavailable
+from partita.runtime.provider_check import PROBE_MODEL
+from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
 
 WHOLE = 20_000
-"""Characters of a message that patterns look through: OpenVINO names the cause at the end of a C++ signature."""
+"""Characters of a message that patterns search: OpenVINO names the cause at the end of a C++ signature."""
 LIBRARY = re.compile(r"onnxruntime_providers_([a-z]+)")
 """The library of a provider in a line that says why it does not load; the name is ours for those that have one."""
 OTHER_OPSET = Remedy("convert the model to another opset, or use another version of ONNX Runtime")
+CRASHED = Remedy("name another provider, or see whether this one starts by itself", ("partita", "providers"))
+START_MODEL = Path("start.onnx")
+"""The name of `PROBE_MODEL` in messages; it is no file."""
 
 
 def active_of(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
@@ -40,8 +45,93 @@ def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
     return tuple(resolution.provider.ort_name for resolution in chain)
 
 
-def said(failure: NativeFailureError) -> list[str]:
-    """What ONNX Runtime said when it failed, most telling text first."""
+def nothing_left(chain: Sequence[Resolution]) -> str:
+    """One line on why no provider of the chain can run; `what_helps` has what to do."""
+    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}" for r in chain)
+
+
+def what_helps(chain: Sequence[Resolution]) -> Remedy | None:
+    """What to do about providers that cannot run, those of the chain's first one first."""
+    return any_of(r.remedy for r in chain if r.remedy is not None)
+
+
+def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
+    """The provider with the reason for which it is not used. A remedy that sets an option to its value is replaced."""
+    provider, options = resolution.provider, resolution.options
+    values = (f"{provider.name}.{each.name}={options.get(each.name, each.default)}" for each in provider.options)
+    remedy: Remedy | None = failure.remedy
+    if failure.remedy.options[1:] and failure.remedy.options[1] in values:
+        remedy = failure.remedy.otherwise or REMEDIES.get(failure.reason, WHATEVER_ELSE)
+    return replace(resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=remedy)
+
+
+def left_out(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) -> tuple[Resolution, ...]:
+    """The chain without one provider."""
+    return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
+
+
+def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
+    """The chain without providers whose native code ended a process; `crashed`: by provider name, how it ended.
+
+    The remedies of a provider that does not start do not apply: it started, and ended over a graph.
+    """
+    return tuple(
+        replace(
+            unavailable(entry, Failure("initialisation_failed", cut(crashed[entry.provider.name], LONGEST), CRASHED)),
+            crashed=True,
+        )
+        if entry.status == "active" and entry.provider.name in crashed
+        else entry
+        for entry in chain
+    )
+
+
+# --- before a session is opened ---------------------------------------------------------------------------------------
+
+
+def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
+    return tuple(
+        _register(entry) if entry.library is not None and entry.status == "active" else _overwritten(entry)
+        for entry in chain
+    )
+
+
+def _overwritten(resolution: Resolution) -> Resolution:
+    """A provider that the build lacks although a wheel that contains it is installed: another wheel overwrote it."""
+    if resolution.status == "active" or resolution.reason != "not_in_build":
+        return resolution
+    owners = runtime_wheels()
+    if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
+        return resolution
+    evidence = duplicate_runtime(owners).evidence
+    return unavailable(resolution, Failure("duplicate_runtime", evidence, duplicate_remedy(owners)))
+
+
+def _register(resolution: Resolution) -> Resolution:
+    """Register the library of one provider, which may give its provider another name than the user does."""
+    assert resolution.library is not None
+    provider, raised, offered = resolution.provider, "", None
+    with captured_output() as captured:
+        try:
+            offered = register_library(provider.ort_name, resolution.library)
+        except NATIVE_ERRORS as error:
+            raised = str(error)
+    if offered is None:
+        lines = [raised, *complaints(captured.lines), *headless(captured.lines)]
+        return unavailable(resolution, explain(provider, lines))
+    if not offered:
+        return unavailable(resolution, no_device(provider, resolution.library))
+    if provider.ort_name in offered:
+        return resolution
+    return replace(resolution, provider=replace(provider, ort_name=offered[0]))
+
+
+# --- when no session opens --------------------------------------------------------------------------------------------
+
+
+def messages_of(failure: NativeFailureError) -> list[str]:
+    """Messages of ONNX Runtime about a session that it could not open, the most specific first."""
     texts = (str(failure), *complaints(failure.log), *headless(failure.log))
     return [one_line(text, WHOLE) for text in texts]
 
@@ -49,14 +139,13 @@ def said(failure: NativeFailureError) -> list[str]:
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
     """The provider whose fault it is that the session could not be opened; None when it is the model's.
 
-    A provider that is named in the message, or whose own words are in it, is to blame. Words that several have (those
-    of CUDA's libraries) and a failure that any provider can cause tell of none: of several the first is to blame that
-    does not start with a model of one node, and where all do the first one that is not the CPU's.
+    A provider whose name or own words are in the message is to blame. Otherwise the first that does not start with a
+    model of one node; where all start, the first that is not the CPU provider.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
     if not others or not blames_provider(failure.error):
         return None
-    lines = said(failure)
+    lines = messages_of(failure)
     for resolution in others:
         own = [pattern.pattern for pattern in resolution.provider.start_patterns]
         if any(resolution.provider.ort_name in line or any(re.search(text, line) for text in own) for line in lines):
@@ -69,7 +158,7 @@ def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resol
 def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> Resolution | None:
     """The one provider besides the CPU's, when ONNX Runtime opens the same model without it; None otherwise.
 
-    A kernel's constructor that raises reads like a model that is not sound.
+    An exception in a kernel's constructor reads like that of an invalid model.
     """
     others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
     if len(others) != 1:
@@ -87,9 +176,44 @@ def opens(path: Path, active: Sequence[Resolution], opening: Opening) -> bool:
     return True
 
 
-def left_out(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) -> tuple[Resolution, ...]:
-    """The chain without one provider."""
-    return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
+def starts(resolution: Resolution) -> bool:
+    """Whether ONNX Runtime opens a model of one node with the provider in the session."""
+    cpu = known_providers()["cpu"]
+    behind = [] if resolution.provider.ort_name == cpu.ort_name else [Resolution(cpu, "active")]
+    try:
+        session = open_native(START_MODEL, [resolution, *behind], Opening(model=PROBE_MODEL))
+    except NativeFailureError:
+        return False
+    try:
+        return resolution.provider.ort_name in session.registered
+    finally:
+        session.close()
+
+
+def by_experiment(resolution: Resolution, found: Failure) -> Failure:
+    """The failure, as `option_rejected` where the provider starts without one of its options, or without all of them.
+
+    Only a failure of unknown cause is tested. Messages about options differ by provider, and some name no option.
+    """
+    options = resolution.options
+    if found.reason != "initialisation_failed" or not options or starts(resolution):
+        return found
+
+    def starts_without(names: Collection[str]) -> bool:
+        return starts(replace(resolution, options={name: v for name, v in options.items() if name not in names}))
+
+    rejected = next(([name] for name in options if starts_without([name])), [])
+    if not rejected and len(options) > 1 and starts_without(options):
+        rejected = list(options)
+    if not rejected:
+        return found
+    named = " and ".join(f"{name}={options[name]}" for name in rejected)
+    them = "it" if len(rejected) == 1 else "them"
+    evidence = f"with {named} it does not start, without {them} it does: {found.evidence}"
+    return failure(resolution.provider, "option_rejected", evidence)
+
+
+# --- when a session is open -------------------------------------------------------------------------------------------
 
 
 def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
@@ -98,10 +222,8 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
     Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is
     always registered; outside the chain it holds no node, or opening would have failed.
     """
-    settled = tuple(settle_one(resolution, session.registered, session.log, chain) for resolution in chain)
-    settled = tuple(without_backend(resolution, session) for resolution in settled)
-    active = ort_names(active_of(settled))
-    if not active:
+    settled = settled_chain(chain, session)
+    if not active_of(settled):
         raise ProviderError(nothing_left(settled), remedy=what_helps(settled))
     strangers = [name for name in session.registered if name not in (*ort_names(chain), CPU)]
     if strangers:
@@ -109,12 +231,17 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
     return settled
 
 
+def settled_chain(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
+    """The state of every provider of the chain in an open session."""
+    return tuple(
+        without_backend(settle_one(resolution, session.registered, session.log, chain), session) for resolution in chain
+    )
+
+
 def settle_one(
     resolution: Resolution, names: Sequence[str], log: tuple[str, ...], chain: Sequence[Resolution]
 ) -> Resolution:
-    """What became of one provider of the chain: it was not registered, or it was dropped for this model, or it is
-    active.
-    """
+    """One provider of the chain: not among the registered `names`, dropped for this model, or active."""
     provider = resolution.provider
     if resolution.status != "active":
         return resolution
@@ -142,13 +269,3 @@ def without_backend(resolution: Resolution, session: Session) -> Resolution:
         return resolution
     why = explain(provider, [*complaints(session.log), *headless(session.log)])
     return resolution if why.reason == "initialisation_failed" else unavailable(resolution, why)
-
-
-def nothing_left(chain: Sequence[Resolution]) -> str:
-    """One line on why no provider of the chain can run; `what_helps` has what to do."""
-    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}" for r in chain)
-
-
-def what_helps(chain: Sequence[Resolution]) -> Remedy | None:
-    """What to do about providers that cannot run, those of the chain's first one first."""
-    return any_of(r.remedy for r in chain if r.remedy is not None)

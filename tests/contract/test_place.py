@@ -12,14 +12,6 @@ from tests.contract.commands import honoured, nodes_on, refused
 CPU = "CPUExecutionProvider"
 
 
-@each_environment()
-def test_on_the_cpu(environment, partita, model, tmp_path):
-    report = tmp_path / "report.json"
-    done = honoured(partita("place", model("matmul_relu"), "--provider", "cpu", "--report", report))
-    assert CPU in done.out
-    assert nodes_on(json.loads(report.read_text()), CPU) > 0
-
-
 @cases("target", targets)
 @pytest.mark.usefixtures("device")
 def test_a_model_that_it_takes_whole(environment, target, partita, model, tmp_path):
@@ -45,30 +37,21 @@ def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, parti
     assert len(copies) == (2 if target.kind == "device" else 0), copies
 
 
-@cases("target", targets)
-@pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("limit", "code"), [("0", 3), ("2", 0)])
-def test_a_limit_on_nodes_on_the_cpu(environment, target, limit, code, partita, model):
-    chain = f"{target.provider},cpu"
-    done = partita("place", model("island"), "--provider", chain, "--max-cpu-nodes", limit)
-    assert done.code == code, done
-    assert code == 0 or "max-cpu-nodes" in done.err, done
+LIMITS = [("--max-cpu-nodes", 0, 2), ("--max-copies", 1, 64), ("--max-copy-bytes-per-token", 8, 1_000_000)]
 
 
-@cases("target", lambda environment: [(t,) for t in environment.targets if t.kind == "device"])
+def limits(environment):
+    """Rows of target, option, a limit that is exceeded, and one that is kept; copies are counted on devices."""
+    return [(t, *row) for t in environment.targets for row in (LIMITS if t.kind == "device" else LIMITS[:1])]
+
+
+@cases("target, option, exceeded, kept", limits)
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(
-    ("option", "limit", "code"),
-    [
-        ("--max-copies", "1", 3),
-        ("--max-copies", "64", 0),
-        ("--max-copy-bytes-per-token", "8", 3),
-        ("--max-copy-bytes-per-token", "1000000", 0),
-    ],
-)
-def test_a_limit_on_copies(environment, target, option, limit, code, partita, model):
-    done = partita("place", model("island"), "--provider", f"{target.provider},cpu", option, limit)
-    assert done.code == code, done
+def test_a_limit(environment, target, option, exceeded, kept, partita, model):
+    command = ("place", model("island"), "--provider", f"{target.provider},cpu", option)
+    done = partita(*command, exceeded)
+    assert done.code == 3 and option in done.err, done
+    honoured(partita(*command, kept))
 
 
 @each_environment()

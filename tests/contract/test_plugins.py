@@ -34,40 +34,26 @@ def library(provider):
 
 @cases("provider", usable_plugins)
 @pytest.mark.usefixtures("device")
-def test_the_wheel_is_found_by_itself(environment, provider, partita, model, tmp_path):
-    report = tmp_path / "report.json"
-    done = honoured(partita("place", model("matmul_relu"), "--provider", provider, "--report", report, "--json"))
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_the_library_of_a_wheel_is_found_or_named(environment, provider, by_hand, partita, model):
+    named = ("--provider-library", f"{provider}={library(provider)}") if by_hand else ()
+    done = honoured(partita("place", model("matmul_relu"), "--provider", provider, "--json", *named))
     assert nodes_on(done.json, ORT_NAMES[provider]) > 0
 
 
-@cases("provider", usable_plugins)
-@pytest.mark.usefixtures("device")
-def test_a_library_named_by_hand_does_the_same(environment, provider, partita, model):
-    named = f"{provider}={library(provider)}"
-    honoured(partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named))
-
-
 @cases("provider", plugins)
-def test_a_file_that_is_no_library_is_refused(environment, provider, partita, model, tmp_path):
-    broken = tmp_path / "broken.so"
-    broken.write_bytes(b"not a library")
-    done = partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", f"{provider}={broken}")
-    refused(done, "broken.so", code=2)
-
-
-@cases("provider", plugins)
-def test_a_library_that_is_not_there_is_refused(environment, provider, partita, model, tmp_path):
-    named = f"{provider}={tmp_path / 'absent.so'}"
-    refused(
-        partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named), "absent.so", code=2
-    )
+def test_a_file_that_is_no_library_or_absent_is_refused(environment, provider, partita, model, tmp_path):
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    for name in ("broken.so", "absent.so"):
+        named = ("--provider-library", f"{provider}={tmp_path / name}")
+        refused(partita("place", model("matmul_relu"), "--provider", provider, *named), name, code=2)
 
 
 @each_environment(sample=True)
-@pytest.mark.parametrize("value", ["qnn", "=path", "qnn=", ""])
-def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, value, packages, partita):
-    done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)
-    refused(done, "--provider-library", code=2)
+def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, packages, partita):
+    for value in ("qnn", "=path", "qnn="):
+        done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)
+        refused(done, "--provider-library", code=2)
 
 
 @cases("provider", usable_plugins)

@@ -9,8 +9,8 @@ from partita.commands.refusal import MOST_ROWS, SINGLE_NODES, render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
-from partita.runtime import refused
-from partita.runtime.refused import rows_of
+from partita.runtime import advice
+from partita.runtime.advice import rows_of
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -103,9 +103,9 @@ def test_two_providers_that_were_asked_have_a_reason_each():
 
 def test_a_package_is_made_anew_for_the_provider_that_was_asked(monkeypatch):
     asked = []
-    monkeypatch.setattr(refused, "export_anew", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
+    monkeypatch.setattr(advice, "export_anew", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
     rows = rows_of(refused_nodes(opened(), MISSING_FIRST_CHAIN[:2]), (GPU,))
-    assert refused.anew_for(Path("m.onnx"), rows) is None
+    assert advice.anew_for(Path("m.onnx"), rows) is None
     assert asked == [(GPU, ["cpu_preferred", "no_kernel_op", "runtime_inserted", "unexplained"])]
 
 

@@ -14,7 +14,7 @@ from partita.library.requests import Work
 from partita.library.sampling import Sampling
 from partita.package import read_manifest
 from partita.runtime.engine import recorder
-from partita.runtime.ort import loop_notes
+from partita.runtime.ort import binding
 from tests.memory import native_bytes, python_blocks, slope
 from tests.runtime.handmade import VOCAB, handmade
 
@@ -49,7 +49,7 @@ def sampled(folder: Path) -> tuple[Samples, Samples]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What is kept up to a bound has to reach it in a test's time.
     monkeypatch.setattr(recorder, "KEPT_STEPS", 16)
-    monkeypatch.setattr(loop_notes, "EVERY", 64)
+    monkeypatch.setattr(binding, "NOTED_RUNS", 64)
     return handmade(tmp_path / "package", batch=3, states=("key",), fewer=True, loops=LOOPS)
 
 

@@ -28,7 +28,7 @@ from partita.explain.views import text as explain
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.machine.views import text as machine_view
 from partita.partition_reports.views import brief, text
-from partita.runtime.refused import rows_of
+from partita.runtime.advice import rows_of
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
 from tests.partition_reports import changed, pages

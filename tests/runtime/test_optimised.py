@@ -13,7 +13,7 @@ from partita.errors import ResourceError
 from partita.library.run_report import Asked, join
 from partita.runtime import optimised, place
 from partita.runtime.chain import chain_entry
-from partita.runtime.environment import environment
+from partita.runtime.machine import environment
 from partita.runtime.model_file import graph_node
 from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
 from partita.runtime.ort.session import NativeFailureError

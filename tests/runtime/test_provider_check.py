@@ -18,6 +18,9 @@ from partita.remedies import Remedy
 from partita.runtime import provider_check
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.provider_check import (
+    ANSWER,
+    FEED,
+    PROBE_MODEL,
     STAGES,
     Check,
     Examined,
@@ -28,7 +31,6 @@ from partita.runtime.provider_check import (
     judge,
     request_of,
 )
-from partita.runtime.provider_child import ANSWER, FEED, PROBE_MODEL
 from tests.conftest import require
 
 CRASHES = {

@@ -14,8 +14,8 @@ from partita.errors import GenerationError
 from partita.partition_reports.cost import tokens_per_run
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.running import serve
-from partita.runtime.environment import environment
 from partita.runtime.generate import generate
+from partita.runtime.machine import environment
 from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
 from partita.runtime.run_facts import run_facts
 from partita.runtime.sampling import greedy

@@ -17,6 +17,9 @@ from typing import Literal
 import psutil
 
 ROOT = Path("/")
+CPU_INFO = Path("/proc/cpuinfo")
+INTEGER_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni", "asimddp")
+"""Flags of processors with instructions for products of 8-bit integers, the fastest first."""
 Reason = Literal["option", "cores", "affinity", "quota"]
 
 
@@ -104,16 +107,24 @@ def _pair(*files: Path) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
-def cpu_name() -> str:
+def cpu_name(info: Path = CPU_INFO) -> str:
     """Model name of the processor."""
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in _cpu_info(info).splitlines())
+    named = next((value.strip() for key, _, value in pairs if key.strip() == "model name"), "")
+    return named or platform.processor() or platform.machine()
 
 
-def _cpuinfo(wanted: str) -> str:
-    """A value of Linux's description of the first CPU; empty elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in pairs if key.strip() == wanted), "")
+def cpu_flags(info: Path = CPU_INFO) -> frozenset[str]:
+    """The words in Linux's description of the processor, its instruction sets among them; empty where there is none."""
+    return frozenset(_cpu_info(info).split())
+
+
+def integer_unit(info: Path = CPU_INFO) -> str | None:
+    """The fastest of `INTEGER_UNITS` that the processor has; empty when it has none, None when it is not known."""
+    known = cpu_flags(info)
+    return next((flag for flag in INTEGER_UNITS if flag in known), "") if known else None
+
+
+def _cpu_info(info: Path) -> str:
+    """Linux's description of the processors; empty on other systems."""
+    return info.read_text(encoding="utf-8", errors="replace") if info.is_file() else ""

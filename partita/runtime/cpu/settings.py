@@ -9,14 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
+from partita import streams
+from partita.errors import UsageError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
-from partita.runtime.cpu.cores import usable_cores
+from partita.runtime.cpu.cores import cpu_flags, integer_unit, usable_cores
 from partita.runtime.cpu.huge_pages import Range
-from partita.runtime.environment import cpu_flags, integer_unit
 from partita.runtime.ort.session import Opening, Session
 
 SPINNING = "session.intra_op.allow_spinning"
@@ -113,10 +114,25 @@ def _spinning(said: str | None, crowded: bool) -> tuple[bool, Literal["option", 
 def _attention_choice(
     attention: Attention | None, active: Sequence[Resolution], cpu: Resolution, threads: int
 ) -> AttentionChoice | None:
-    """The path through attention; None where nothing is chosen: ONNX Runtime does what it does."""
-    said = by_word(cpu.options.get("attention", ""), os.environ.get(VARIABLE, ""))
+    """The path through attention; None where nothing is chosen, and ONNX Runtime decides.
+
+    ONNX Runtime reads the path from an environment variable, which the process of another program keeps as it is.
+    Raises UsageError there for an option that needs another value.
+    """
+    option, variable = cpu.options.get("attention", ""), os.environ.get(VARIABLE, "")
+    said = by_word(option, variable)
     if said is not None and (attention is not None or said.reason == "option"):
+        if not streams.own_process and (said.path == "naive") != (variable not in ("", "0")):
+            needed = "1" if said.path == "naive" else "0"
+            raise UsageError(
+                f"`provider_options`: cpu.attention={said.path} needs a process of its own, or the environment "
+                f"variable {VARIABLE}={needed}; load the package with process='child'"
+            )
         return said
     if attention is None or active[0] is not cpu:
         return None
-    return choose(attention, threads, avx512="avx512f" in (cpu_flags() or ()))
+    choice = choose(attention, threads, avx512="avx512f" in cpu_flags())
+    if choice is not None and choice.path == "naive" and not streams.own_process:
+        detail = f"ONNX Runtime's default: Partita sets {VARIABLE} in its own processes only"
+        return AttentionChoice(path="flash", reason="environment", detail=detail)
+    return choice

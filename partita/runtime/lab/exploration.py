@@ -31,7 +31,7 @@ from partita.runtime.lab.variant import (
     with_original,
 )
 from partita.runtime.model_file import bodies
-from partita.runtime.provider_child import PROBE_MODEL
+from partita.runtime.provider_check import PROBE_MODEL
 from partita.runtime.tensor_types import element_of, tensor_types
 
 if TYPE_CHECKING:

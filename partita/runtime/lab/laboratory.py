@@ -27,7 +27,7 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.placement import Instead, Placement
 from partita.runtime.lab.variant import fingerprint, zeros_needed
 from partita.runtime.ort.registry import ep_devices, hardware, ort_build
-from partita.runtime.provider_child import PROBE_MODEL
+from partita.runtime.provider_check import PROBE_MODEL
 from partita.runtime.worker.parent import Worker, WorkerLostError
 
 if TYPE_CHECKING:
@@ -364,12 +364,10 @@ def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = No
 
 def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Everything that an answer may depend on, besides the model."""
-    build = asdict(ort_build())
-    build.pop("folder")
     chosen = {name for entry in known_providers().values() for name in entry.variables}
     return {
         "format": FORMAT,
-        "build": build,
+        "build": asdict(ort_build()),
         "provider": resolution.provider.ort_name,
         "options": resolution.provider_options,
         "library": _stamp(resolution.library),

@@ -1,19 +1,76 @@
-"""Inputs and outputs of one session, bound to buffers; the runs of it."""
+"""Inputs and outputs of one session, bound to buffers, and its runs.
+
+A session that was profiled once leaks memory in every run. ONNX Runtime's thread pool notes the block size of every
+parallel loop for the profile and removes the notes after a node that is profiled (`ThreadPoolProfiler` in
+onnxruntime/core/common/threadpool.cc), and goes on noting when the profile is written: 8 bytes per loop, 1.9 KB per
+request. The notes belong to the thread, whatever session the loops are of, so a profiled run of another session in the
+same thread removes them.
+"""
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
 
 from partita import dtypes
-from partita.runtime.ort import loop_notes
-from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, Part, made_buffer
+from partita.files import temporary_directory
+from partita.observations.names import CPU
+from partita.runtime.ort.buffers import (
+    HOST_MEMORY,
+    NATIVE_ERRORS,
+    Buffer,
+    Part,
+    host_buffer,
+    keeper_model,
+    made_buffer,
+)
 from partita.runtime.ort.errors import run_error
 
 FATAL = 4
+NOTED_RUNS = 1024
+"""Runs of a thread between two removals of its notes: some hundreds of loops a run are 2 MiB. One takes about 1 ms."""
+
+
+class _Notes(threading.local):
+    """The notes on parallel loops of this thread."""
+
+    runs = 0
+    """Runs of sessions that were profiled once, since the notes were last removed."""
+    failed = False
+    """A run has failed: ONNX Runtime ends the process when notes on a loop without an end are removed."""
+
+    def ran(self) -> None:
+        self.runs += 1
+        if self.runs >= NOTED_RUNS:
+            self.runs = 0
+            if not self.failed:
+                remove_notes()
+
+
+_notes = _Notes()
+
+
+def remove_notes() -> None:
+    """Remove the notes of this thread, by a profiled run in a thread pool. An error costs memory and nothing else."""
+    with suppress(OSError, *NATIVE_ERRORS), temporary_directory() as folder:
+        options = ort.SessionOptions()
+        options.log_severity_level = FATAL
+        options.intra_op_num_threads = 2
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "loops")
+        native: Any = ort.InferenceSession(keeper_model("float32", 1), options, providers=[CPU])
+        binding, buffer = native.io_binding(), host_buffer((1,), "float32")
+        binding.bind_ortvalue_input("x", buffer.value)
+        binding.bind_ortvalue_output("y", buffer.value)
+        native.run_with_iobinding(binding)
+        native.end_profiling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +94,7 @@ DEFAULT_GRAPH, NOT_RECORDED = "0", "-1"
 def _run_options(graph: str) -> Any:
     """Options of a run that belongs to a recorded graph, where the session records any.
 
-    The default is said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25 microseconds to be
-    told by an exception that it is not there.
+    The default is set, too: without it ONNX Runtime 1.31's wrapper raises and catches an exception in every run, 25 us.
     """
     options = ort.RunOptions()
     # A failed run raises; ONNX Runtime need not also write it to stderr.
@@ -57,7 +113,7 @@ class Binding:
 
     def __init__(self, native: Any, file: str, *, records: bool = False, notes_loops: bool = False) -> None:
         """`records`: the session may record runs and replay them; those of this binding are not, until `record`.
-        `notes_loops`: it is or was profiled, see `loop_notes`.
+        `notes_loops`: it is or was profiled.
         """
         # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
         self._io = native.io_binding()
@@ -77,27 +133,27 @@ class Binding:
 
     def bind_input(self, name: str, buffer: Buffer) -> None:
         """Read input `name` from `buffer` in every run."""
+        self._bind(self._io.bind_ortvalue_input, self._io.bind_input, name, buffer)
+
+    def bind_output(self, name: str, buffer: Buffer) -> None:
+        """Write output `name` into `buffer` in every run."""
+        self._bind(self._io.bind_ortvalue_output, self._io.bind_output, name, buffer)
+        self._add_output(name)
+
+    def _bind(self, whole: Any, part: Any, name: str, buffer: Buffer) -> None:
+        """Bind a buffer by the one function when it is whole, and by the other when it is part of another buffer."""
         try:
             if buffer.part is None:
-                self._io.bind_ortvalue_input(name, buffer.value)
+                whole(name, buffer.value)
             else:
-                self._io.bind_input(name, *_place(buffer, buffer.part))
+                part(name, *_place(buffer, buffer.part))
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
         self.buffers[name] = buffer
 
-    def bind_output(self, name: str, buffer: Buffer) -> None:
-        """Write output `name` into `buffer` in every run."""
-        try:
-            if buffer.part is None:
-                self._io.bind_ortvalue_output(name, buffer.value)
-            else:
-                self._io.bind_output(name, *_place(buffer, buffer.part))
-        except NATIVE_ERRORS as error:
-            raise run_error(self._file, error) from error
+    def _add_output(self, name: str) -> None:
         if name not in self._outputs:
             self._outputs.append(name)
-        self.buffers[name] = buffer
 
     def bind_fresh_output(self, name: str, where: FreshMemory = ON_HOST) -> None:
         """Let ONNX Runtime allocate output `name` in a run: in every run, or in the next if its size changes."""
@@ -105,12 +161,11 @@ class Binding:
             self._io.bind_output(name, where.device, where.device_id)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
-        if name not in self._outputs:
-            self._outputs.append(name)
+        self._add_output(name)
         self._fresh[name] = where.memory
 
     def made(self) -> dict[str, Buffer]:
-        """What ONNX Runtime allocated in the last run, by output; it is there for as long as somebody has it."""
+        """Buffers that ONNX Runtime allocated in the last run, by output; their memory lives as long as they do."""
         values = dict(zip(self._outputs, self._io.get_outputs(), strict=True))
         for name in self._fresh:
             _keep(values[name])
@@ -119,7 +174,7 @@ class Binding:
         return made
 
     def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Shape of each output after the last run; None for what is no tensor."""
+        """Shape of each output after the last run; None for a sequence or a map."""
         values = zip(self._outputs, self._io.get_outputs(), strict=True)
         return {name: tuple(value.shape()) if value.is_tensor() else None for name, value in values}
 
@@ -132,10 +187,10 @@ class Binding:
             self._native.run_with_iobinding(self._io, options)
         except NATIVE_ERRORS as error:
             if self._notes_loops:
-                loop_notes.failed()
+                _notes.failed = True
             raise run_error(self._file, error) from error
         if self._notes_loops:
-            loop_notes.ran()
+            _notes.ran()
 
     def replay(self, number: int) -> None:
         """The first time record a run as the session's graph `number`, which the provider may do in several runs; then
@@ -153,7 +208,7 @@ class Binding:
         self._options.terminate = True
 
     def release(self) -> None:
-        """Let go of the native binding and of every buffer; what is known of the buffers stays."""
+        """Release the native binding and every buffer; the buffers' descriptions stay."""
         if self._recorded is not None and hasattr(self._native, "release_captured_graph"):  # since 1.31
             self._native.release_captured_graph(self._recorded)
         self._io = None
@@ -166,8 +221,8 @@ class Binding:
 
 
 def _keep(value: Any) -> None:
-    """Have a value that a run made stay what it is: before ONNX Runtime 1.31 what `get_outputs` gives is the binding's
-    own, into which the next run puts another one (seen with 1.24 and 1.27).
+    """Keep a value of a run over the next one: before ONNX Runtime 1.31 `get_outputs` returns the binding's own values,
+    which the next run replaces (seen with 1.24 and 1.27).
     """
     from onnxruntime.capi import _pybind_state as native
 

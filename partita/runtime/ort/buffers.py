@@ -1,8 +1,4 @@
-"""Tensors that stay where they are: in host memory that numpy shares, or in a device's memory.
-
-Imports onnxruntime, for its OrtValue. Knows the ways to get device memory out of ONNX Runtime's Python package, which
-differ by version and provider; does not know what a buffer is for.
-"""
+"""Tensors at a fixed address: in host memory that numpy shares, or in a device's memory."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a part of a buffer is, as ONNX Runtime is told."""
+    """The address of rows of a buffer, as ONNX Runtime binds them."""
 
     device: str
     """ONNX Runtime's name of the device."""
@@ -44,7 +40,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor that stays where it is for the life of a runner."""
+    """A tensor at a fixed address."""
 
     value: Any
     """The OrtValue."""
@@ -54,11 +50,10 @@ class Buffer:
     memory: str
     size_bytes: int
     keeps: Any = field(default=None, repr=False)
-    """What has to live as long as the memory."""
+    """An object that has to live as long as the memory."""
     device_id: int = 0
-    """Number of the device that the memory is of."""
     part: Part | None = None
-    """Set when it is part of another buffer: it is bound by its address, and `value` is None."""
+    """Set for rows of another buffer: they are bound by address, and `value` is None."""
 
     @property
     def host(self) -> npt.NDArray[Any]:
@@ -72,7 +67,7 @@ class Buffer:
         return int(self.value.shape()[0])
 
     def released(self) -> Buffer:
-        """The buffer without its memory: what is known of it stays."""
+        """The buffer's description without its memory."""
         return replace(self, value=None, array=None, keeps=None, part=None)
 
     def address(self) -> int:
@@ -110,27 +105,23 @@ class Buffer:
         """Set these rows of the first axis to zero; only where `readable`. Device memory goes by way of the host."""
         if self.array is None and set(rows) == set(range(self.value.shape()[0])):
             self.clear()
-            return
-
-        def zero(whole: npt.NDArray[Any]) -> None:
-            whole[list(rows)] = 0
-
-        self.change(zero)
+        else:
+            self.change(lambda whole: whole.__setitem__(list(rows), 0))
 
     @property
     def readable(self) -> bool:
-        """What is in it can be had on the host. ONNX Runtime gives no bfloat16 out of CUDA's memory or of what it has
-        allocated on the host, for numpy has no such type.
+        """Its values can be copied to the host. ONNX Runtime copies by way of numpy from CUDA's memory and from what
+        it allocated on the host; numpy has no bfloat16.
         """
         by_numpy = self.memory in (HOST_MEMORY, CUDA_MEMORY)
         return self.array is not None or not by_numpy or not dtypes.named(self.dtype).upper_half
 
     def seen(self) -> npt.NDArray[Any]:
-        """What is in it; only where `readable`. The memory itself where numpy sees it, else a copy on the host."""
+        """Its values; only where `readable`. The memory itself where numpy sees it, else a copy on the host."""
         return self._held().host if self.array is None else self.array
 
     def change(self, how: Callable[[npt.NDArray[Any]], object]) -> None:
-        """Have `how` write into it; only where `readable`. Device memory is read, changed on the host, and written."""
+        """Let `how` write into its values; only where `readable`. Device memory is copied to the host and back."""
         if self.array is not None:
             how(self.array)
             return
@@ -155,17 +146,17 @@ class Buffer:
             raise run_error(f"a copy out of {self.memory} memory", error) from error
 
     def copy(self, held: Buffer) -> npt.NDArray[Any]:
-        """What is in it, on the host; only where `readable`. In `held`, a host buffer of the same shape and dtype, or
-        where ONNX Runtime puts it. Raises as a run does: a device that is lost may show here first.
+        """Its values on the host; only where `readable`. In `held`, a host buffer of the same shape and dtype, or where
+        ONNX Runtime puts them. Raises as a run does: a lost device may show here first.
         """
-        try:
-            if self.memory == CUDA_MEMORY:
-                values: npt.NDArray[Any] = self.value.numpy()
-                return values
+        if self.memory != CUDA_MEMORY:
             self.read(held)
+            return held.host
+        try:
+            values: npt.NDArray[Any] = self.value.numpy()
         except NATIVE_ERRORS as error:
             raise run_error(f"a copy out of {self.memory} memory", error) from error
-        return held.host
+        return values
 
     def write(self, held: Buffer) -> None:
         """Fill device memory from a host buffer of the same shape and dtype, in place. Raises as a run does."""
@@ -209,7 +200,7 @@ def made_buffer(value: Any, memory: str) -> Buffer:
 
 
 def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
-    """A tensor of strings in host memory, which numpy does not see. ONNX Runtime makes it: its binding takes no other.
+    """A tensor of strings in host memory, allocated by ONNX Runtime: its binding takes no other.
 
     Raises ResourceError when there is no room for it.
     """
@@ -219,12 +210,11 @@ def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
     values = [str(text).encode() for text in texts.ravel()]
     stored = onnx.TensorProto(name="x", data_type=element, dims=texts.shape, string_data=values)
     port = onnx.helper.make_tensor_value_info("y", element, list(texts.shape))
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "texts", [], [port], [stored])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    node = onnx.helper.make_node("Identity", ["x"], ["y"])
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(_model(node, [], [port], [stored]), options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
         binding.bind_output("y", "cpu")
         session.run_with_iobinding(binding)
@@ -236,8 +226,8 @@ def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
 def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]) -> Buffer:
     """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
 
-    `keeper` opens a session of `keeper_model` on the provider of that memory: the way to get memory of a provider that
-    the Python package has no name for. Raises ResourceError when the device has no room for it.
+    `keeper` opens a session of `keeper_model` on the provider of that memory: the Python package allocates memory of
+    other providers than CUDA in a run alone. Raises ResourceError when the device has no room for it.
     """
     element, size = dtypes.named(dtype).number, dtypes.size_bytes(dtype, shape)
     try:
@@ -246,22 +236,16 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
             buffer = Buffer(value, None, dtype, memory, size, device_id=device_id)
             buffer.clear()
             return buffer
-        value, session = _kept(keeper, host_buffer(shape, dtype), device_id)
-        return Buffer(value, None, dtype, memory, size, keeps=session, device_id=device_id)
+        session, zeros = keeper(), host_buffer(shape, dtype)
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", zeros.value)
+        binding.bind_output("y", "gpu", device_id)
+        session.run_with_iobinding(binding)
+        return Buffer(binding.get_outputs()[0], None, dtype, memory, size, keeps=session, device_id=device_id)
     except NATIVE_ERRORS as error:
         # The frames hold what is left of the keeper; it has to go before its device does.
         traceback.clear_frames(error.__traceback__)
         raise buffer_error(size, memory, error) from error.with_traceback(None)
-
-
-def _kept(keeper: Callable[[], Any], zeros: Buffer, device_id: int) -> tuple[Any, Any]:
-    """A device tensor of the shape and dtype of `zeros`, and the session that keeps its memory."""
-    session = keeper()
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("x", zeros.value)
-    binding.bind_output("y", "gpu", device_id)
-    session.run_with_iobinding(binding)
-    return binding.get_outputs()[0], session
 
 
 def keeper_model(dtype: str, rank: int) -> bytes:
@@ -271,6 +255,13 @@ def keeper_model(dtype: str, rank: int) -> bytes:
     element = dtypes.named(dtype).number
     sizes = [f"d{axis}" for axis in range(rank)]
     ports = [onnx.helper.make_tensor_value_info(name, element, sizes) for name in ("x", "y")]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "keeper", ports[:1], ports[1:])
+    return _model(onnx.helper.make_node("Add", ["x", "x"], ["y"]), ports[:1], ports[1:], [])
+
+
+def _model(node: Any, inputs: list[Any], outputs: list[Any], initializers: list[Any]) -> bytes:
+    """A model of one node."""
+    import onnx
+
+    graph = onnx.helper.make_graph([node], "g", inputs, outputs, initializers)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
     return bytes(model.SerializeToString())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,8 +37,6 @@ class OrtBuild:
     cuda: str | None
     """CUDA version it was built with, e.g. 13.0."""
     cudnn: str | None
-    folder: str
-    """Folder of the package that was imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,6 @@ def ort_build() -> OrtBuild:
         package=getattr(info, "package_name", None),
         cuda=getattr(info, "cuda_version", None) or None,
         cudnn=getattr(info, "cudnn_version", None) or None,
-        folder=str(Path(ort.__file__).parent),
     )
 
 
@@ -83,11 +80,6 @@ def ep_devices() -> tuple[EpDevice, ...]:
 def _native_devices() -> tuple[Any, ...]:
     """ONNX Runtime's own device objects; versions before 1.22 have none."""
     return tuple(ort.get_ep_devices()) if hasattr(ort, "get_ep_devices") else ()
-
-
-def hardware_kinds() -> tuple[str, ...]:
-    """CPU, GPU or NPU for each device that ONNX Runtime finds by itself, whatever provider could use it."""
-    return tuple(kind for kind, _, _ in hardware())
 
 
 def hardware() -> tuple[tuple[str, int, int], ...]:
@@ -177,8 +169,8 @@ def run_alone(
     prefix: str,
     plugin: bool,
     feed: Mapping[str, npt.NDArray[Any]],
-) -> tuple[list[npt.NDArray[Any]], Sequence[str], dict[str, str]]:
-    """Run a model on one provider and on no other; its outputs, the session's providers, and the provider's options.
+) -> tuple[list[npt.NDArray[Any]], dict[str, str]]:
+    """Run a model on one provider and on no other; its outputs, and the provider's options.
 
     Raises what ONNX Runtime raises when the provider does not start or a node would have to run elsewhere.
     """
@@ -190,4 +182,4 @@ def run_alone(
     session = ort.InferenceSession(model, options, **({"providers": providers} if providers else {}), enable_fallback=0)
     session.disable_fallback()
     outputs = [np.asarray(value) for value in session.run(None, dict(feed))]
-    return outputs, session.get_providers(), dict(session.get_provider_options().get(ort_name, {}))
+    return outputs, dict(session.get_provider_options().get(ort_name, {}))

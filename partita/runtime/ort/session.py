@@ -1,21 +1,17 @@
-"""The boundary to ONNX Runtime's sessions: opening one, its bindings, and its evidence.
-
-With binding.py, buffers.py and registry.py the only module that imports onnxruntime. Opens a session on exactly the
-providers it is given and keeps everything that ONNX Runtime says about placement; what to do when that fails is up to
-`chain`. Knows nothing of tokens or packages.
-"""
+"""ONNX Runtime sessions on exactly the given providers, with what ONNX Runtime reports about placement."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -42,7 +38,6 @@ from partita.runtime.ort.errors import ESCAPES
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
 from partita.runtime.ort.native_log import Captured, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
-from partita.runtime.ort.variables import variables
 from partita.signals import held
 
 VERBOSE, INFO, WARNING = 0, 1, 2
@@ -84,9 +79,9 @@ class Opening:
     config: Mapping[str, str] = field(default_factory=dict)
     """Further entries of the session configuration."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that kernels read when they are built; this process has them while the session is opened."""
+    """Variables that kernels read when they are built; a process of Partita has them while the session is opened."""
     scratch: Path | None = None
-    """An existing folder for files that are needed while the session opens; None: a temporary folder."""
+    """An existing folder for the plan, for many short sessions; None: a temporary folder for each."""
     optimised: Path | None = None
     """Where ONNX Runtime writes the graph as it runs it; the weights go into `WEIGHTS_FILE` beside it."""
 
@@ -102,22 +97,8 @@ class PortInfo:
     """Numbers, names of symbolic sizes, and None where even the name is unknown; empty for what is no tensor."""
 
 
-class Scratch:
-    """The file of the plan in an existing folder: cheaper than a temporary folder for each of many sessions."""
-
-    def __init__(self, folder: Path) -> None:
-        self.name = str(folder)
-
-    def cleanup(self) -> None:
-        """Remove the file."""
-        _plan_path(self).unlink(missing_ok=True)
-
-
-Folder: TypeAlias = "tempfile.TemporaryDirectory[str] | Scratch"
-
-
 class Session:
-    """An open ONNX Runtime session and what was seen while it was opened. Close it; it owns a temporary folder."""
+    """An open ONNX Runtime session and what it reported while it was opened. Close it; it owns a temporary folder."""
 
     def __init__(
         self,
@@ -125,10 +106,12 @@ class Session:
         path: Path,
         resolutions: tuple[Resolution, ...],
         log: tuple[str, ...],
-        folder: Folder,
+        plan: str | None,
+        cleanup: Callable[[], None],
         opening: Opening,
         load_seconds: float,
     ) -> None:
+        """`plan`: text of the plan file. `cleanup`: removes the session's files."""
         self.path, self.log, self.load_seconds = path, log, load_seconds
         self.resolutions = resolutions
         """What became of each provider of the chain; `chain` completes it."""
@@ -145,16 +128,15 @@ class Session:
         """A provider was asked to record runs and to replay them."""
         self._recorded = 0
         self.profiling = opening.observe
-        self._native, self._folder = native, folder
+        self._native, self._cleanup = native, cleanup
         self._keepers: dict[tuple[str, int] | bytes, Any] = {}
         self._assigned = _assigned_nodes(native)
         self._inputs_in = _places(native.get_inputs(), native.get_input_memory_infos())
         self._outputs_in = _places(native.get_outputs(), native.get_output_memory_infos())
-        plan = _read(_plan_path(folder))
         self.plan = None if plan is None else parse_plan(plan)
         self.plan_devices = None if plan is None else parse_plan_devices(plan)
         if not opening.observe:
-            folder.cleanup()
+            cleanup()
 
     @property
     def inputs(self) -> tuple[PortInfo, ...]:
@@ -226,12 +208,8 @@ class Session:
             owner = next((entry for entry in owners if not entry.provider.compiles), None)
             if owner is None:
                 raise NativeFailureError(RuntimeError(f"no provider of the chain runs single nodes in {memory}"), ())
-            options = ort.SessionOptions()
-            options.log_severity_level, options.intra_op_num_threads = FATAL, 1
-            options.add_session_config_entry(STRICT_KEY, "1")
             try:
-                providers = _chosen_providers(options, [owner.uncaptured()])
-                self._keepers[model] = ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
+                self._keepers[model] = _inner(model, owner, strict=True)
             except NATIVE_ERRORS as error:
                 traceback.clear_frames(error.__traceback__)
                 raise NativeFailureError(error, ()) from error
@@ -251,12 +229,7 @@ class Session:
     def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
         """A small session on a provider, through which its memory can be had; made once per dtype and rank."""
         if (dtype, rank) not in self._keepers:
-            options = ort.SessionOptions()
-            options.log_severity_level = FATAL
-            providers = _chosen_providers(options, [owner.uncaptured()])  # runs with tensors of many shapes
-            self._keepers[dtype, rank] = ort.InferenceSession(
-                keeper_model(dtype, rank), options, providers=providers, enable_fallback=0
-            )
+            self._keepers[dtype, rank] = _inner(keeper_model(dtype, rank), owner)
         return self._keepers[dtype, rank]
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
@@ -284,7 +257,7 @@ class Session:
         with captured_output():  # ONNX Runtime announces the file it writes
             written = Path(self._native.end_profiling())
         text = written.read_text(encoding="utf-8") if written.is_file() else None
-        self._folder.cleanup()
+        self._cleanup()
         return text
 
     def leave(self) -> None:
@@ -298,14 +271,25 @@ class Session:
         with WebGPU, ONNX Runtime 1.27).
         """
         self.end_profiling()
-        self._folder.cleanup()
+        self._cleanup()
         self._keepers.clear()
         self._native = None
 
     def __del__(self) -> None:
-        """Close what nobody has closed: a signal may end a verb between the opening and the care for it."""
-        if hasattr(self, "_folder"):  # else it was never open
+        """Close it when a signal ended the verb before the session was in a `with` block."""
+        if hasattr(self, "_cleanup"):  # else it was never open
             self.close()
+
+
+def _inner(model: bytes, owner: Resolution, *, strict: bool = False) -> Any:
+    """A native session of a small model on the provider `owner`; `strict`: on no other."""
+    options = ort.SessionOptions()
+    options.log_severity_level = FATAL
+    if strict:
+        options.intra_op_num_threads = 1
+        options.add_session_config_entry(STRICT_KEY, "1")
+    providers = _chosen_providers(options, [owner.uncaptured()])  # it runs with tensors of many shapes
+    return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)
 
 
 def _assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
@@ -349,36 +333,56 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
 
 def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """The same, while signals are held."""
-    folder: Folder = temporary_directory() if opening.scratch is None else Scratch(opening.scratch)
+    temporary = temporary_directory() if opening.scratch is None else None
+    folder = Path(temporary.name) if temporary is not None else opening.scratch
+    assert folder is not None
+    # ONNX Runtime writes its plan there. The file must not exist: ONNX Runtime would obey it instead.
+    plan = folder / "plan.json"
+    cleanup = temporary.cleanup if temporary is not None else partial(plan.unlink, missing_ok=True)
     captured, began = Captured(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stubs
-        options = _session_options(folder, active, opening, opening.weights or path.parent)
-        with captured_output() as captured, variables(opening.environment):
+        options = _session_options(plan, active, opening, opening.weights or path.parent)
+        with captured_output() as captured, _own_settings(opening):
             try:
-                if streams.own_process:
-                    ort.set_default_logger_severity(_log_level(opening))
-                native = ort.InferenceSession(
-                    opening.model or path, options, providers=_chosen_providers(options, active), enable_fallback=0
-                )
+                providers = _chosen_providers(options, active)
+                native = ort.InferenceSession(opening.model or path, options, providers=providers, enable_fallback=0)
             except NATIVE_ERRORS as error:
                 # The frames hold the half-open session. It logs when it goes, which must be while that is captured.
                 traceback.clear_frames(error.__traceback__)
                 raise
-            finally:
-                if streams.own_process:
-                    ort.set_default_logger_severity(WARNING)
         native.disable_fallback()
-        return Session(native, path, tuple(active), captured.lines, folder, opening, time.perf_counter() - began)
+        text = plan.read_text(encoding="utf-8") if plan.is_file() else None
+        seconds = time.perf_counter() - began
+        return Session(native, path, tuple(active), captured.lines, text, cleanup, opening, seconds)
     except NATIVE_ERRORS as error:
-        folder.cleanup()
+        cleanup()
         if ESCAPES.search(str(error)) and opening.weights is None:
             return _open_held(path, active, _without_links(path, opening))
         raise NativeFailureError(error, captured.lines) from error
     except BaseException:
-        folder.cleanup()
+        cleanup()
         raise
+
+
+@contextmanager
+def _own_settings(opening: Opening) -> Iterator[None]:
+    """Set the log level and the environment variables of ONNX Runtime for an opening, in a process of Partita alone."""
+    if not streams.own_process:
+        yield
+        return
+    before = {name: os.environ.get(name) for name in opening.environment}
+    ort.set_default_logger_severity(_log_level(opening))
+    os.environ.update(opening.environment)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(WARNING)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _without_links(path: Path, opening: Opening) -> Opening:
@@ -422,15 +426,15 @@ def _chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] |
     return None if plugins else listed
 
 
-def _session_options(folder: Folder, active: Sequence[Resolution], opening: Opening, weights: Path) -> Any:
-    """Options of one session; `weights` is where the model's external data lies."""
+def _session_options(plan: Path, active: Sequence[Resolution], opening: Opening, weights: Path) -> Any:
+    """Options of one session. `weights`: the folder of the model's external data."""
     options = ort.SessionOptions()
     options.log_severity_level = _log_level(opening)
     options.intra_op_num_threads = opening.threads or 0
     if not opening.optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     config = {
-        "session.node_partition_config_file": str(_plan_path(folder)),
+        "session.node_partition_config_file": str(plan),
         "session.record_ep_graph_assignment_info": "1",
         **opening.config,
     }
@@ -446,15 +450,5 @@ def _session_options(folder: Folder, active: Sequence[Resolution], opening: Open
         options.add_session_config_entry(key, value)
     if opening.observe:
         options.enable_profiling = True
-        options.profile_file_prefix = str(Path(folder.name) / "profile")
+        options.profile_file_prefix = str(plan.parent / "profile")
     return options
-
-
-def _plan_path(folder: Folder) -> Path:
-    """Where ONNX Runtime writes its plan. It must not exist: ONNX Runtime would obey it instead."""
-    return Path(folder.name) / "plan.json"
-
-
-def _read(path: Path) -> str | None:
-    """The plan as ONNX Runtime wrote it; None when it wrote none."""
-    return path.read_text(encoding="utf-8") if path.is_file() else None

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from onnx import TensorProto, helper
 
+from partita import streams
+from partita.errors import UsageError
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.cpu import settings
 from partita.runtime.cpu.attention import MOST_SCRATCH, VARIABLE, Attention, Form, choose, find_attention, within
@@ -93,7 +95,7 @@ def chosen(attention, active=CPU, opening=None):
     return dict(opened.environment), cpu.attention
 
 
-@pytest.mark.parametrize(("flags", "path"), [({"avx512f"}, "naive"), ({"avx2"}, "flash"), (None, "flash")])
+@pytest.mark.parametrize(("flags", "path"), [({"avx512f"}, "naive"), ({"avx2"}, "flash"), (set(), "flash")])
 def test_what_is_chosen_reaches_the_session(monkeypatch, flags, path):
     monkeypatch.setattr(settings, "cpu_flags", lambda: flags)
     environment, choice = chosen(ATTENTION, opening=Opening(threads=1))
@@ -116,6 +118,16 @@ def test_whoever_said_something_is_obeyed(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1")
     assert chosen(ATTENTION, flash)[0] == {VARIABLE: "0"}, "the option goes before the environment"
     assert chosen(ATTENTION)[1].reason == "environment"
+
+
+def test_the_process_of_another_program_keeps_its_variables(monkeypatch):
+    monkeypatch.setattr(streams, "own_process", False)
+    assert chosen(ATTENTION)[1].path == "flash"
+    naive = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"attention": "naive"}})
+    with pytest.raises(UsageError, match=f"{VARIABLE}=1"):
+        chosen(ATTENTION, naive)
+    monkeypatch.setenv(VARIABLE, "1")
+    assert chosen(ATTENTION, naive)[1].reason == "option" and chosen(ATTENTION)[1].path == "naive"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.runtime.cpu.cores import Cores, usable_cores
+from partita.runtime.cpu.cores import Cores, cpu_name, integer_unit, usable_cores
 from tests.conftest import REPOSITORY
 
 
@@ -114,3 +114,20 @@ def test_a_process_that_is_tied_to_one_cpu_stays_there(tiny_package):
         cwd=REPOSITORY,
     )
     assert done.stdout.splitlines() == ["0 [0]", "1 affinity"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "unit"),
+    [
+        ("flags : fpu avx512_vnni avx512_bf16 amx_tile amx_int8", "amx_int8"),
+        ("Features : fp asimd asimddp", "asimddp"),
+        ("flags : fpu avx2 amx_bf16", ""),
+        (None, None),
+    ],
+)
+def test_the_name_and_the_integer_unit_of_the_processor(tmp_path: Path, flags: str | None, unit: str | None) -> None:
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor : 0\nmodel name : A processor\n{flags}\n")
+        assert cpu_name(info) == "A processor"
+    assert integer_unit(info) == unit

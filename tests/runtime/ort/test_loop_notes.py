@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from partita.errors import GenerationError
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain import open_session
-from partita.runtime.ort import loop_notes
+from partita.runtime.ort import binding as bindings
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.ort.registry import available_ort_names
@@ -73,21 +73,21 @@ def apart(what: Callable[[], Any]) -> Any:
 def test_runs_after_a_profile_leave_nothing_behind(bound, monkeypatch):
     runs = 6 * 2 * EVERY
     assert apart(lambda: grown(bound(False))) < runs * NOTES / 20
-    monkeypatch.setattr(loop_notes, "EVERY", 10**9)
+    monkeypatch.setattr(bindings, "NOTED_RUNS", 10**9)
     assert apart(lambda: grown(bound(True))) > runs * NOTES / 2, "nothing is noted any more: this is not needed"
-    monkeypatch.setattr(loop_notes, "EVERY", EVERY)
+    monkeypatch.setattr(bindings, "NOTED_RUNS", EVERY)
     assert apart(lambda: grown(bound(True))) < runs * NOTES / 20
 
 
 def test_each_thread_has_notes_of_its_own(bound, monkeypatch):
-    monkeypatch.setattr(loop_notes, "EVERY", EVERY)
+    monkeypatch.setattr(bindings, "NOTED_RUNS", EVERY)
     binding = bound(True)
     for _ in range(2):
         assert apart(lambda: grown(binding)) < 6 * 2 * EVERY * NOTES / 6  # malloc grows by itself, too
 
 
 def test_nothing_is_left_on_disk_and_none_of_it_costs_a_run(bound, monkeypatch, own_temp, tmp_path):
-    monkeypatch.setattr(loop_notes, "EVERY", 2)
+    monkeypatch.setattr(bindings, "NOTED_RUNS", 2)
     binding = bound(True)
     left = set(own_temp.iterdir())
     apart(lambda: [binding.run() for _ in range(4)])
@@ -99,8 +99,8 @@ def test_nothing_is_left_on_disk_and_none_of_it_costs_a_run(bound, monkeypatch, 
 def test_a_thread_in_which_a_run_has_failed_keeps_its_notes(bound, monkeypatch):
     """A loop that was not ended is noted as begun, and taking such notes away ends the process."""
     taken = list[int]()
-    monkeypatch.setattr(loop_notes, "EVERY", 2)
-    monkeypatch.setattr(loop_notes, "take_away", lambda: taken.append(1))
+    monkeypatch.setattr(bindings, "NOTED_RUNS", 2)
+    monkeypatch.setattr(bindings, "remove_notes", lambda: taken.append(1))
 
     def runs() -> None:
         binding = bound(True)

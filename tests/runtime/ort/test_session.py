@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from partita.cli import run
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
@@ -188,6 +189,25 @@ def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
         feed.run()
     assert "\n" not in str(caught.value)
     assert capfd.readouterr().err == ""
+
+
+def test_a_run_that_fails_in_the_provider_is_not_repeated_on_the_cpu(tmp_path):
+    """ONNX Runtime's Python class catches EPFail, changes to the CPU provider and runs again."""
+    opened = open_session(write_model(tmp_path / "m.onnx", "Relu", 1), CPU, threads=1, observe=False)
+    binding = opened.binding()
+    binding.bind_input("x", host_buffer((1,), "float32"))
+    binding.bind_output("y", host_buffer((1,), "float32"))
+    runs = []
+
+    class Failing:
+        def run_with_iobinding(self, *_):
+            runs.append(1)
+            raise EPFail("the device was lost")
+
+    opened._native._sess = Failing()
+    with pytest.raises(ProviderError, match="the device was lost"):
+        binding.run()
+    assert runs == [1]
 
 
 def test_every_exception_class_of_onnx_runtime_is_translated():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.machine.records import Gpu
-from partita.runtime.gpus import nvidia_gpus
+from partita.runtime.machine import nvidia_gpus
 
 
 @pytest.fixture
