@@ -22,7 +22,7 @@ from partita.runtime import wheels
 from partita.runtime.machine import describe_machine
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
-from tests.conftest import REPOSITORY, require
+from tests.conftest import REPOSITORY
 
 SCHEMA = REPOSITORY / "docs" / "providers.schema.json"
 
@@ -43,25 +43,19 @@ def text_of(report: MachineReport, width: int = 80) -> str:
     return stream.getvalue()
 
 
-def test_every_known_provider_has_a_row_and_every_unusable_one_a_reason(machine):
+def test_providers_have_rows_reasons_and_options_and_the_runtime_its_versions(machine):
     assert {provider.name for provider in machine.providers} >= set(known_providers())
     assert entry(machine, "cpu").usable
     for provider in machine.providers:
         told = (provider.reason, provider.evidence, provider.remedy)
         assert all(told) != provider.usable, provider
         assert provider.in_build == (provider.ort_name in available_ort_names())
-
-
-def test_versions_and_the_default_chain_are_there(machine):
+    options = {option.name: option for option in entry(machine, "cuda").options}
+    assert (options["device_id"].kind, options["device_id"].default) == ("int", "0")
+    assert options["arena_extend_strategy"].choices == ("kNextPowerOfTwo", "kSameAsRequested")
     assert machine.onnxruntime.version == metadata.version(machine.onnxruntime.packages[0].partition(" ")[0])
-    assert machine.default_chain[-1] == "cpu"
-    assert machine.default_reason
-    assert machine.findings == ()
-
-
-def test_a_gpu_build_says_which_cuda_it_wants(machine):
-    require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
-    assert machine.onnxruntime.cuda == "13.0"
+    assert machine.default_chain[-1] == "cpu" and machine.default_reason and machine.findings == ()
+    assert machine.onnxruntime.cuda == ("13.0" if "CUDAExecutionProvider" in available_ort_names() else None)
 
 
 def test_the_table_reads_at_80_columns_without_colour(machine):
@@ -84,26 +78,15 @@ def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert printed["schema"] == "partita.providers/1"
     assert MachineReport.model_validate(printed) == machine
-
-
-def test_text_goes_to_stdout(capsys, monkeypatch, machine):
-    monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: machine)
     verb.run(ProvidersCommand())
     captured = capsys.readouterr()
-    assert captured.out.startswith("usable: ")
-    assert captured.err == ""
+    assert captured.out.startswith("usable: ") and captured.err == ""
 
 
 def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
     monkeypatch.setattr("partita.runtime.machine.describe_machine", lambda extra: pytest.fail("it was tried"))
     with pytest.raises(UsageError, match="does not exist"):
         verb.run(ProvidersCommand(provider_libraries={"x": "/no/such/library.so"}))
-
-
-def test_options_are_listed_for_programs(machine):
-    options = {option.name: option for option in entry(machine, "cuda").options}
-    assert (options["device_id"].kind, options["device_id"].default) == ("int", "0")
-    assert options["arena_extend_strategy"].choices == ("kNextPowerOfTwo", "kSameAsRequested")
 
 
 @pytest.mark.parametrize(

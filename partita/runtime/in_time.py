@@ -1,8 +1,7 @@
-"""Work in native code that may never end: it is done in a thread of its own, and the one that waits for it hears
-Ctrl-C and looks at the clock.
+"""Work in native code that may never end, in a thread of its own, with a time limit and Ctrl-C.
 
-Python can stop no thread. Work that does not stop by itself once it is asked to is left where it is: what it uses must
-stay (`left`), and the process has to end without waiting for it.
+Python can stop no thread. Work that does not stop when it is asked to goes on (`left`): the objects that it uses must
+live, and the process has to end without waiting for it.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 STOP_SECONDS = 2.0
 """For work to stop, once it is asked to."""
 POLL_SECONDS = 0.2
-"""Where a wait cannot be interrupted (Windows), Ctrl-C is heard as often."""
+"""Where a wait cannot be interrupted (Windows), it ends this often for Ctrl-C."""
 _left: list[Callable[[], Any]] = []
 
 
@@ -29,55 +29,48 @@ class LateError(Exception):
 
 
 def in_time(work: Callable[[], T], stop: Callable[[], None], seconds: float) -> T:
-    """What `work` gives. `stop` asks it to stop, from this thread.
+    """The result of `work`. `stop` asks it to stop, from this thread.
 
-    Raises LateError when it took longer than `seconds`, and whatever `work` raises. An exception that a signal raises
-    here is raised when the work has stopped, or is left.
+    Raises LateError when it takes longer than `seconds`, and whatever `work` raises. An exception that a signal raises
+    here is raised when the work has stopped, or after `STOP_SECONDS`.
     """
-    ended = threading.Event()
-    results: list[T] = []
-    errors: list[BaseException] = []
+    future: Future[T] = Future()
 
     def in_thread() -> None:
         try:
-            results.append(work())
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-            errors.append(error)
-        finally:
-            ended.set()
+            future.set_exception(error)
 
     threading.Thread(target=in_thread, daemon=True).start()
     try:
-        _wait(ended, seconds)
+        in_limit = _ended(future, seconds)
     except BaseException:
-        _stop(work, stop, ended)
+        _stop(work, stop, future)
         raise
-    if not ended.is_set():
-        _stop(work, stop, ended)
-        if not results:
-            raise LateError(left=not ended.is_set())
-    if errors:
-        raise errors.pop()
-    return results.pop()
+    if not in_limit:
+        _stop(work, stop, future)
+        if not future.done() or future.exception() is not None:
+            raise LateError(left=not future.done())
+    return future.result()
 
 
 def left(work: Callable[[], Any] | None = None) -> bool:
-    """Whether a thread of this process still does what nobody waits for: this, or anything."""
+    """Whether a thread of this process still does work that did not stop: this work, or any."""
     return bool(_left) if work is None else work in _left
 
 
-def _stop(work: Callable[[], Any], stop: Callable[[], None], ended: threading.Event) -> None:
-    """Ask the work to stop; kept with all that it uses when it does not."""
+def _stop(work: Callable[[], Any], stop: Callable[[], None], future: Future[Any]) -> None:
+    """Ask the work to stop, and keep it with the objects that it uses when it does not."""
     _left.append(work)  # before the wait, which a signal may cut short
     stop()
-    if _wait(ended, STOP_SECONDS):
+    if _ended(future, STOP_SECONDS):
         _left.remove(work)
 
 
-def _wait(ended: threading.Event, seconds: float) -> bool:
-    """Wait for the end, for so long; whether it came."""
+def _ended(future: Future[Any], seconds: float) -> bool:
+    """Wait for the end of the work, at most `seconds`; whether it has ended."""
     until = time.monotonic() + seconds
-    while not ended.wait(max(min(POLL_SECONDS, until - time.monotonic()), 0.0)):
-        if time.monotonic() >= until:
-            return False
-    return True
+    while not future.done() and (remaining := until - time.monotonic()) > 0:
+        wait([future], min(POLL_SECONDS, remaining))
+    return future.done()

@@ -23,11 +23,11 @@ from partita.observations.records import Environment, InstalledWheel, remedy_rec
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
-from partita.providers.resolve import all_names, known_providers, resolve
+from partita.providers.resolve import Resolution, all_names, known_providers, resolve
 from partita.providers.start import failure, one_line
 from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.provider_check import STAGES, TIMEOUT_SECONDS, Check, Examined, best_chain, check, examine
-from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels, said
+from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
 """The build does not record its cuDNN; the CUDA provider says it when it cannot start."""
@@ -70,7 +70,8 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         default = best_chain(available, checks)
         chain, reason = tuple(entry.name for entry in default.chain), default.reason
     else:
-        checks, chain, reason = (), (), "no usable ONNX Runtime"
+        checks = tuple(_without_runtime(provider, error or "") for provider in providers)
+        chain, reason = (), "no usable ONNX Runtime"
     build = imported or {}
     return MachineReport(
         partita_version=partita.__version__,
@@ -87,8 +88,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         findings=environment_findings(
             tuple(known_providers().values()), imported_version=build.get("version"), import_error=error
         ),
-        providers=tuple(_entry_of(result, available) for result in checks)
-        or tuple(_without_runtime(provider, error or "") for provider in providers),
+        providers=tuple(_entry_of(result, available) for result in checks),
         default_chain=chain,
         default_reason=reason,
         seconds=time.perf_counter() - began,
@@ -141,25 +141,11 @@ def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
     )
 
 
-def _without_runtime(provider: Provider, error: str) -> ProviderEntry:
-    """A provider where there is no ONNX Runtime to try it with."""
+def _without_runtime(provider: Provider, error: str) -> Check:
+    """A provider where ONNX Runtime cannot be imported."""
     why = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
-    return ProviderEntry(
-        name=provider.name,
-        ort_name=provider.ort_name,
-        in_build=False,
-        plugin=_plugin_of(provider),
-        library_loads=None,
-        device_found=None,
-        software_device=False,
-        status="unavailable",
-        reason=why.reason,
-        evidence=why.evidence,
-        **said(extras.remedy(extras.RUNTIME)),
-        seconds=None,
-        devices=(),
-        options=_options_of(provider),
-    )
+    remedy = extras.remedy(extras.RUNTIME)
+    return Check(Resolution(provider, "unavailable", why.reason, why.evidence, remedy), None, None)
 
 
 def _plugin_of(provider: Provider) -> str | None:

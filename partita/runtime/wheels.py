@@ -1,7 +1,4 @@
-"""Which Python packages brought ONNX Runtime and its plugins, and whether they belong together.
-
-Reads the metadata of installed packages and imports none of them: a broken ONNX Runtime can be described too.
-"""
+"""Python packages with ONNX Runtime and its plugins, and whether they fit together, by their metadata alone."""
 
 from __future__ import annotations
 
@@ -61,37 +58,29 @@ def plugin_wheels(providers: Iterable[Provider]) -> dict[str, str]:
 def environment_findings(
     providers: Sequence[Provider], *, imported_version: str | None, import_error: str | None
 ) -> tuple[EnvironmentFinding, ...]:
-    """What is wrong with the packages, most serious first.
+    """Problems of the packages, most serious first.
 
-    `imported_version` is that of the ONNX Runtime that Python really imports, None when it cannot; `import_error` says
-    then why not, in one line.
+    `imported_version`: of the ONNX Runtime that Python imports, None when it cannot. `import_error`: then why not.
     """
     owners, plugins = runtime_wheels(), plugin_wheels(providers)
-    found = []
-    if len(owners) > 1:
-        found.append(duplicate_runtime(owners))
+    found = [duplicate_runtime(owners)] if len(owners) > 1 else []
     if not owners and imported_version is None:
-        found.append(_no_runtime(plugins))
+        needing = f"{_shown(plugins.items())} needs an ONNX Runtime, and none is installed"
+        evidence = needing if plugins else "no ONNX Runtime is installed"
+        found.append(_finding("not_in_build", evidence, extras.runtime_remedy()))
     elif imported_version is None:
-        found.append(
-            EnvironmentFinding(
-                reason="initialisation_failed",
-                evidence=f"{_names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}",
-                **said(_reinstall(owners[0])),
-            )
-        )
+        evidence = f"{_names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}"
+        found.append(_finding("initialisation_failed", evidence, _reinstall(owners[0])))
     elif len(owners) == 1 and owners[0].version != imported_version:
-        found.append(
-            EnvironmentFinding(
-                reason="version_mismatch",
-                evidence=f"{_names(owners)} is installed, but the onnxruntime that Python imports is "
-                f"{imported_version}",
-                **said(_reinstall(owners[0])),
-            )
-        )
+        evidence = f"{_names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}"
+        found.append(_finding("version_mismatch", evidence, _reinstall(owners[0])))
     if owners:
         found += [finding for wheel in plugins for finding in _plugin_mismatches(wheel, owners)]
     return tuple(found)
+
+
+def _finding(reason: str, evidence: str, remedy: Remedy) -> EnvironmentFinding:
+    return EnvironmentFinding(reason=reason, evidence=evidence, **said(remedy))
 
 
 def _shown(owners: Iterable[tuple[str, str]]) -> str:
@@ -110,37 +99,24 @@ def _reinstall(owner: Wheel) -> Remedy:
 
 
 def said(remedy: Remedy) -> dict[str, Any]:
-    """A remedy as a finding has it."""
+    """The fields of a remedy in a record."""
     return {"remedy": remedy.written("shell"), "remedies": remedy_records(remedy)}
 
 
 def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
-    """Several wheels: in one folder their files are a mixture, in several the first one hides the others."""
+    """Several wheels: in one folder they overwrite each other's files, in several the first one hides the others."""
     mixed = [owner for owner in owners if owner.folder == owners[0].folder]
     if len(mixed) > 1:
         evidence = f"{_names(mixed)} share one folder, {owners[0].folder}, and overwrote each other's files"
     else:
         hidden = _names(owner for owner in owners if owner.folder != owners[0].folder)
         evidence = f"{_names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
-    return EnvironmentFinding(
-        reason="duplicate_runtime",
-        evidence=evidence,
-        **said(duplicate_remedy(owners)),
-    )
+    return _finding("duplicate_runtime", evidence, duplicate_remedy(owners))
 
 
 def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
-    """All of them have to go: what is left of one is not whole."""
+    """Uninstall all of them: each has lost files to the others."""
     return UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
-
-
-def _no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
-    """No ONNX Runtime at all, with or without plugins that need one."""
-    if plugins:
-        evidence = f"{_shown(plugins.items())} needs an ONNX Runtime, and none is installed"
-    else:
-        evidence = "no ONNX Runtime is installed"
-    return EnvironmentFinding(reason="not_in_build", evidence=evidence, **said(extras.runtime_remedy()))
 
 
 def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
@@ -157,12 +133,8 @@ def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentF
         if needed.name.lower() not in HOSTS or (needed.marker and not needed.marker.evaluate({"extra": ""})):
             continue
         if not any(needed.specifier.contains(version, prereleases=True) for version in versions):
-            found.append(
-                EnvironmentFinding(
-                    reason="version_mismatch",
-                    evidence=f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}, and "
-                    f"{_names(owners)} is installed",
-                    **said(FITTING.filled(wheel=owners[0].name, specifier=needed.specifier)),
-                )
-            )
+            evidence = f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}"
+            evidence += f", and {_names(owners)} is installed"
+            remedy = FITTING.filled(wheel=owners[0].name, specifier=needed.specifier)
+            found.append(_finding("version_mismatch", evidence, remedy))
     return found

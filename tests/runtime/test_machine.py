@@ -28,14 +28,12 @@ def nvml(monkeypatch):
     return module
 
 
-def test_every_gpu_is_described(nvml):
+def test_every_gpu_is_described_where_the_driver_answers(nvml, monkeypatch):
     assert nvidia_gpus() == (
         Gpu(name="NVIDIA H100", memory_bytes=1 << 30, driver="580.95.05", cuda_driver="13.1"),
         Gpu(name="NVIDIA L4", memory_bytes=2 << 30, driver="580.95.05", cuda_driver="13.1"),
     )
 
-
-def test_a_driver_that_does_not_answer_is_not_known(nvml):
     def fail():
         raise nvml.NVMLError("Driver Not Loaded")
 
@@ -43,8 +41,5 @@ def test_a_driver_that_does_not_answer_is_not_known(nvml):
     assert nvidia_gpus() is None
     nvml.nvmlInit = fail
     assert nvidia_gpus() is None
-
-
-def test_without_the_package_nothing_is_known(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvidia_gpus() is None
+    assert nvidia_gpus() is None, "the package is not installed"

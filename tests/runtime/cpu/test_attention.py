@@ -148,24 +148,21 @@ def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spi
     assert active[0].provider_options == {}, "ONNX Runtime has no such options"
 
 
-@pytest.mark.parametrize(("options", "stopping"), [({}, "0"), ({"spinning_after": "0"}, "1")])
-def test_threads_leave_their_loop_with_the_run_where_that_is_asked(options, stopping):
-    active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": options})
-    config = settings.set_up("model.onnx", active, Opening(), None)[0].config
-    assert config[settings.STOPPING] == stopping
-
-
 @pytest.mark.parametrize(
-    ("chain", "options", "packing"),
-    [("cpu", {}, "1"), ("cpu", {"cpu": {"parallel_packing": "0"}}, "0"), ("cpu,cuda", {}, "0")],
+    ("chain", "options", "unit", "key", "value"),
+    [
+        ("cpu", {}, None, settings.STOPPING, "0"),
+        ("cpu", {"spinning_after": "0"}, None, settings.STOPPING, "1"),
+        ("cpu", {}, None, settings.PACKING, "1"),
+        ("cpu", {"parallel_packing": "0"}, None, settings.PACKING, "0"),
+        ("cpu,cuda", {}, None, settings.PACKING, "0"),
+        ("cpu", {}, "", settings.EXACT, "1"),
+        ("cpu", {}, "avx512_vnni", settings.EXACT, None),
+        ("cpu", {}, None, settings.EXACT, None),
+    ],
 )
-def test_all_threads_pack_weights_where_the_cpu_provider_is_alone(chain, options, packing):
-    active = resolve(parse_chain(chain), ["CUDAExecutionProvider", "CPUExecutionProvider"], options)
-    assert settings.set_up("model.onnx", active, Opening(), None)[0].config[settings.PACKING] == packing
-
-
-@pytest.mark.parametrize(("unit", "exact"), [("", "1"), ("avx512_vnni", None), (None, None)])
-def test_products_of_integers_are_exact_where_the_processor_would_let_them_saturate(monkeypatch, unit, exact):
+def test_the_session_configuration_of_the_cpu_provider(monkeypatch, chain, options, unit, key, value):
+    """Products of integers are exact where the processor would let them saturate."""
     monkeypatch.setattr(settings, "integer_unit", lambda: unit)
-    active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"])
-    assert settings.set_up("model.onnx", active, Opening(), None)[0].config.get(settings.EXACT) == exact
+    active = resolve(parse_chain(chain), ["CUDAExecutionProvider", "CPUExecutionProvider"], {"cpu": options})
+    assert settings.set_up("model.onnx", active, Opening(), None)[0].config.get(key) == value

@@ -1,4 +1,4 @@
-"""What a session allocates goes into huge pages, and nothing else: not what was there, not what nobody has touched."""
+"""Memory that a session allocates goes into huge pages, and no other memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain import open_session
 from partita.runtime.cpu import huge_pages
-from partita.runtime.cpu.huge_pages import HUGE, added, anonymous_memory, full_blocks, make_huge, runs
+from partita.runtime.cpu.huge_pages import HUGE, added, anonymous_memory, full_blocks, make_huge
 from partita.runtime.cpu.settings import memory_before, will_repeat
 from partita.runtime.ort.buffers import host_buffer
 
@@ -36,11 +36,6 @@ def test_only_what_was_not_there_before_counts(before, now, new):
     assert added(before, now) == new
 
 
-def test_neighbours_are_asked_for_at_once():
-    assert runs([0, HUGE, 4 * HUGE]) == [(0, 2 * HUGE), (4 * HUGE, HUGE)]
-    assert runs([]) == []
-
-
 @linux
 def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
     count = (24 << 20) // 4
@@ -58,15 +53,6 @@ def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
             "of the 8 blocks that nobody has touched hardly any: others of this process grow, too"
         )
         del values
-
-
-@linux
-def test_a_little_memory_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(huge_pages, "runs", lambda blocks: pytest.fail("asked for too little"))
-    before = anonymous_memory()
-    with mmap.mmap(-1, 6 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory[:] = bytes(6 << 20)
-        assert make_huge(added(before, anonymous_memory())) == 0
 
 
 @pytest.mark.parametrize(
