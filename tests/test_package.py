@@ -138,7 +138,7 @@ def test_round_trip(folder):
         (b"[]", "schema is None"),
         (b"{}", "schema is None"),
         (b'{"schema": "partita.package/2", "new": 1}', "'partita.package/2', this Partita reads 'partita.package/1'"),
-        (None, "not a Partita package"),
+        (None, "a folder with an ONNX model, not a package"),
     ],
 )
 def test_a_manifest_that_is_none_of_ours(folder, content, says):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -190,17 +191,17 @@ def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
 def test_a_run_that_fails_in_the_provider_is_not_repeated_on_the_cpu(tmp_path):
     """ONNX Runtime's Python class catches EPFail, changes to the CPU provider and runs again."""
     opened = open_session(write_model(tmp_path / "m.onnx", "Relu", 1), CPU, threads=1, observe=False)
+    runs = []
+
+    def fail(*_: object, **__: object) -> None:
+        runs.append(1)
+        raise EPFail("the device was lost")
+
     binding = opened.binding()
     binding.bind_input("x", host_buffer((1,), "float32"))
     binding.bind_output("y", host_buffer((1,), "float32"))
-    runs = []
-
-    class Failing:
-        def run_with_iobinding(self, *_):
-            runs.append(1)
-            raise EPFail("the device was lost")
-
-    opened._native._sess = Failing()
+    native = SimpleNamespace(run_with_iobinding=fail, is_webgpu_graph_capture_enabled=lambda: False)
+    binding._io._session = opened._native._sess = native
     with pytest.raises(ProviderError, match="the device was lost"):
         binding.run()
     assert runs == [1]
