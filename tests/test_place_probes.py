@@ -215,33 +215,6 @@ def taken(trials: list[dict[str, Any]]) -> bool:
 # --- bad input, with nodes that fall back --------------------------------------------------------------------------
 
 
-def test_control_flow_is_probed_with_its_bodies(place, tmp_path):
-    text = (
-        "g (float[4] x, bool c, int64 n) => (float[4] y, float[4] z) {\n  [h] h = Neg(x)\n"
-        "  [choice] y = If(c)<then_branch = t () => (float[4] a) { [inside] a = Celu(h) },"
-        " else_branch = e () => (float[4] b) { [other] b = Neg(h) }>\n"
-        "  [again] z = Loop(n, c, h)<body = b (int64 step, bool go, float[4] i0) => (bool on, float[4] o0)"
-        " { on = Identity(go) [deep] o0 = Celu(i0) }>\n}"
-    )
-    report = content(place(write(tmp_path / "m.onnx", text), "--json"))
-    found = reasons(report)
-    assert found["inside"] == found["deep"] == "no_kernel_op"
-    assert report["probing"]["crashes"] == 0 and report["probing"]["unprobed"] == []
-
-
-def test_functions_are_probed(place, tmp_path):
-    text = (
-        HEAD + "g (float[4] x) => (float[4] y) {\n  [first] h = Neg(x)\n  [call] y = own.both(h)\n}\n"
-        '<domain: "own", opset_import: ["" : 22]>\nboth (a) => (b) { [inner] q = Celu(a) [end] b = Neg(q) }\n'
-    )
-    path = tmp_path / "m.onnx"
-    onnx.save(parser.parse_model(text), path)
-    report = content(place(path, "--json"))
-    (entry,) = report["fallbacks"]
-    assert (entry["op_type"], entry["reason"]) == ("Celu", "no_kernel_op")
-    assert entry["trials"] or entry["unprobed"]
-
-
 @pytest.mark.parametrize(
     ("node", "told"),
     [
@@ -272,15 +245,6 @@ def test_a_kernel_that_the_cpu_cannot_make_is_told_by_its_node(tmp_path):
     done = execute("-m", "partita", "place", path, "--provider", "cpu", "--probe-seconds", 0, folder=tmp_path)
     one_line(done, "'Cubic' mode only supports", code=3)
     assert "'odd'" not in done.err
-
-
-def test_sizes_that_are_not_fixed_are_asked_for_and_then_probed(place, tmp_path):
-    text = "g (float[batch,4] x) => (float[batch,4] y) {\n  [a] h = Neg(x)\n  [b] y = Celu(h)\n}"
-    path = write(tmp_path / "m.onnx", text)
-    one_line(place(path), "--shape batch=1", code=2)
-    report = content(place(path, "--json", "--shape", "batch=3"))
-    (entry,) = report["fallbacks"]
-    assert any(trial["factor"] == "static_shape" for trial in entry["trials"])
 
 
 @pytest.mark.parametrize(("kind", "says"), [("seq(float[4])", "x is a sequence"), ("int4[4]", "x is a tensor of int4")])

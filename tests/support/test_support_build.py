@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partita.support.answers import Need
-from partita.support.build import short, verdict
+from partita.support.build import Deciding, deciding, short, verdict
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -91,3 +91,26 @@ def test_what_a_model_needs_is_looked_up_in_its_types(kind, expected):
         needs=(Need("", "Cast", 13, ((name, text),), 4),),
     )
     assert [(need.nodes, need.outcome) for need in made.model] == [(4, expected)]
+
+
+@pytest.mark.parametrize(
+    ("taken", "others", "found", "unexplained"),
+    [
+        (
+            ["mode=linear, rank 4", "mode=nearest, rank 3"],
+            ["mode=cubic, rank 4", "mode=cubic, rank 3"],
+            [(("mode=cubic",), 2)],
+            0,
+        ),
+        (["mode=linear"], ["mode=cubic, with roi"], [(("mode=cubic", "with roi"), 1)], 0),
+        (["a=1, b=1"], ["a=2, b=1", "a=1, b=2", "a=2, b=2"], [(("a=2",), 2), (("b=2",), 1)], 0),
+        (["a=1, b=2", "a=2, b=1"], ["a=1, b=1"], [], 1),
+        ([], ["a=1", "a=2"], [], 0),
+    ],
+)
+def test_the_fewest_factors_that_no_taken_form_has_decide(taken, others, found, unexplained):
+    def forms(texts: list[str]) -> list[frozenset[str]]:
+        return [frozenset(text.split(", ")) for text in texts]
+
+    wanted = tuple(Deciding(*entry) for entry in found)
+    assert deciding(forms(taken), forms(others)) == (wanted, unexplained)

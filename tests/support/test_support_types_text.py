@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.support.records import Assignments
-from partita.support.types_text import refused_text, taken_text
+from partita.support.sections import refused_text, taken_text
 
 
 def test_all_of_them():

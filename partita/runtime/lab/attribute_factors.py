@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from partita.observations.facts import Swap
-from partita.runtime.lab.change import Change, Idea, copy_attribute, operator_of, optional_outputs
+from partita.runtime.lab.change import Change, Idea, operator_of, optional_outputs
 from partita.runtime.lab.forms import plainest_forms
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import Variant
@@ -42,11 +43,7 @@ def _without_each(variant: Variant) -> Iterator[Idea]:
 
 
 def _other_values(variant: Variant) -> Iterator[Idea]:
-    """Attributes with other values: those that examples of the operator have, the default, and of 0 and 1 the other.
-
-    Also where the node leaves the attribute out: a provider may have a kernel for another value alone, as CUDA has for
-    linear_before_reset of GRU.
-    """
+    """Attributes, given or not, with other values: those of the operator's examples, the default, 1 for 0, 0 for 1."""
     import onnx
 
     operator = operator_of(variant)
@@ -76,7 +73,7 @@ def _other_values(variant: Variant) -> Iterator[Idea]:
                 continue
             if name == "axis" and not _is_axis(variant, value):
                 continue
-            if left == 0:
+            if not left:
                 return
             left -= 1
             kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
@@ -121,7 +118,7 @@ def _fewer_operands(variant: Variant) -> Iterator[Idea]:
         return
     first, second = terms[:2]
     kept = "".join(letter for letter in first + second if (first + second).count(letter) == 1)
-    product = copy_attribute(equation)
+    product = deepcopy(equation)
     product.s = f"{first},{second}->{kept}".encode()
     change = Change(attributes={"equation": product}, inputs_left_out=frozenset(range(2, len(variant.node.input))))
     yield Idea("attribute", change, swap=Swap("2 operands", str(len(terms))))
@@ -151,22 +148,16 @@ def may_omit(attribute: onnx.AttributeProto, operator: Operator | None) -> bool:
 
 def attribute_text(attribute: onnx.AttributeProto) -> str:
     """An attribute with its value, for people."""
-    return f"{attribute.name}={_value_text(attribute)}"
-
-
-def _value_text(attribute: onnx.AttributeProto) -> str:
-    """The value of an attribute, for people."""
     import onnx
 
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="replace")
+    value = _plain(onnx.helper.get_attribute_value(attribute))
     if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, int):
-        return str(value)
-    try:
-        texts = [entry.decode("utf-8", errors="replace") if isinstance(entry, bytes) else str(entry) for entry in value]
-        return "[" + ",".join(texts) + "]" if len(value) <= 8 else f"{len(value)} values"
-    except TypeError:
-        return "(a tensor or graph)"
+        text = f"{value:g}"
+    elif isinstance(value, int | str):
+        text = str(value)
+    else:
+        try:
+            text = f"[{','.join(map(str, map(_plain, value)))}]" if len(value) <= 8 else f"{len(value)} values"
+        except TypeError:
+            text = "(a tensor or graph)"
+    return f"{attribute.name}={text}"

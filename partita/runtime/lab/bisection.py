@@ -1,13 +1,9 @@
-"""Bisection: the smallest part of a graph that a provider does not open, when it names none.
-
-Parts are cut out of the graph and opened alone. First the shortest beginning that fails, then the latest start of it,
-then node by node and in halves: the result is one node, or a few that fail only together.
-"""
+"""The smallest part of a graph that a provider does not open, found by opening ever smaller parts of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.observations.facts import FAILED, RejectedPart
@@ -69,9 +65,7 @@ FEW_TRIES = 16
 
 
 def find_rejected(search: Search) -> RejectedPart | None:
-    """The smallest part that is rejected, with others that are rejected without it; None when the whole graph, cut out
-    in the same way, is not, or not tried.
-    """
+    """The smallest rejected part, with others rejected without it; None when the whole graph opens or is untried."""
     left = tuple(node.name for node in search.graph.proto.graph.node)
     found: list[RejectedPart] = []
     opens, began = False, time.monotonic()
@@ -97,8 +91,9 @@ def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
     try:
         if not search.fails(best):
             return None
-        best = _shortest_beginning(search, best)
-        best = _latest_start(search, best)
+        beginning = best
+        end = _shortest(search, len(beginning), lambda length: beginning[:length])
+        best = _shortest(search, len(end), lambda length: end[len(end) - length :])
         best = _without_others(search, best)
         minimal = True
     except OutOfTimeError:
@@ -109,28 +104,16 @@ def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
     return RejectedPart(best, search.said[best], minimal, search.tries, company=company, untried=search.untried)
 
 
-def _shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest beginning of `names`, which fail, that fails too."""
-    low, high = 0, len(names)
+def _shortest(search: Search, length: int, part: Callable[[int], tuple[str, ...]]) -> tuple[str, ...]:
+    """The shortest `part(length)` that fails, where the one of full length does."""
+    low, high = 0, length
     while high - low > 1:
         middle = (low + high) // 2
-        if search.fails(names[:middle]):
+        if search.fails(part(middle)):
             high = middle
         else:
             low = middle
-    return names[:high]
-
-
-def _latest_start(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The shortest end of `names`, which fail, that fails too."""
-    low, high = 0, len(names)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if search.fails(names[middle:]):
-            low = middle
-        else:
-            high = middle
-    return names[low:]
+    return part(high)
 
 
 def _without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from partita.observations.facts import COMBINED, Swap
-from partita.runtime.lab.graph import copy_node
 from partita.runtime.lab.schema import Operator, Slot, find_operator
 from partita.runtime.lab.values import constant_of
 from partita.runtime.lab.variant import Feed, Variant, is_signed, size_of, variant_model, zeros
@@ -42,8 +42,6 @@ class Change:
     """All sizes are those of the run, and what follows from them is a constant."""
     constants: Mapping[str, onnx.TensorProto | None] = field(default_factory=dict)
     """Inputs that become constants of these values; None: of those in the run where they are known, else of zeros."""
-    fed: frozenset[str] = frozenset()
-    """Constants that become inputs."""
     attributes: Mapping[str, onnx.AttributeProto | None] = field(default_factory=dict)
     """Attributes with another value; None: left out."""
     inputs_left_out: frozenset[int] = frozenset()
@@ -55,25 +53,15 @@ class Change:
     """Sizes of outputs that are declared."""
 
     def __or__(self, other: Change) -> Change:
-        """Both changes; where both change one thing, it is the other's."""
-        return Change(
-            elements={**self.elements, **other.elements},
-            sizes={**self.sizes, **other.sizes},
-            ranks={**self.ranks, **other.ranks},
-            fixed=self.fixed or other.fixed,
-            constants={**self.constants, **other.constants},
-            fed=self.fed | other.fed,
-            attributes={**self.attributes, **other.attributes},
-            inputs_left_out=self.inputs_left_out | other.inputs_left_out,
-            outputs_left_out=self.outputs_left_out | other.outputs_left_out,
-            opset=self.opset if other.opset is None else other.opset,
-            declared={**self.declared, **other.declared},
-        )
+        """Both changes; where both change one thing, the other's counts."""
+        both = {each.name: (getattr(self, each.name), getattr(other, each.name)) for each in fields(Change)}
+        opset = self.opset if other.opset is None else other.opset
+        return Change(**{**{name: mine | its for name, (mine, its) in both.items() if name != "opset"}, "opset": opset})
 
 
 def vary(variant: Variant, change: Change) -> Variant | None:
     """The variant of a variant; None when no output would be left, or the operator set has no such form of the node."""
-    node = copy_node(variant.node)
+    node = deepcopy(variant.node)
     attributes = {**{entry.name: entry for entry in variant.node.attribute}, **change.attributes}
     del node.attribute[:]
     node.attribute.extend(entry for entry in attributes.values() if entry is not None)
@@ -113,8 +101,6 @@ def _vary_feed(variant: Variant, feed: Feed, change: Change) -> Feed:
     element = element_of(feed.kind)
     if sizes is not None and element is not None and feed.constant is None:
         feed = replace(feed, kind=tensor_type(element, sizes))
-    if feed.name in change.fed:
-        feed = replace(feed, constant=None)
     return constant(variant, feed, change.constants[feed.name]) if feed.name in change.constants else feed
 
 
@@ -143,14 +129,9 @@ def constant(variant: Variant, feed: Feed, value: onnx.TensorProto | None) -> Fe
 
 def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
     """The tensor under this name."""
-    import onnx
-
-    if tensor.name == name:
-        return tensor
-    copy = onnx.TensorProto()
-    copy.CopyFrom(tensor)
-    copy.name = name
-    return copy
+    named = deepcopy(tensor)
+    named.name = name
+    return named
 
 
 def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
@@ -170,7 +151,7 @@ def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
 
 
 def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
-    """Declared outputs of a variant. With other sizes of inputs nobody knows theirs; their types follow."""
+    """Declared outputs of a variant, in the types that follow from its inputs; none when sizes of inputs changed."""
     if change.sizes:
         return {}
     sizes = {name: sizes_of(kind) for name, kind in variant.declared.items()} | dict(change.declared)
@@ -181,15 +162,6 @@ def _declared(variant: Variant, change: Change) -> dict[str, onnx.TypeProto]:
         for name, each in sizes.items()
         if each is not None and (element := elements.get(name))
     }
-
-
-def copy_attribute(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
-    """A deep copy, so that changes do not reach the node."""
-    import onnx
-
-    copy = onnx.AttributeProto()
-    copy.CopyFrom(attribute)
-    return copy
 
 
 def _signed_output(variant: Variant) -> str:
@@ -203,18 +175,14 @@ def _signed_output(variant: Variant) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """A variant of a node, and what was changed."""
+    """A variant of a node with its change in words; the other fields are those of its `Idea`."""
 
     factor: str
     change: str
-    """In words."""
     variant: Variant
     parts: tuple[str, ...] = ()
-    """The factors of a combined change."""
     swap: Swap | None = None
-    """The change, where one thing takes the place of another."""
     removes: bool = False
-    """The change leaves something out."""
 
     def then(self, ideas: Iterable[Idea]) -> Iterator[Variation]:
         """This variation with another change, for each idea; of two changes at most."""
@@ -235,8 +203,9 @@ class Idea:
     change: Change
     words: str = ""
     swap: Swap | None = None
-    """In place of words."""
+    """The change, where one thing takes the place of another; `words` is empty then."""
     removes: bool = False
+    """The change leaves something out."""
     parts: tuple[str, ...] = ()
     """The factors, when it counts as several changes."""
 
@@ -317,7 +286,7 @@ def _without_unknown(variant: Variant, opset: int) -> Variant:
     now, then = operator_of(variant), find_operator(variant.node.domain, variant.node.op_type, opset)
     if now is None or then is None:
         return variant
-    node = copy_node(variant.node)
+    node = deepcopy(variant.node)
     del node.attribute[:]
     node.attribute.extend(
         entry

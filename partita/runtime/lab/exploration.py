@@ -97,8 +97,7 @@ class Experiment:
     def record(self, trial: Trial, answer: Answer) -> Trial:
         """Add the trial with its outcome to those of the subject."""
         trials = self.subject.trials if self.node is None else self.subject.around.setdefault(self.node, [])
-        found = replace(trial, outcome=answer.outcome, said=answer.said)
-        found = replace(found, cached=answer.cached, unfolded=answer.unfolded)
+        found = replace(trial, outcome=answer.outcome, said=answer.said, cached=answer.cached, unfolded=answer.unfolded)
         trials.append(found)
         return found
 
@@ -106,20 +105,17 @@ class Experiment:
 def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
     """Subjects so that every operator has had one before any has its second: the budget may not suffice for all."""
     seen: Counter[tuple[str, str]] = Counter()
-    ranked = []
-    for subject in subjects:
+
+    def place(subject: Subject) -> int:
         operator = (subject.variant.node.domain, subject.variant.node.op_type)
-        ranked.append((seen[operator], subject))
         seen[operator] += 1
-    return [subject for _, subject in sorted(ranked, key=lambda entry: entry[0])]
+        return seen[operator]
+
+    return sorted(subjects, key=place)
 
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The unchanged node, also with another option of the provider; then one change; then two.
-
-    With the last go other nodes of the operator, which tell what it means when no change helps. Where an option of the
-    provider matters, single changes and other nodes are tried with it, too, in place of two changes.
-    """
+    """Try the unchanged node, then provider options, one change, two changes and other nodes of its operator."""
     _run([_experiment(subject, as_it_is(subject.variant), lab) for subject in subjects], lab)
     _try_options(subjects, lab)
     _try_defaults(subjects, lab)
@@ -240,11 +236,7 @@ def _experiment(subject: Subject, variation: Variation, lab: Lab) -> Experiment:
 
 
 def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) -> list[tuple[Experiment, Trial]]:
-    """Carry out experiments on several subjects.
-
-    A provider that compiles takes long over each, so those that could decide nothing any more are omitted there.
-    `complete`: a subject is not fully probed where one of its experiments has no answer.
-    """
+    """Carry out experiments. `complete`: a subject without one of its answers is not fully probed."""
     numbers = {id(each.subject): number for number, each in enumerate(experiments)}
     turns = [Turn(numbers[id(each.subject)], each.place) for each in experiments] if complete and lab.compiles else ()
     answers = lab.try_all([each.model for each in experiments], turns=turns)
@@ -262,10 +254,7 @@ def _run(experiments: Sequence[Experiment], lab: Lab, *, complete: bool = True) 
 
 
 def _run_with(option: Option, experiments: Sequence[Experiment], lab: Lab, value: str | None = None) -> None:
-    """Carry out experiments with another value of an option: the one that may let the provider take more, unless given.
-
-    One without an answer is as if the provider had no such option.
-    """
+    """Carry out experiments with a value of an option; by default the one that may let the provider take more."""
     value = option.opens.value if value is None and option.opens is not None else value
     if value is None or not experiments:
         return
@@ -299,9 +288,7 @@ def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
 
 
 def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The unchanged nodes with each option at its default, where the provider takes nothing with the given options, not
-    even what every provider takes: some values are accepted and then leave it nothing.
-    """
+    """The unchanged nodes with each given option at its default, where the provider takes nothing at all with them."""
     left = [subject for subject in _open(subjects) if subject.trials[0].outcome == "left"]
     given = given_options(lab)
     if not given or len(left) < len(subjects) or _takes_anything(lab):
@@ -323,10 +310,7 @@ def _takes_anything(lab: Lab) -> bool:
 
 
 def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
-    """Single changes, and other nodes of the operators, with options that may let the provider take them.
-
-    Returns how many changes were tried, by `id` of the subject.
-    """
+    """Single changes and other nodes with options that may matter; the number of changes by `id` of the subject."""
     used = {id(subject): 0 for subject, _ in subjects}
     for option in lab.resolution.provider.options:
         work: list[Experiment] = []
@@ -369,10 +353,7 @@ def _elements(variant: Variant) -> Iterator[str]:
 
 
 def _other_forms(subject: Subject, lab: Lab) -> Iterator[Experiment]:
-    """Experiments with other nodes of the operator, in the version of the node; those in its own types first.
-
-    They tell an operator that the provider does not have from one of which it does not take this node.
-    """
+    """Experiments with other nodes of the operator, in the node's version; those in its own types first."""
     failed = subject.trials[0].outcome in FAILED
     if failed and any(True for _ in bodies(subject.variant.node)):
         return  # the provider fails over the subgraphs, which another node of the operator does not have

@@ -1,7 +1,4 @@
-"""What could be different about a node, one factor at a time, and two factors at once.
-
-A factor's name is in the trials of reports; which reason it shows is said by the reason, in its `factors`.
-"""
+"""What is changed about a node: one factor at a time, and two at once. A factor's name is in the trials of reports."""
 
 from __future__ import annotations
 
@@ -112,18 +109,13 @@ def known_ranks(variant: Variant) -> Iterator[Idea]:
 
 def static_shapes(variant: Variant) -> Iterator[Idea]:
     """All sizes as they are in the run; then, where some of these are 0 or not known, others in their place."""
-    if not _is_open(variant):
+    if not variant.folded and all(is_fixed(feed.kind) for feed in variant.feeds):
         return
     yield Idea("static_shape", FIXED, "all sizes fixed")
     if others := _other_sizes(variant):
         yield Idea(
             "static_shape", Change(fixed=True, sizes=others), "all sizes fixed, to 1 where the run has 0 or none"
         )
-
-
-def _is_open(variant: Variant) -> bool:
-    """Whether there is anything to fix."""
-    return bool(variant.folded) or not all(is_fixed(feed.kind) for feed in variant.feeds)
 
 
 def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
@@ -135,10 +127,7 @@ def _other_sizes(variant: Variant) -> dict[str, tuple[int, ...]]:
 
 
 def declared_outputs(variant: Variant) -> Iterator[Idea]:
-    """The outputs whose sizes do not follow from those of the inputs, with the sizes of the run: all of them together.
-
-    With inputs of symbolic sizes these are fixed as well, which is a change of its own.
-    """
+    """Sizes of the run, for all outputs whose sizes the inputs do not give; symbolic inputs are fixed as well."""
     fixed = vary(variant, FIXED) or variant
     sizes = {name: padded_sizes(variant.made[name]) for name in _open_outputs(variant, fixed)}
     if not sizes:
@@ -153,9 +142,7 @@ def declared_outputs(variant: Variant) -> Iterator[Idea]:
 
 
 def partly_known_outputs(variant: Variant) -> Iterator[Idea]:
-    """The same where a rule tells some of the sizes, so that values decide over the others: it is seldom more. Those of
-    the inputs are fixed by another factor.
-    """
+    """The same where a rule tells some of the sizes and the inputs' sizes are fixed."""
     fixed = vary(variant, FIXED) or variant
     if fixed == variant and all(kind is not None for kind in _open_outputs(variant, fixed).values()):
         yield from declared_outputs(variant)
@@ -230,11 +217,7 @@ def other_inputs(variant: Variant) -> Iterator[Idea]:
 
 
 def _constants(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """Each input as a constant, the first where others are left, and all but the first together, for some go together.
-
-    Of the run's own values where they are known; else of zeros, and of ones, for zero sizes and axes are not always
-    admissible.
-    """
+    """Each input as a constant, and all but the first together: the run's values where known, else zeros, then ones."""
     fed = {
         name: _input_name(operator, position)
         for position, name in enumerate(variant.node.input)

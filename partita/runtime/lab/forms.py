@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -51,8 +51,11 @@ class Form:
     """What was changed, in words: rank 5; axes not constant."""
     native: bool = True
     """Its example is of this very version."""
-    factors: frozenset[str] = field(default=frozenset())
-    """What might decide over it, in words: mode=cubic; rank 4 of X; without B."""
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """What may decide whether it is supported, in words: mode=cubic; X of rank 4; without B."""
+        return frozenset(_factors_of(self))
 
     def name_of(self, index: int) -> str:
         """The name of an input; inputs of a variadic operator have numbers."""
@@ -72,7 +75,7 @@ def forms(operator: Operator) -> tuple[Form, ...]:
     if not chosen:
         return ()
     base = chosen[0]
-    return tuple(_with_factors(form) for form in (*chosen[:1], *constants(base), *chosen[1:]))
+    return (base, *constants(base), *chosen[1:])
 
 
 def ranks(base: Form) -> Iterator[Form]:
@@ -88,7 +91,7 @@ def ranks(base: Form) -> Iterator[Form]:
                 replace(port, shape=(2,) * rank, values=None) if port is not None and index in moving else port
                 for index, port in enumerate(base.inputs)
             )
-            yield _with_factors(replace(base, inputs=inputs, kind="rank", note=f"rank {rank}"))
+            yield replace(base, inputs=inputs, kind="rank", note=f"rank {rank}")
 
 
 def constants(base: Form) -> Iterator[Form]:
@@ -194,11 +197,6 @@ def _convert(value: Any, kind: str) -> Any:
     if kind in ("int", "float") and isinstance(value, (int, float)):
         return int(value) if kind == "int" else float(value)
     return None
-
-
-def _with_factors(form: Form) -> Form:
-    """The form with what might decide over it."""
-    return replace(form, factors=frozenset(_factors_of(form)))
 
 
 def _factors_of(form: Form) -> Iterator[str]:
@@ -508,17 +506,16 @@ def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
 
 def read_example(raw: Mapping[str, Any]) -> Example:
     """An example from a line of the file."""
+    ports = [
+        port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
+        for port in raw["inputs"]
+    ]
     return Example(
         domain=raw["domain"],
         name=raw["op"],
         since=raw["since"],
-        inputs=tuple(None if port is None else _read_port(port) for port in raw["inputs"]),
+        inputs=tuple(ports),
         outputs=tuple(map(bool, raw["outputs"])),
         attributes=raw.get("attributes", {}),
         node=raw.get("node", ""),
     )
-
-
-def _read_port(raw: Mapping[str, Any]) -> Port:
-    values = raw.get("values")
-    return Port(raw["type"], tuple(raw["shape"]), None if values is None else tuple(values))

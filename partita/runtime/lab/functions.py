@@ -1,8 +1,4 @@
-"""Nodes of functions: what ONNX Runtime has in the place of an operator that no provider has a kernel for.
-
-It gives them no name. The onnx package knows the same functions, so that a node with the operator and the types of one
-that ran can be found in them, and tried like a node of the file.
-"""
+"""Nodes of schema functions, which ONNX Runtime runs without a name where no provider has the operator."""
 
 from __future__ import annotations
 
@@ -81,10 +77,7 @@ def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
 
 
 def _write_defaults(node: onnx.NodeProto, opsets: dict[str, int]) -> None:
-    """Give a node the attributes that it leaves to their defaults, as ONNX Runtime does before it unfolds one.
-
-    The onnx package does not: a constant of such an attribute would be one without a value.
-    """
+    """Write attributes that the node leaves to their defaults, which inlining by the onnx package needs."""
     domain = plain_domain(node.domain)
     operator = find_operator(domain, node.op_type, opsets.get(domain, 1))
     given = {entry.name for entry in node.attribute}

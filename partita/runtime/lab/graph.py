@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,10 +86,7 @@ class Graph:
         return all(_same_type(self.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
     def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
-        """The graph with types of outputs that a run has shown, by node, where nothing else tells them.
-
-        Sizes that only the run has shown are sizes of the run: in the file they stay unknown.
-        """
+        """The graph with types of outputs that only a run has shown, by node; their sizes are sizes of the run."""
         called = {name: own for name, texts in outputs.items() if (own := self._called(name, texts))}
         seen = dict(_seen_types(self, {called.get(name, name): texts for name, texts in outputs.items()}))
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
@@ -174,8 +172,7 @@ def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not proto.functions:
         return proto
     versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
-    restamped = onnx.ModelProto()
-    restamped.CopyFrom(proto)
+    restamped = deepcopy(proto)
     for function in restamped.functions:
         for entry in function.opset_import:
             entry.version = versions.get(plain_domain(entry.domain), entry.version)
@@ -219,16 +216,12 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str], numbers: Iterator[int
 
 def with_unique_names(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with a distinct name for each tensor of a subgraph; the model itself when it has no subgraphs."""
-    import onnx
-
     if not any(True for node in proto.graph.node for _ in bodies(node)):
         return proto
-    numbers = itertools.count()
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for node in copy.graph.node:
+    numbers, renamed = itertools.count(), deepcopy(proto)
+    for node in renamed.graph.node:
         rename(node, {}, numbers)
-    return copy
+    return renamed
 
 
 def inner_names(node: onnx.NodeProto) -> frozenset[str]:
@@ -239,12 +232,3 @@ def inner_names(node: onnx.NodeProto) -> frozenset[str]:
 def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:
     """`i0`, `i1`, … without those that are taken."""
     return (name for number in itertools.count() if (name := f"{prefix}{number}") not in taken)
-
-
-def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A deep copy."""
-    import onnx
-
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy

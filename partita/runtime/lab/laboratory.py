@@ -25,7 +25,7 @@ from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.lab.placement import Instead, Placement
-from partita.runtime.lab.variant import fingerprint, zeros_needed
+from partita.runtime.lab.variant import zeros_needed
 from partita.runtime.ort.registry import ep_devices, hardware, ort_build
 from partita.runtime.provider_check import PROBE_MODEL
 from partita.runtime.worker.parent import Worker, WorkerLostError
@@ -86,11 +86,7 @@ class Answer(Placement):
 
 
 class Lab:
-    """Experiments on one provider. `experiments`, `cached` and `crashes` count them. To be used as a context: its end
-    ends the worker and saves the answers.
-
-    `deadline`: of time.monotonic(). `environment`: of the worker, e.g. of a dry run.
-    """
+    """Experiments on one provider until `deadline` (time.monotonic()). Its exit ends the worker and saves answers."""
 
     def __init__(
         self, resolution: Resolution, cache: Cache, deadline: float, environment: Mapping[str, str] | None = None
@@ -175,9 +171,9 @@ class Lab:
         self, models: Sequence[onnx.ModelProto], one_node: bool, turns: Sequence[Turn], seconds: float
     ) -> list[Answer | None]:
         """The same, with one try for each model of at most so many seconds."""
-        answers: list[Answer | None] = [None for _ in models]
+        answers: list[Answer | None] = [None] * len(models)
         decided: dict[int, int] = {}
-        keys = [f"{'node' if one_node else 'part'}:{fingerprint(model)}" for model in models]
+        keys: dict[int, str] = {}
         waiting, sent = deque(range(len(models))), deque[tuple[int, Future[Placement]]]()
         while waiting or sent:
             while waiting and len(sent) < (1 if turns or self._fresh else AHEAD):
@@ -185,11 +181,14 @@ class Lab:
                 turn = turns[number] if turns else None
                 if turn is not None and decided.get(turn.among, turn.place) < turn.place:
                     continue
+                model = models[number]
+                content = model.SerializeToString(deterministic=True)
+                keys[number] = f"{'node' if one_node else 'part'}:{hashlib.sha256(content).hexdigest()}"
                 answers[number] = self.cache.get(keys[number])
                 if answers[number] is None:
                     if not self._start():
                         return answers
-                    sent.append((number, self._send(models[number], one_node)))
+                    sent.append((number, self._send(content, zeros_needed([model]), one_node)))
                 else:
                     _decide(decided, turn, answers[number])
             if not sent:
@@ -214,11 +213,11 @@ class Lab:
                 self.cache.put(keys[number], answer)
         return answers
 
-    def _send(self, model: onnx.ModelProto, one_node: bool) -> Future[Placement]:
+    def _send(self, model: bytes, zeros: int, one_node: bool) -> Future[Placement]:
         """Let the worker open a model. One that has ended meanwhile answers with its end."""
         assert self._worker is not None
         try:
-            return self._worker.submit("measure", model.SerializeToString(), zeros_needed([model]), one_node)
+            return self._worker.submit("measure", model, zeros, one_node)
         except WorkerLostError as lost:
             failed: Future[Placement] = Future()
             failed.set_exception(lost)
@@ -303,10 +302,7 @@ def _last_line(lost: WorkerLostError) -> str:
 
 
 class Cache:
-    """Answers of earlier experiments: a JSON file per ONNX Runtime build, provider, options and device.
-
-    A file that cannot be read or written costs time, never a report.
-    """
+    """Answers of earlier experiments, a JSON file per ONNX Runtime build, provider, options and device."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -315,9 +311,7 @@ class Cache:
 
     def get(self, key: str) -> Answer | None:
         """The answer for `key`, of this run or an earlier one."""
-        if key in self.new:
-            return self.new[key]
-        return self.answers.get(key)
+        return self.new.get(key) or self.answers.get(key)
 
     def put(self, key: str, answer: Answer) -> None:
         """Keep an answer in memory; `save` writes it to disk."""
@@ -351,10 +345,7 @@ def _read(path: Path) -> dict[str, Answer]:
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:
-    """The cache of one provider on this machine, or on the device that a dry run simulates.
-
-    `environment`: of the worker; None for that of this process.
-    """
+    """The cache of one provider on this machine, or on the device that the worker's `environment` simulates."""
     folder = cache_folder(KIND)
     if folder is None:
         return Cache(None)

@@ -105,9 +105,7 @@ def start(described: Mapping[str, Any]) -> str:
 
 
 def measure(model: bytes, zeros: int, one_node: bool) -> Placement:
-    """Open a model. `zeros`: bytes of the file of zeros that it reads. `one_node`: where is its node, unoptimised;
-    else: does the provider open it.
-    """
+    """Open a model. `one_node`: place its node, unoptimised; else only open it. `zeros`: size of the file it reads."""
     assert State.resolution is not None
     try:
         if zeros:
@@ -154,10 +152,7 @@ def _measure(model: bytes, resolution: Resolution, one_node: bool) -> Placement:
 
 
 def _legal_on_cpu(model: bytes) -> bool:
-    """Whether ONNX Runtime accepts the model without the provider, even if there is no kernel then.
-
-    A provider's own complaint can read like one about the model.
-    """
+    """Whether ONNX Runtime accepts the model without the provider, even without a kernel for it."""
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
     cpu = Resolution(known_providers()["cpu"], "active")

@@ -1,7 +1,4 @@
-"""Probing a run: which nodes, in which order, how long, and what came of it, as facts for the report.
-
-Experiments come after the run and outside its process: they change nothing that is reported of it.
-"""
+"""Probing of a finished run: which nodes, for how long, and the results as facts for the report."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from partita.diagnosis.precedence import shown_by
 from partita.diagnosis.probe_verdict import unprobed_nodes
-from partita.diagnosis.records import Skipped
-from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import nodes_to_probe, why
 from partita.errors import ProviderError
 from partita.observations.facts import FAILED, NodeProbe, RejectedPart, RunFacts, SessionFacts
@@ -31,7 +27,7 @@ from partita.runtime.lab.functions import Functions
 from partita.runtime.lab.graph import CannotProbeError, Graph, cut_graph
 from partita.runtime.lab.laboratory import Lab, cache_for
 from partita.runtime.lab.surroundings import holder_in_run, neighbourhoods
-from partita.runtime.lab.variant import Variant, fingerprint, identity, node_variant, part_model, variant_model
+from partita.runtime.lab.variant import fingerprint, identity, node_variant, part_model, variant_model
 from partita.runtime.model_file import all_nodes, bodies
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import NoKernelError, NotOpenedError
@@ -48,6 +44,7 @@ FIX = Remedy(
 )
 WITHOUT_SWITCH = Remedy("leave out {switch}, without which it opens this graph")
 REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
+OPENS_WHEN_FIXED = "with all shapes static the provider loads this graph; unchanged, it fails on it"
 CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or as it ends"
 NOTHING_RUN = SessionFacts(
     file="",
@@ -155,18 +152,15 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
 def _refused(
     error: ChainError, session: SessionFacts, chain: Sequence[Resolution], changed: Sequence[bool]
 ) -> ProviderError:
-    """The refusal provider by provider, after experiments. `changed`: of which providers they told something.
-
-    How a package can be exported anew, for the first provider for which that helps, takes the place of its remedy.
-    """
+    """The refusal, provider by provider, after experiments. `changed`: the providers with new findings."""
     told: list[str] = []
     helps: list[Remedy | None] = []
     anew = None
     for resolution, news in zip(chain, changed, strict=True):
         entry = chain_entry(resolution)
         code, evidence = entry.reason or "", entry.evidence or ""
-        if session.of(entry.provider).rejected is not None:
-            shown = _explained(session, entry)
+        if (part := session.of(entry.provider).rejected) is not None:
+            shown = why(index_session(session), part.nodes[0], None, UNKNOWN, entry)
             code, evidence = shown.reason, shown.evidence
         found = None
         if anew is None and news:
@@ -179,10 +173,7 @@ def _refused(
 def probe_missing_kernel(
     error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
 ) -> ProviderError:
-    """The same error with what is missing, the operator, its version, or the type it is wanted in, and its remedy.
-
-    ONNX Runtime does not tell these apart, so the node is tried alone on `asked`, then with one thing changed.
-    """
+    """The same error with the cause: operator, version or type, found by experiments with the node on `asked`."""
     if seconds <= 0 or not error.node:
         return error
     try:
@@ -215,17 +206,8 @@ def probe_not_opened(
         return error
     listed = ((name, graph.nodes[name].op_type) for part in parts for name in part.nodes)
     named = name_some([f"{name!r} ({op_type})" for name, op_type in listed], MOST_NAMED)
-    rest = ""
-    if rejected is not None and rejected.rest_opens:
-        rest = "; the rest opens"
+    rest = "; the rest opens" if rejected is not None and rejected.rest_opens else ""
     return NotOpenedError(f"{error.what}; it fails over node {named}{rest}", error.path, remedy=error.remedy)
-
-
-def _explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
-    """What is to be said of the part that is rejected."""
-    part = session.of(wanted.provider).rejected
-    assert part is not None
-    return why(index_session(session), part.nodes[0], None, UNKNOWN, wanted)
 
 
 def _probe_nodes(
@@ -250,7 +232,11 @@ def _probe_nodes(
         functions, graphs[number] = Functions(graph), graph
         for name in names:
             try:
-                variant = _part_variant(functions, index, name) if name in index.parts else node_variant(graph, name)
+                if name in index.parts:  # a node without a name
+                    ran = next((event.output_shapes for event in session.events if event.name == name), ())
+                    variant = functions.variant(index.parts[name], index.op_type(name), ran)
+                else:
+                    variant = node_variant(graph, name)
                 key = identity(variant)
             except CannotProbeError as error:
                 found[number][name] = NodeProbe(name, (), str(error))
@@ -268,12 +254,6 @@ def _probe_nodes(
         session.with_provider(asked.provider, probes=probes) if probes else session
         for session, probes in zip(sessions, found, strict=True)
     )
-
-
-def _part_variant(functions: Functions, index: SessionIndex, name: str) -> Variant:
-    """The variant of a node without a name. Raises CannotProbeError."""
-    ran = next((event for event in index.facts.events if event.name == name), None)
-    return functions.variant(index.parts[name], index.op_type(name), ran.output_shapes if ran else ())
 
 
 def _session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
@@ -294,12 +274,15 @@ def _bisect(
             if not lab.starts():
                 return sessions, failed
             if _opens_when_fixed(graph, lab):
-                return sessions, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
+                evidence = f"{OPENS_WHEN_FIXED} ({failed.evidence})"
+                return sessions, replace(failed, reason="dynamic_shape", evidence=evidence, remedy=FIX)
             search = Search(graph, lab)
             part = find_rejected(search)
             if part is None and failed.crashed and not search.untried:
                 return sessions, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
-            part = part or _whole_graph(search, failed)
+            if part is None:  # the provider opens other graphs, and fails over this one only as the file has it
+                names, said = tuple(node.name for node in graph.proto.graph.node), failed.evidence or ""
+                part = RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
             first, *others = (replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts)
             part = replace(first, others=tuple(others))
             probes: dict[str, NodeProbe] = {}
@@ -330,13 +313,6 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
     return None
 
 
-def _whole_graph(search: Search, failed: Resolution) -> RejectedPart:
-    """All nodes, for a provider that opens other graphs and fails over this one only as the file has it."""
-    names = tuple(node.name for node in search.graph.proto.graph.node)
-    said = failed.evidence or ""
-    return RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
-
-
 def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     """Whether the provider opens the graph once its sizes are fixed, and fails over it as the file has them."""
     names = tuple(node.name for node in graph.proto.graph.node)
@@ -348,11 +324,6 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
         return False
     as_it_is, fixed = lab.try_all(models, one_node=False)
     return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "taken"
-
-
-def _with_sizes(resolution: Resolution) -> str:
-    """The evidence of a provider that needs fixed sizes."""
-    return f"with all shapes static the provider loads this graph; unchanged, it fails on it ({resolution.evidence})"
 
 
 def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
@@ -375,10 +346,7 @@ def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ..
 
 
 def _probe_each(graph: Graph, names: Sequence[str], lab: Lab) -> dict[str, NodeProbe]:
-    """Experiments on nodes that are rejected: what about them the provider cannot do.
-
-    A node that is rejected only together with others is taken when it is alone.
-    """
+    """Experiments on rejected nodes; one that is rejected only together with others is taken alone."""
     found: dict[str, NodeProbe] = {}
     for name in names:
         try:

@@ -1,8 +1,4 @@
-"""Operator schemas: every version of an operator, its inputs, outputs, attributes and type constraints.
-
-ONNX's own operators are described by the onnx package, ONNX Runtime's by ONNX Runtime. Types are spelled as schemas
-spell them: tensor(float), seq(tensor(int64)).
-"""
+"""Operator schemas of the onnx package and of ONNX Runtime, with types as these spell them: seq(tensor(int64))."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.text_format import name_some
-from partita.runtime.lab.graph import CannotProbeError, Graph, copy_node
+from partita.runtime.lab.graph import CannotProbeError, Graph
 from partita.runtime.lab.variant import AUXILIARY, NODE, Variant, finish, part_model, variant_graph, zeros_needed
 from partita.runtime.model_file import all_nodes, bodies, reads
 from partita.runtime.tensor_types import tensor_type
@@ -42,9 +43,7 @@ class Neighbourhood:
 
 
 def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
-    """The node with each node next to it, six at most, then with all of them, as long as their weights are few; a node
-    of a subgraph with the node of the main graph that has the subgraph.
-    """
+    """The node with each of up to six neighbours, then all; a node of a subgraph with the node that holds it."""
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
         yield from _with_holder(graph, nodes.values(), name)
@@ -118,23 +117,17 @@ def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
 
 
 def holder_models(variant: Variant, op_type: str, *, unchanged: bool) -> tuple[str, onnx.ModelProto]:
-    """The node in a subgraph of the kind that an operator has, and where that is, in words."""
-    branch = op_type == BRANCH
-    return (WITH if unchanged else IN)[branch], in_a_body(variant, op_type)
-
-
-def in_a_body(variant: Variant, op_type: str) -> onnx.ModelProto:
-    """The node in the branch of an If that an input decides, or in the body of a Loop; it reads what is around that."""
+    """Where the node is, in words, and its model: in the branch of an If that an input decides, or in a Loop's body."""
     import onnx
 
-    alone = variant_graph(variant)
+    branch, alone = op_type == BRANCH, variant_graph(variant)
     graph = onnx.GraphProto(name=NODE, input=alone.input, initializer=alone.initializer)
     graph.input.add(name=CONDITION, type=tensor_type(BOOL, ()))
     outputs = [port.name for port in alone.output]
     body = onnx.GraphProto(name=f"{NODE}_body", node=alone.node)
-    if op_type == BRANCH:
+    if branch:
         other = onnx.GraphProto(name=f"{AUXILIARY}_body")
-        twin = copy_node(alone.node[0])
+        twin = deepcopy(alone.node[0])
         twin.name = f"{AUXILIARY}1"
         twin.output[:] = [f"{AUXILIARY}_{name}" if name else "" for name in twin.output]
         other.node.append(twin)
@@ -154,8 +147,9 @@ def in_a_body(variant: Variant, op_type: str) -> onnx.ModelProto:
             body.output.add(name=name)
         inputs, attributes = [COUNT, CONDITION], {"body": body}
     made = [f"{NODE}_{name}" for name in outputs]
-    kind = BRANCH if op_type == BRANCH else "Loop"
+    kind = BRANCH if branch else "Loop"
     graph.node.append(onnx.helper.make_node(kind, inputs, made, name=f"{AUXILIARY}0", **attributes))
     for name in made:
         graph.output.add(name=name)
-    return finish(graph, variant.opsets, variant.ir_version, variant.functions)
+    model = finish(graph, variant.opsets, variant.ir_version, variant.functions)
+    return (WITH if unchanged else IN)[branch], model

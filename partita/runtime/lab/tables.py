@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,26 +63,25 @@ def measure(
     )
 
 
+@dataclass(slots=True)
 class Table:
     """What is known of one provider."""
 
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.planned: dict[Key, TypedForm] = {}
-        self.answers: dict[Key, Answer] = {}
-        self.needs: tuple[support.Need, ...] = ()
-        self.without_example: tuple[str, ...] = ()
-        self.newest_opset: int | None = None
-        self.left_out: dict[Operator, int] = {}
-        self.complete = False
+    lab: Lab
+    planned: dict[Key, TypedForm] = field(default_factory=dict)
+    answers: dict[Key, Answer] = field(default_factory=dict)
+    needs: tuple[support.Need, ...] = ()
+    without_example: tuple[str, ...] = ()
+    newest_opset: int | None = None
+    left_out: dict[Operator, int] = field(default_factory=dict)
+    complete: bool = False
 
     def fill(self, what: Mapping[str, Any]) -> None:
         """Test everything that is wanted, until the time is up."""
-        opset = _newest_opset(self.lab)
-        if opset is None:
+        self.newest_opset = _newest_opset(self.lab)
+        if self.newest_opset is None:
             return
-        self.newest_opset = opset
-        wanted, self.needs = find_wanted(what, opset)
+        wanted, self.needs = find_wanted(what, self.newest_opset)
         outcomes: dict[Key, support.Outcome] = {}
         plan = Plan(wanted, outcomes, by_need=bool(self.needs))
         self.left_out = plan.left_out
@@ -93,12 +92,26 @@ class Table:
             waiting = [(key, typed) for key, typed in new.items() if key not in outcomes]
             for start in range(0, len(waiting), AT_ONCE):
                 part = waiting[start : start + AT_ONCE]
-                models = [variant_model(typed.build(), auxiliary=self.lab.compiles) for _, typed in part]
+                models = Models([typed for _, typed in part], auxiliary=self.lab.compiles)
                 for (key, _), answer in zip(part, self.lab.try_all(models), strict=True):
                     if answer is None:
                         return
                     self.answers[key], outcomes[key] = answer, _outcome(answer)
         self.complete = True
+
+
+class Models(Sequence["onnx.ModelProto"]):
+    """The models of typed forms. Each is built when it is read, while the worker opens those before it."""
+
+    def __init__(self, typed: Sequence[TypedForm], *, auxiliary: bool) -> None:
+        self.typed, self.auxiliary = typed, auxiliary
+
+    def __len__(self) -> int:
+        return len(self.typed)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The model at a position."""
+        return variant_model(self.typed[index].build(), auxiliary=self.auxiliary)
 
 
 def _answer(typed: TypedForm, answer: Answer | None) -> support.Answer:
@@ -202,10 +215,7 @@ def _is_needed(types: Types, needed: Collection[Types]) -> bool:
 def find_wanted(
     what: Mapping[str, Any], opset: int
 ) -> tuple[Mapping[Operator, frozenset[Types]], tuple[support.Need, ...]]:
-    """The versions of operators to test, with the types that a model has them in; and how many nodes it has of each.
-
-    `what`: see `measure`. `opset`: the newest that ONNX Runtime supports.
-    """
+    """The versions of operators to test with their types in a model, and their counts there. `what`: see `measure`."""
     known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
     if what.get("model"):
         needed = _needs_of(Path(what["model"]), set(known))
@@ -290,12 +300,11 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
     models: dict[str, tuple[onnx.ModelProto, list[str]]] = {}
     unasked = 0
     for name, node in graph.nodes.items():
-        try:
-            made = variant_model(node_variant(graph, name), auxiliary=lab.compiles)
-        except CannotProbeError:
+        made = _alone(graph, name, lab)
+        if made is None:
             unasked += 1
-            continue
-        models.setdefault(fingerprint(made), (made, []))[1].append(node.op_type)
+        else:
+            models.setdefault(fingerprint(made), (made, []))[1].append(node.op_type)
     answers = lab.try_all([made for made, _ in models.values()])
     left: Counter[str] = Counter()
     for (_, names), answer in zip(models.values(), answers, strict=True):
@@ -308,23 +317,25 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
 
 
 def takes_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
-    """For each model of one node, whether the provider takes the node as the operator that it is.
-
-    False where there was no answer, and where it takes only the nodes of the operator's function.
-    """
+    """For each model of one node, whether the provider takes the node, and not only as its function's nodes."""
     import onnx
 
     cases: list[onnx.ModelProto | None] = []
     for model, sizes in models:
         graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
         (name,) = graph.nodes
-        try:
-            cases.append(variant_model(node_variant(graph, name), auxiliary=lab.compiles))
-        except CannotProbeError:
-            cases.append(None)
+        cases.append(_alone(graph, name, lab))
     answers = iter(lab.try_all([case for case in cases if case is not None]))
     found = [next(answers) if case is not None else None for case in cases]
-    return [answer is not None and answer.outcome == "taken" and not answer.unfolded for answer in found]
+    return [answer is not None and answer.decides for answer in found]
+
+
+def _alone(graph: Graph, name: str, lab: Lab) -> onnx.ModelProto | None:
+    """The model of one node; None when a type is not known."""
+    try:
+        return variant_model(node_variant(graph, name), auxiliary=lab.compiles)
+    except CannotProbeError:
+        return None
 
 
 def _failure_over(graph: Graph, lab: Lab) -> str:

@@ -6,13 +6,14 @@ one attribute, as int64_vocabulary and string_vocabulary are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
 from partita.observations.facts import Swap
-from partita.runtime.lab.change import Change, Idea, cast, copy_attribute, operator_of
+from partita.runtime.lab.change import Change, Idea, cast, operator_of
 from partita.runtime.lab.schema import TYPE_ATTRIBUTES, Operator
 from partita.runtime.lab.variant import Feed, Variant
 from partita.runtime.tensor_types import element_of, is_small
@@ -58,9 +59,7 @@ def other_types(variant: Variant) -> Iterator[Idea]:
 def _with_attributes(
     variant: Variant, operator: Operator | None, change: Change, old: int, new: int
 ) -> Iterator[Change]:
-    """A change of the inputs' type with the attributes that are of the old type in the new one: all of them, then each
-    alone, for some may be of what the node makes.
-    """
+    """A change of the inputs' type with the attributes of that type: all of them, then each alone."""
     given = {entry.name: entry for entry in variant.node.attribute if entry.name not in VALUE_ATTRIBUTES}
     moved = list(_retyped(given, operator, old, new))
     everything: Attributes = {name: entry for _, changed in moved for name, entry in changed.items()}
@@ -70,19 +69,18 @@ def _with_attributes(
 
 
 def _other_attribute_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """Each attribute that has another name in every type, in another type: it may be that of what the node makes."""
-    given = {entry.name: entry for entry in variant.node.attribute}
-    for stem, (old, others) in _typed_attributes(given, operator).items():
-        for new in others:
-            for found, changed in _retyped(given, operator, old, new):
-                if found == stem:
-                    yield Idea(
-                        "type", Change(attributes=changed), swap=_types(old, new, f"as {stem.removesuffix('[]')}")
-                    )
+    """Each attribute that has one name per type, in another type: it may be the type of an output."""
+    for attribute in variant.node.attribute:
+        own = _typed(attribute.name)
+        for other in operator.attributes if operator is not None and own is not None else ():
+            typed = _typed(other)
+            if own is not None and typed is not None and typed[0] == own[0] and typed[1] != own[1]:
+                change = Change(attributes={attribute.name: None, other: _list_in(attribute, other, typed[1])})
+                yield Idea("type", change, swap=_types(own[1], typed[1], f"as {own[0].removesuffix('[]')}"))
 
 
 def _both_types(variant: Variant, operator: Operator | None) -> Iterator[Idea]:
-    """The type of the inputs and the one that an attribute chooses, both at once: a Cast between two other types."""
+    """Inputs and the type that an attribute sets, changed together: a Cast between two other types."""
     chosen = next((entry for entry in variant.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
     old = next((number for feed in variant.feeds if (number := element_of(feed.kind)) is not None), None)
     if chosen is None or old is None:
@@ -111,21 +109,17 @@ def _one_variable(variant: Variant, operator: Operator | None) -> Iterator[Idea]
         shared = sum(element_of(others[0].kind) == old for others in groups.values())
         if old is None or shared < 2:
             continue
-        where = f"in {_listed_inputs(variant, operator, {feed.name for feed in feeds})}"
+        names = {feed.name for feed in feeds}
+        slots = [operator.input(position) for position, name in enumerate(variant.node.input) if name in names]
+        where = f"in {' and '.join(dict.fromkeys(slot.name for slot in slots if slot is not None))}"
         for new in _candidates(old)[:MOST_TYPES]:
             elements = _in_new_type(variant, operator, feeds, old, new)
             if elements:
                 yield Idea("type", Change(elements=elements), swap=_types(old, new, where, partly=True))
 
 
-def _listed_inputs(variant: Variant, operator: Operator, names: Collection[str]) -> str:
-    """Inputs as the operator calls them."""
-    slots = [operator.input(position) for position, name in enumerate(variant.node.input) if name in names]
-    return " and ".join(dict.fromkeys(slot.name for slot in slots if slot is not None))
-
-
 def _other_output_types(variant: Variant) -> Iterator[Idea]:
-    """Another element type in an attribute that decides the type of an output."""
+    """Another element type in an attribute that sets the type of an output."""
     for attribute in variant.node.attribute:
         if attribute.name in TYPE_ATTRIBUTES and attribute.i:
             old = attribute.i
@@ -140,12 +134,12 @@ def _other_output_types(variant: Variant) -> Iterator[Idea]:
 
 def _attribute_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto:
     """An attribute that holds an element type, or a tensor, with another one."""
-    copy = copy_attribute(attribute)
+    changed = deepcopy(attribute)
     if attribute.name in TYPE_ATTRIBUTES:
-        copy.i = new
+        changed.i = new
     else:
-        copy.t.CopyFrom(cast(attribute.t, new))
-    return copy
+        changed.t.CopyFrom(cast(attribute.t, new))
+    return changed
 
 
 def _candidates(old: int) -> tuple[int, ...]:
@@ -192,10 +186,7 @@ def _type_name(element: int) -> str:
 def _retyped(
     attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None, old: int, new: int
 ) -> Iterator[tuple[str, Attributes]]:
-    """Each attribute that is of the old type, in the new one: its name without a type, and the change.
-
-    None for an attribute that the operator has not for the new type.
-    """
+    """Each attribute of the old type in the new one: its name without a type, and the change."""
     for name, attribute in attributes.items():
         if attribute.HasField("t"):
             if attribute.t.data_type == old and (made := _tensor_in(attribute, new)) is not None:
@@ -211,24 +202,6 @@ def _retyped(
                 break
 
 
-def _typed_attributes(
-    attributes: Mapping[str, onnx.AttributeProto], operator: Operator | None
-) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Attributes that the operator has in several types, without the type in their names: the type that each has, and
-    the others.
-    """
-    found = {}
-    known = [
-        typed for name in (operator.attributes if operator is not None else ()) if (typed := _typed(name)) is not None
-    ]
-    for name in attributes:
-        own = _typed(name)
-        others = tuple(element for stem, element in known if own is not None and stem == own[0] and element != own[1])
-        if own is not None and others:
-            found[own[0]] = (own[1], others)
-    return found
-
-
 def _typed(name: str) -> tuple[str, int] | None:
     """The name without its type, a list told from a single value, and the type; None where the name has no type."""
     words = name.split("_")
@@ -240,7 +213,7 @@ def _typed(name: str) -> tuple[str, int] | None:
 
 
 def _list_in(attribute: onnx.AttributeProto, name: str, new: int) -> onnx.AttributeProto:
-    """An attribute of a value or a list of them under another name, in another type."""
+    """An attribute of one value or of a list, under another name and in another type."""
     import onnx
 
     value = onnx.helper.get_attribute_value(attribute)
@@ -264,7 +237,7 @@ def _tensor_in(attribute: onnx.AttributeProto, new: int) -> onnx.AttributeProto 
 
 
 def _values_in(values: list[Any], new: int) -> list[Any]:
-    """The values in another type: keys that were different stay so, and texts that are no numbers are counted."""
+    """The values in another type: distinct keys stay distinct, and texts that are no numbers become positions."""
     if new == STRING:
         return [each.decode("utf-8", errors="replace") if isinstance(each, bytes) else str(each) for each in values]
     convert = float if dtypes.numbered(new).kind == "float" else int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from partita.runtime.model_file import all_graphs, all_nodes
@@ -44,18 +45,12 @@ def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """The model without initializers that are graph inputs as well, and these.
-
-    Whoever runs the model may give others, so ONNX Runtime and its providers take them for inputs like all others.
-    """
-    import onnx
-
+    """The model without initializers that are graph inputs as well, and these: ONNX Runtime takes them for inputs."""
     inputs = {port.name for port in proto.graph.input}
     defaults = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.name in inputs}
     if proto.ir_version < OVERRIDABLE_SINCE or not defaults:
         return proto, {}
-    bare = onnx.ModelProto()
-    bare.CopyFrom(proto)
+    bare = deepcopy(proto)
     kept = [tensor for tensor in bare.graph.initializer if tensor.name not in defaults]
     del bare.graph.initializer[:]
     bare.graph.initializer.extend(kept)
@@ -73,7 +68,8 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
     value = onnx.helper.get_attribute_value(attribute)
     match attribute.name:
         case "value":
-            return _tensor_of(attribute)
+            tensor: onnx.TensorProto = attribute.t
+            return tensor
         case "value_float" | "value_floats":
             return onnx.numpy_helper.from_array(np.array(value, np.float32), node.output[0])
         case "value_int" | "value_ints":
@@ -83,11 +79,6 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
         case "sparse_value":
             return _dense_zeros(attribute.sparse_tensor)
     return None
-
-
-def _tensor_of(attribute: onnx.AttributeProto) -> onnx.TensorProto:
-    tensor: onnx.TensorProto = attribute.t
-    return tensor
 
 
 def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
@@ -138,7 +129,9 @@ def _evaluate(
         if kind is None or not is_fixed(kind):
             return ()
         sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
-        return (np.array(_slice_of(node, sizes) if node.op_type == "Shape" else math.prod(sizes), np.int64),)
+        limits = {entry.name: entry.i for entry in node.attribute}
+        part = sizes[limits.get("start", 0) : limits.get("end", len(sizes))]
+        return (np.array(part if node.op_type == "Shape" else math.prod(sizes), np.int64),)
     if node.op_type == "Constant":
         value = constant_of(node)
         small = value is not None and is_small(value) and value.data_type != onnx.TensorProto.STRING
@@ -171,11 +164,5 @@ def _may_be_large(node: onnx.NodeProto, inputs: Sequence[Any]) -> bool:
 
 
 def _product(sizes: Any) -> float:
-    """Of sizes, without an overflow."""
+    """The product of sizes, without an overflow."""
     return math.prod(float(size) for size in sizes.ravel())
-
-
-def _slice_of(node: onnx.NodeProto, sizes: list[int]) -> list[int]:
-    """The sizes from attribute start to attribute end of a Shape."""
-    limits = {entry.name: entry.i for entry in node.attribute}
-    return sizes[limits.get("start", 0) : limits.get("end", len(sizes))]

@@ -12,12 +12,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.runtime.lab.graph import CannotProbeError, Graph, called, copy_node, free_names, inner_names, rename
+from partita.runtime.lab.graph import CannotProbeError, Graph, called, free_names, inner_names, rename
 from partita.runtime.lab.schema import plain_domain
 from partita.runtime.model_file import all_graphs, bodies, reads
 from partita.runtime.tensor_types import (
@@ -104,7 +105,7 @@ def node_variant(graph: Graph, name: str) -> Variant:
     original = graph.find(name)
     if original is None:
         raise CannotProbeError("it is not in the ONNX file")
-    node = copy_node(original)
+    node = deepcopy(original)
     node.name, node.doc_string, node.domain = NODE, "", plain_domain(original.domain)
     del node.metadata_props[:]
     _lighten_bodies(node, graph.folder)
@@ -158,23 +159,19 @@ def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.T
     """A constant with its values when they are few, else with zeros."""
     import onnx
 
-    if is_small(tensor):
-        copy = onnx.TensorProto()
-        copy.CopyFrom(tensor)
-        copy.name, copy.doc_string = name, ""
-        return copy
-    if tensor.external_data and size_of(tensor.data_type, tensor.dims) <= SMALL_BYTES:
-        copy = onnx.TensorProto()
-        copy.CopyFrom(tensor)
+    outside = tensor.external_data and size_of(tensor.data_type, tensor.dims) <= SMALL_BYTES
+    if not outside and not is_small(tensor):
+        return zeros(name, tensor.data_type, tensor.dims)
+    light = deepcopy(tensor)
+    if outside:
         try:
-            onnx.external_data_helper.load_external_data_for_tensor(copy, str(folder))
+            onnx.external_data_helper.load_external_data_for_tensor(light, str(folder))
         except (OSError, ValueError, onnx.checker.ValidationError):
             return zeros(name, tensor.data_type, tensor.dims)
-        del copy.external_data[:]
-        copy.data_location = onnx.TensorProto.DEFAULT
-        copy.name = name
-        return copy
-    return zeros(name, tensor.data_type, tensor.dims)
+        del light.external_data[:]
+        light.data_location = onnx.TensorProto.DEFAULT
+    light.name, light.doc_string = name, ""
+    return light
 
 
 def _lighten_bodies(node: onnx.NodeProto, folder: Path) -> None:
@@ -339,9 +336,7 @@ def finish(
 
 
 def to_run(model: onnx.ModelProto, variant: Variant) -> onnx.ModelProto:
-    """The model of a variant, marked to be run where all sizes are known and small and all inputs are floats: integers
-    may be positions or sizes, and declared sizes of outputs may depend on values, which decide whether a run succeeds.
-    """
+    """The model of a variant, marked to be run where sizes are known and small and all inputs are floats."""
     known = _sizes_in_run(variant, variant, MOST_RUN)
     if known is not None and _reads_floats(variant):
         given = {feed.name: known[feed.name] for feed in variant.feeds if feed.constant is None}
