@@ -74,11 +74,6 @@ def test_a_difference_has_both_values_and_nothing_that_is_alike(difference):
     assert all(before != after for before, after in named.values())
 
 
-def test_a_package_is_like_itself(packages):
-    alike = partita.inspect(packages[0], against=packages[0])
-    assert alike.headline == "Both hold the same" and alike.differences == ()
-
-
 def test_only_the_hashes_of_a_package_are_said_to_be_of_its_manifest(packages):
     folder = partita.inspect(SAMPLES / "optimum", hashes=True)
     for found, said in ((partita.inspect(packages[0]), True), (folder, False)):
