@@ -18,7 +18,7 @@ from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime import in_time
-from partita.runtime.inputs import check_room, input_shapes, make_values, not_generated, read_values
+from partita.runtime.inputs import check_room, input_shapes, make_values, name_and_file, not_generated, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.errors import run_error
@@ -270,13 +270,25 @@ def test_a_model_runs_on_values_from_files(tmp_path):
     text = "g (int64[n] i, int64 depth, float[2] pair) => (float[5,n] y) { [h] y = OneHot<axis=0>(i, depth, pair) }"
     model = read_onnx(written(tmp_path / "m.onnx", text))
     given = {"i": np.arange(3), "depth": np.array(5)}
-    values = read_values(model.inputs, {name: npy(tmp_path / f"{name}.npy", array) for name, array in given.items()})
+    folder = tmp_path / "lr=0.1"
+    folder.mkdir()
+    values = read_values(model.inputs, {name: npy(folder / f"{name}.npy", array) for name, array in given.items()})
     shapes = input_shapes(model.inputs, {}, {name: array.shape for name, array in values.items()})
     assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
     result = place_model(model, shapes, where(values=values))
     assert result.error is None
     (out,) = [entry for entry in result.facts.sessions[0].ports if entry.direction == "output"]
     assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
+
+
+def test_the_longest_name_of_an_input_is_the_name():
+    texts = {
+        "x=runs/lr=0.1/x.npy": ("x", "runs/lr=0.1/x.npy"),
+        "x=y=a.npy": ("x=y", "a.npy"),
+        "x=": ("x", ""),
+        "z=a.npy": ("", ""),
+    }
+    assert {text: name_and_file(text, ["x", "x=y"]) for text in texts} == texts
 
 
 HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30},), }}\n".encode()
