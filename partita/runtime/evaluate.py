@@ -138,21 +138,10 @@ def _checked(row: int, on_logits: OnLogits) -> Callable[[int, Logits], object]:
 
 @contextmanager
 def open_scorer(
-    folder: Path,
-    chain: Sequence[Provider],
-    *,
-    threads: int | None = None,
-    manifest: Manifest | None = None,
-    options: Mapping[str, Mapping[str, str]] | None = None,
-    pins: Sequence[Pin] = (),
-    told: Callable[[Sequence[Resolution]], object] = len,
+    folder: Path, chain: Sequence[Provider], *, threads: int | None = None, manifest: Manifest | None = None
 ) -> Iterator[Scorer]:
-    """A package opened on the providers of `chain`. `told` receives the state of the chain.
-
-    Raises PackageError, ProviderError, ResourceError; UsageError when no node matches a pin.
-    """
-    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
-        told(runner.resolutions)
+    """A package opened on the providers of `chain`. Raises PackageError, ProviderError, ResourceError."""
+    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest) as runner:
         yield Scorer(runner)
 
 
@@ -175,9 +164,9 @@ def evaluate(
     likely = original.likely
     losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
-    with open_scorer(
-        folder, chain, threads=threads, manifest=manifest, options=options, pins=pins, told=told
-    ) as scorer:
+    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
+        scorer = Scorer(runner)
         for first in range(0, len(original.windows), scorer.rows):
 
             def measure(row: int, position: int, logits: Logits, first: int = first) -> None:
