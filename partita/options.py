@@ -73,8 +73,10 @@ class Option:
 
     help: str
     flags: tuple[str, ...] = ()
-    """Default: `--name`, or `--no-name` for a switch that is on."""
+    """Default: `--name`, or `--no-name` for a switch that is on, and `short`."""
+    short: str | None = None
     metavar: str | None = None
+    """Default for a path: FILE."""
     range: Range | None = None
     choices: tuple[str, ...] = ()
     complete: str = ""
@@ -98,6 +100,16 @@ class SamplingOption(Option):
     """What transformers' `generate` uses where a checkpoint samples and says nothing."""
     drawn: bool = True
     """Greedy decoding does not use it."""
+
+
+def option(help: str, *, default: Any = None, **settings: Any) -> Any:
+    """A field with an `Option` of these settings. A type that several classes share is Annotated with one instead."""
+    return field(default=default, metadata={"option": Option(help, **settings)})
+
+
+def sampling_option(help: str, **settings: Any) -> Any:
+    """A field with a `SamplingOption` of these settings."""
+    return field(default=None, metadata={"option": SamplingOption(help, **settings)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +154,11 @@ def described(cls: type[Any]) -> tuple[Described, ...]:
 def _descriptions(cls: type[Any]) -> Iterator[Described]:
     hints = get_type_hints(cls, include_extras=True)
     for each in fields(cls):
-        if _is_option(hints[each.name]):
-            yield _describe(each, *get_args(hints[each.name]))
-
-
-def _is_option(hint: Any) -> bool:
-    return bool(get_origin(hint) is Annotated and isinstance(get_args(hint)[1], Option))
+        hint, found = hints[each.name], each.metadata.get("option")
+        if get_origin(hint) is Annotated:
+            hint, found = get_args(hint)
+        if isinstance(found, Option):
+            yield _describe(each, hint, found)
 
 
 def _describe(field: Field[Any], hint: Any, option: Option) -> Described:
@@ -245,66 +256,41 @@ def group(options: Any, cls: type[T]) -> T:
 class SamplingValues:
     """How the next token is chosen, and how many."""
 
-    temperature: Annotated[
-        float | None,
-        SamplingOption(
-            "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
-            ("--temperature", "--temp", "-t"),
-            range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", also=0),
-            off=0.0,
-            suggested=1.0,
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        SamplingOption(
-            "Sample from the k most likely tokens; 0 (default) turns this off.",
-            range=Range(0, words="0 (off) or more"),
-            off=0,
-            suggested=50,
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        SamplingOption(
-            "Sample from the most likely tokens that add up to this probability; 1 (default) turns this off.",
-            range=Range(most=1, above=0, words="above 0 and at most 1 (off)"),
-            off=1.0,
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        SamplingOption(
-            "Drop tokens below this fraction of the most likely token's probability; 0 (default) turns this off.",
-            range=Range(0, 1, "from 0 (off) to 1"),
-            off=0.0,
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        SamplingOption(
-            "From 0.01 to 100; above 1 (default) tokens that already occurred are less likely.",
-            range=Range(0.01, 100, "from 0.01 to 100 (1: off)"),
-            off=1.0,
-            drawn=False,
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Option(
-            "Seed of the sampler, to reproduce a run. Default: random, and printed.",
-            ("--seed", "-s"),
-            range=Range(0, MAX_SEED, "from 0 to 2**64 - 1"),
-        ),
-    ] = None
-    max_new_tokens: Annotated[
-        int | None,
-        Option(
-            "Maximum number of tokens to generate. Default: 128.",
-            ("--max-new-tokens", "-n"),
-            range=TOKENS,
-        ),
-    ] = None
+    temperature: float | None = sampling_option(
+        "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
+        flags=("--temperature", "--temp", "-t"),
+        range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", also=0),
+        off=0.0,
+        suggested=1.0,
+    )
+    top_k: int | None = sampling_option(
+        "Sample from the k most likely tokens; 0 (default) turns this off.",
+        range=Range(0, words="0 (off) or more"),
+        off=0,
+        suggested=50,
+    )
+    top_p: float | None = sampling_option(
+        "Sample from the most likely tokens that add up to this probability; 1 (default) turns this off.",
+        range=Range(most=1, above=0, words="above 0 and at most 1 (off)"),
+        off=1.0,
+    )
+    min_p: float | None = sampling_option(
+        "Drop tokens below this fraction of the most likely token's probability; 0 (default) turns this off.",
+        range=Range(0, 1, "from 0 (off) to 1"),
+        off=0.0,
+    )
+    repetition_penalty: float | None = sampling_option(
+        "From 0.01 to 100; above 1 (default) tokens that already occurred are less likely.",
+        range=Range(0.01, 100, "from 0.01 to 100 (1: off)"),
+        off=1.0,
+        drawn=False,
+    )
+    seed: int | None = option(
+        "Seed of the sampler, to reproduce a run. Default: random, and printed.",
+        short="-s",
+        range=Range(0, MAX_SEED, "from 0 to 2**64 - 1"),
+    )
+    max_new_tokens: int | None = option("Maximum number of tokens to generate. Default: 128.", short="-n", range=TOKENS)
 
     def __post_init__(self) -> None:
         """Numbers of other libraries become Python's own."""
@@ -321,17 +307,14 @@ class SamplingValues:
 class Sampling(SamplingValues):
     """The sampling of a request. None: not given, which is greedy, or as the checkpoint suggests."""
 
-    source: Annotated[
-        str | None,
-        Option(
-            "Sample as the checkpoint's generation_config.json suggests; options given explicitly take precedence.",
-            ("--sampling",),
-            metavar="checkpoint",
-            choices=("checkpoint",),
-            complete="samplings",
-            argument="sampling",
-        ),
-    ] = None
+    source: str | None = option(
+        "Sample as the checkpoint's generation_config.json suggests; options given explicitly take precedence.",
+        flags=("--sampling",),
+        metavar="checkpoint",
+        choices=("checkpoint",),
+        complete="samplings",
+        argument="sampling",
+    )
 
     def over(self, other: Self) -> Self:
         """This one, with the values of `other` where it has none."""
@@ -400,17 +383,14 @@ ProbeSeconds = Annotated[
 Adapter = Annotated[
     str | None, Option("Adapter of the package to switch on, of `export --with-adapters`.", metavar="NAME")
 ]
-Prefix = Annotated[
-    PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.", metavar="FILE")
-]
+Prefix = Annotated[PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.")]
+Threads = Annotated[int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))]
 DryRun = Annotated[bool, Option("Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")]
 Device = Annotated[str | None, Option("GPU to simulate in the dry run, e.g. h100.", complete="devices")]
 Json = Annotated[bool, Option("Print one JSON object to stdout instead of text.", ("--json",))]
-Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", ("--out", "-o"), metavar="F")]
-ReportFile = Annotated[
-    PathText | None, Option("Write the partition report to a file.", ("--report", "-r"), metavar="FILE")
-]
-ReportArgument = Annotated[PathText, Option("Report written by `--report FILE`.", metavar="FILE", positional=True)]
+Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", short="-o", metavar="F")]
+ReportFile = Annotated[PathText | None, Option("Write the partition report to a file.", short="-r")]
+ReportArgument = Annotated[PathText, Option("Report written by `--report FILE`.", positional=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,55 +409,38 @@ class ProviderChain:
     ] = field(default=None, kw_only=False)
     provider_options: ProviderOptions = None
     provider_libraries: ProviderLibraries = None
-    pins: Annotated[
-        Sequence[str],
-        Option(
-            "Pin a module to a provider: cpu:lm_head or webgpu:layers.0-11.",
-            ("--pin",),
-            metavar="PROVIDER:MODULE",
-            complete="pins",
-        ),
-    ] = ()
-    threads: Annotated[
-        int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))
-    ] = None
+    pins: Sequence[str] = option(
+        "Pin a module to a provider: cpu:lm_head or webgpu:layers.0-11.",
+        default=(),
+        flags=("--pin",),
+        metavar="PROVIDER:MODULE",
+        complete="pins",
+    )
+    threads: Threads = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignFolder:
     """What the user says of a folder that Partita did not write."""
 
-    variant: Annotated[
-        str | None,
-        Option("Model of a folder that Partita did not write: q4, fp16 or a file name.", metavar="NAME"),
-    ] = None
-    contract: Annotated[
-        PathText | None,
-        Option("Meaning of the inputs and outputs of such a folder, where it cannot be inferred.", metavar="FILE.toml"),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        Option(
-            "Maximum prompt plus output tokens for such a folder. Default: its config's, at most 4096.",
-            range=Range(1, MAX_TOKENS),
-        ),
-    ] = None
+    variant: str | None = option(
+        "Model of a folder that Partita did not write: q4, fp16 or a file name.", metavar="NAME"
+    )
+    contract: PathText | None = option(
+        "Meaning of the inputs and outputs of such a folder, where it cannot be inferred.", metavar="FILE.toml"
+    )
+    max_length: int | None = option(
+        "Maximum prompt plus output tokens for such a folder. Default: its config's, at most 4096.", range=TOKENS
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementLimits:
     """Limits on where nodes run and what is copied."""
 
-    max_cpu_nodes: Annotated[
-        int | None, Option("Maximum number of nodes on the CPU provider; exit code 3 if exceeded.", range=COUNT)
-    ] = None
-    max_copies: Annotated[
-        int | None, Option("Maximum number of Memcpy nodes per step; exit code 3 if exceeded.", range=COUNT)
-    ] = None
-    max_copy_bytes_per_token: Annotated[
-        int | None,
-        Option("Maximum bytes copied between devices per decode step; exit code 3 if exceeded.", range=COUNT),
-    ] = None
+    max_cpu_nodes: int | None = option("Fail if more nodes than this run on the CPU provider.", range=COUNT)
+    max_copies: int | None = option("Fail if a step has more Memcpy nodes than this.", range=COUNT)
+    max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes between devices.", range=COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -511,7 +474,7 @@ class ProvidersOptions:
 class ProvidersCommand(ProvidersOptions):
     """Show which execution providers run on this machine, and why the others do not."""
 
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.machine.views")] = None
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.machine.views")
     out: Out = None
     as_json: Json = False
 
@@ -521,26 +484,21 @@ class InspectOptions(ForeignFolder):
     """What a package, folder or ONNX file holds."""
 
     package: Annotated[
-        PathText,
-        Option("Package folder, folder of ONNX files, or an ONNX file.", metavar="PACKAGE", positional=True),
+        PathText, Option("Package folder, folder of ONNX files, or an ONNX file.", metavar="PACKAGE", positional=True)
     ] = field(kw_only=False)
-    against: Annotated[PathText | None, Option("Show the differences of this one.", metavar="PACKAGE")] = None
-    against_variant: Annotated[str | None, Option("As --variant, of the folder after --against.", metavar="NAME")] = (
-        field(default=None, kw_only=True)
+    against: PathText | None = option("Show the differences of this one.", metavar="PACKAGE")
+    against_variant: str | None = option("As --variant, of the folder after --against.", metavar="NAME")
+    against_contract: PathText | None = option("As --contract, of the folder after --against.", metavar="FILE.toml")
+    hashes: bool = option(
+        "Compute the SHA-256 of files for which no manifest and no hub snapshot has one.", default=False
     )
-    against_contract: Annotated[
-        PathText | None, Option("As --contract, of the folder after --against.", metavar="FILE.toml")
-    ] = None
-    hashes: Annotated[
-        bool, Option("Compute the SHA-256 of files for which no manifest and no hub snapshot has one.")
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectCommand(InspectOptions):
     """Show what a package holds, without running it: graphs, contract, cache, weights, precision, provenance."""
 
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.inspection.views")] = None
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.inspection.views")
     out: Out = None
     as_json: Json = False
 
@@ -549,14 +507,11 @@ class InspectCommand(InspectOptions):
 class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
     """Whether a package computes what its model computes."""
 
-    reference: Annotated[
-        str | None,
-        Option(
-            "Original model, a folder or a hub id, to compare a folder with that has no known answer.",
-            metavar="CHECKPOINT",
-            text="not_empty",
-        ),
-    ] = None
+    reference: str | None = option(
+        "Original model, a folder or a hub id, to compare a folder with that has no known answer.",
+        metavar="CHECKPOINT",
+        text="not_empty",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -594,31 +549,24 @@ class ModelOptions:
 class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
     """Where the nodes of a model run."""
 
-    shapes: Annotated[
-        Mapping[str, int | Sequence[int]] | None,
-        Option(
-            "Shape of an input (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
-            ("--shape",),
-            metavar="NAME=SIZES",
-            text="shapes",
-        ),
-    ] = None
-    inputs: Annotated[
-        Mapping[str, PathText] | None,
-        Option("Values of an input; the others are generated.", ("--input",), metavar="NAME=FILE.npy", text="inputs"),
-    ] = None
-    runs: Annotated[int, Option("Session runs per phase.", range=Range(1, 1000))] = 3
+    shapes: Mapping[str, int | Sequence[int]] | None = option(
+        "Shape of an input (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
+        flags=("--shape",),
+        metavar="NAME=SIZES",
+        text="shapes",
+    )
+    inputs: Mapping[str, PathText] | None = option(
+        "Values of an input; the others are generated.", flags=("--input",), metavar="NAME=FILE.npy", text="inputs"
+    )
+    runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000))
     dry_run: DryRun = False
     device: Device = None
-    graph_capture: Annotated[bool, Option("In a dry run: report whether CUDA graphs could be captured.")] = False
-    run_seconds: Annotated[
-        float | None,
-        Option(
-            "Time limit for the runs of an ONNX file. Default: 120.",
-            metavar="SECONDS",
-            range=Range(most=DAY_SECONDS, above=0),
-        ),
-    ] = None
+    graph_capture: bool = option("In a dry run: report whether CUDA graphs could be captured.", default=False)
+    run_seconds: float | None = option(
+        "Time limit for the runs of an ONNX file. Default: 120.",
+        metavar="SECONDS",
+        range=Range(most=DAY_SECONDS, above=0),
+    )
     probe_seconds: ProbeSeconds = 120.0
     process: Process = "auto"
 
@@ -654,35 +602,29 @@ class SupportOptions:
             complete="providers",
         ),
     ] = field(default=None, kw_only=False)
-    model: Annotated[PathText | None, Option("Only what this ONNX file needs.", metavar="FILE")] = None
+    model: PathText | None = option("Only what this ONNX file needs.")
     provider_options: ProviderOptions = None
     provider_libraries: ProviderLibraries = None
-    dry_run: Annotated[bool, Option("Test CUDA without a GPU; needs --provider cuda.")] = False
+    dry_run: bool = option("Test CUDA without a GPU; needs --provider cuda.", default=False)
     device: Device = None
-    seconds: Annotated[
-        float,
-        Option("Time budget; variants not reached are listed as untried.", range=Range(most=DAY_SECONDS, above=0)),
-    ] = 300.0
+    seconds: float = option(
+        "Time budget; variants not reached are listed as untried.",
+        default=300.0,
+        range=Range(most=DAY_SECONDS, above=0),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupportCommand(SupportOptions):
     """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
 
-    everything: Annotated[bool, Option("Every operator of ONNX and of ONNX Runtime.", ("--all",), argument="all")] = (
-        False
+    everything: bool = option(
+        "Every operator of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all"
     )
-    out: Annotated[
-        PathText | None,
-        Option("Write the table to a file as JSON, for `support diff`; - is stdout.", metavar="FILE"),
-    ] = None
-    markdown: Annotated[
-        PathText | None, Option("Write the table to a file as Markdown; - is stdout.", metavar="FILE")
-    ] = None
-    html: Annotated[
-        PathText | None, Option("Write the table to a file as one HTML page; - is stdout.", metavar="FILE")
-    ] = None
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.support.views")] = None
+    out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
+    markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")
+    html: PathText | None = option("Write the table to a file as one HTML page; - is stdout.")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.support.views")
     as_json: Json = False
 
 
@@ -705,43 +647,33 @@ class BenchOptions(ForeignFolder, PackageOptions):
             text="list",
         ),
     ] = field(default=None, kw_only=False)
-    against: Annotated[
-        Sequence[PathText],
-        Option("Another package of the same model to compare with; can be repeated.", metavar="PACKAGE"),
-    ] = ()
-    baseline: Annotated[
-        str | None,
-        Option(
-            "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
-            metavar="CHAIN",
-            complete="chains",
-        ),
-    ] = None
-    prompt_tokens: Annotated[int | None, Option("Length of a generated prompt. Default: 64.", range=TOKENS)] = None
-    max_new_tokens: Annotated[
-        int,
-        Option("Tokens to generate, greedily; at least 2.", ("--max-new-tokens", "-n"), range=Range(2, MAX_TOKENS)),
-    ] = 32
+    against: Sequence[PathText] = option(
+        "Another package of the same model to compare with; can be repeated.", default=(), metavar="PACKAGE"
+    )
+    baseline: str | None = option(
+        "Chain that ratios are relative to, with PACKAGE. Default: cpu, else the first chain.",
+        metavar="CHAIN",
+        complete="chains",
+    )
+    prompt_tokens: int | None = option("Length of a generated prompt. Default: 64.", range=TOKENS)
+    max_new_tokens: int = option(
+        "Tokens to generate, greedily; at least 2.", default=32, short="-n", range=Range(2, MAX_TOKENS)
+    )
     prefill_chunk: PrefillChunk = None
-    rounds: Annotated[int, Option("Measured rounds, after one warm-up round.", range=Range(1, 1000))] = 5
+    rounds: int = option("Measured rounds, after one warm-up round.", default=5, range=Range(1, 1000))
     provider_options: ProviderOptions = None
     provider_libraries: ProviderLibraries = None
-    threads: Annotated[
-        int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))
-    ] = None
-    timeout_seconds: Annotated[
-        float,
-        Option(
-            "Time limit for loading and for each round; a provider that exceeds it counts as failed.",
-            ("--timeout",),
-            metavar="SECONDS",
-            range=Range(most=MAX_TOKENS, above=0, words="above 0"),
-        ),
-    ] = 600.0
-    reports: Annotated[
-        PathText | None,
-        Option("Write the partition report of each contender to this folder.", ("--report", "-r"), metavar="DIR"),
-    ] = None
+    threads: Threads = None
+    timeout_seconds: float = option(
+        "Time limit for loading and for each round; a provider that exceeds it counts as failed.",
+        default=600.0,
+        flags=("--timeout",),
+        metavar="SECONDS",
+        range=Range(most=MAX_TOKENS, above=0, words="above 0"),
+    )
+    reports: PathText | None = option(
+        "Write the partition report of each contender to this folder.", flags=("--report", "-r"), metavar="DIR"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -750,22 +682,15 @@ class BenchCommand(BenchOptions):
     where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
     """
 
-    more: Annotated[
-        Sequence[str],
-        Option(
-            "Additional chains, as positional arguments after --provider.",
-            metavar="CHAIN",
-            complete="chains",
-            positional=True,
-        ),
-    ] = ()
-    token_ids: Annotated[bool, Option("--prompt is token ids, e.g. 1,45,7.")] = False
-    out: Annotated[
-        PathText | None,
-        Option(
-            "Write the result as JSON, for report show and report html; - is stdout.", ("--out", "-o"), metavar="FILE"
-        ),
-    ] = None
+    more: Sequence[str] = option(
+        "Additional chains, as positional arguments after --provider.",
+        default=(),
+        metavar="CHAIN",
+        complete="chains",
+        positional=True,
+    )
+    token_ids: bool = option("--prompt is token ids, e.g. 1,45,7.", default=False)
+    out: PathText | None = option("Write the result as JSON, for report show and report html; - is stdout.", short="-o")
     as_json: Json = False
 
 
@@ -776,10 +701,10 @@ class BenchCommand(BenchOptions):
 class ShowCommand:
     """Show a report: what happened and what to do about it, then the tables behind it."""
 
-    file: Annotated[PathText, Option("Report written by `generate --report`.", metavar="FILE", positional=True)]
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views=REPORT_VIEWS)] = None
+    file: Annotated[PathText, Option("Report written by `generate --report`.", positional=True)]
+    view: str | None = option(VIEWS, metavar="NAME", views=REPORT_VIEWS)
     out: Out = None
-    brief: Annotated[bool, Option("At most ten lines; short for --view brief.")] = False
+    brief: bool = option("At most ten lines; short for --view brief.", default=False)
     as_json: Json = False
 
 
@@ -788,10 +713,9 @@ class HtmlCommand:
     """Write a report as one HTML page that works offline."""
 
     file: ReportArgument
-    out: Annotated[
-        PathText | None,
-        Option("File for the page; - is stdout. Default: FILE with the suffix .html.", ("--out", "-o"), metavar="PAGE"),
-    ] = None
+    out: PathText | None = option(
+        "File for the page; - is stdout. Default: FILE with the suffix .html.", short="-o", metavar="PAGE"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -818,7 +742,7 @@ class ExplainCommand:
 
     file: ReportArgument
     node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.explain.views")] = None
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.explain.views")
     out: Out = None
     as_json: Json = False
 
@@ -829,14 +753,12 @@ class DiffCommand:
 
     before: Annotated[PathText, Option("The earlier report.", metavar="A", positional=True)]
     after: Annotated[PathText, Option("The later report.", metavar="B", positional=True)]
-    force: Annotated[bool, Option("Compare reports of different models (otherwise an error, exit code 1).")] = False
-    exit_code: Annotated[
-        bool,
-        Option(
-            "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored."
-        ),
-    ] = False
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.diff.views")] = None
+    force: bool = option("Compare reports of different models (otherwise an error, exit code 1).", default=False)
+    exit_code: bool = option(
+        "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
+        default=False,
+    )
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.diff.views")
     out: Out = None
     as_json: Json = False
 
@@ -845,38 +767,24 @@ class DiffCommand:
 class CheckOptions(PlacementLimits):
     """What is required of a report."""
 
-    max_cpu_nodes: Annotated[
-        int | None, Option("Maximum number of nodes on the CPU provider, in any phase.", range=COUNT)
-    ] = None
-    max_copies: Annotated[
-        int | None, Option("Maximum number of Memcpy nodes in a decode step or run.", range=COUNT)
-    ] = None
-    max_copy_bytes_per_token: Annotated[
-        int | None, Option("Maximum bytes copied between devices in a decode step or run.", range=COUNT)
-    ] = None
-    max_unexplained: Annotated[
-        int | None, Option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)
-    ] = None
-    cache_in_place: Annotated[
-        bool, Option("Require every cache state to stay in one buffer.", ("--require-cache-in-place",))
-    ] = False
-    min_tokens_per_second: Annotated[float | None, Option("Minimum decode speed.", range=NUMBER)] = None
-    require: Annotated[
-        Sequence[str],
-        Option(
-            "FIELD OP VALUE, comma-separated; all have to hold in every phase; can be repeated. Nodes: phase, op, "
-            "module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; partitions, copies, "
-            "copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, memcpy_nodes, copy_bytes, "
-            "unavailable, unexplained, cache_in_place, decode_tokens_per_second of the report; with --baseline "
-            "nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, slowdown "
-            "(= != < <= > >=).",
-            metavar="CONDITIONS",
-        ),
-    ] = ()
-    max_slowdown: Annotated[
-        float | None,
-        Option("With --baseline: 0.1 allows 10 % more time per token. Default: no limit.", range=NUMBER),
-    ] = None
+    max_unexplained: int | None = option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)
+    cache_in_place: bool = option(
+        "Require every cache state to stay in one buffer.", default=False, flags=("--require-cache-in-place",)
+    )
+    min_tokens_per_second: float | None = option("Minimum decode speed.", range=NUMBER)
+    require: Sequence[str] = option(
+        "FIELD OP VALUE, comma-separated; all have to hold in every phase; can be repeated. Nodes: phase, op, "
+        "module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; partitions, copies, "
+        "copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, memcpy_nodes, copy_bytes, "
+        "unavailable, unexplained, cache_in_place, decode_tokens_per_second of the report; with --baseline "
+        "nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, slowdown "
+        "(= != < <= > >=).",
+        default=(),
+        metavar="CONDITIONS",
+    )
+    max_slowdown: float | None = option(
+        "With --baseline: 0.1 allows 10 % more time per token. Default: no limit.", range=NUMBER
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -884,14 +792,10 @@ class CheckCommand(CheckOptions):
     """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
 
     file: ReportArgument
-    baseline: Annotated[
-        PathText | None,
-        Option(
-            "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
-            metavar="A",
-        ),
-    ] = None
-    view: Annotated[str | None, Option(VIEWS, metavar="NAME", views="partita.check.views")] = None
+    baseline: PathText | None = option(
+        "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.", metavar="A"
+    )
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.check.views")
     out: Out = None
     as_json: Json = False
 
@@ -903,28 +807,22 @@ class CheckCommand(CheckOptions):
 class TargetOptions:
     """The provider that a package is built for."""
 
-    target: Annotated[
-        str | None,
-        Option(
-            "Provider to build the package for: it is queried for the attention lowering it supports best. Default: "
-            "the best usable one.",
-            metavar="PROVIDER",
-            complete="providers",
-        ),
-    ] = None
-    target_default: Annotated[
-        bool, Option("If the target cannot be queried here, use the default lowering for that provider.")
-    ] = False
-    target_options: Annotated[
-        Mapping[str, Value | ProviderValues] | None,
-        Option(
-            "Provider option, e.g. cuda.device_id=1.",
-            ("--provider-option",),
-            metavar="PROVIDER.NAME=VALUE",
-            complete="provider_options",
-            text="provider_options",
-        ),
-    ] = None
+    target: str | None = option(
+        "Provider to build the package for: it is queried for the attention lowering it supports best. Default: "
+        "the best usable one.",
+        metavar="PROVIDER",
+        complete="providers",
+    )
+    target_default: bool = option(
+        "If the target cannot be queried here, use the default lowering for that provider.", default=False
+    )
+    target_options: Mapping[str, Value | ProviderValues] | None = option(
+        "Provider option, e.g. cuda.device_id=1.",
+        flags=("--provider-option",),
+        metavar="PROVIDER.NAME=VALUE",
+        complete="provider_options",
+        text="provider_options",
+    )
     """Options of the target, by name; or by provider, then by name."""
     target_libraries: ProviderLibraries = None
 
@@ -945,161 +843,110 @@ class ExportOptions(TargetOptions):
     out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
         kw_only=False
     )
-    precision: Annotated[
-        str,
-        Option(
-            "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
-            "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
-            complete="precisions",
-        ),
-    ] = "auto"
-    block_size: Annotated[
-        int | None,
-        Option("int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."),
-    ] = None
-    activations: Annotated[
-        str | None,
-        Option(
-            "Data type that weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, also for the cache; "
-            "int8, quantised per token, with --precision int8. Default: what the target has a kernel for.",
-            complete="activations",
-        ),
-    ] = None
-    prefill_precision: Annotated[
-        str | None,
-        Option(
-            "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "
-            "processors with fast integer products.",
-            complete="prefill_precisions",
-        ),
-    ] = None
-    requantise: Annotated[
-        bool,
-        Option(
-            "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
-            "stored."
-        ),
-    ] = False
-    keep: Annotated[
-        Mapping[str, str] | None,
-        Option(
-            "int8, int4: modules with another weight precision, e.g. lm_head=int8,layers.0=fp16.",
-            metavar="MODULE=PRECISION,...",
-            text="pairs",
-        ),
-    ] = None
-    quantiser: Annotated[
-        str | None,
-        Option(
-            "int8, int4: method that quantises the weights: {names}. Default: refit, or gptq with --calibrate.",
-            complete="quantisers",
-        ),
-    ] = None
-    calibrate: Annotated[
-        PathText | None,
-        Option(
-            "int8, int4: UTF-8 text that the weights are quantised on; another than that of --quality-text.",
-            metavar="FILE",
-        ),
-    ] = None
-    max_perplexity_ratio: Annotated[
-        float | None,
-        Option(
-            "int8, int4: keep the perplexity within this ratio of the original (e.g. 1.01) by raising the precision of "
-            "as few weights as possible.",
-            range=Range(most=10, above=1, words="above 1, which is no loss, and at most 10"),
-        ),
-    ] = None
-    max_weight_size: Annotated[
-        int | None,
-        Option(
-            "int8, int4: size budget (e.g. 600MiB or 2GiB), spent on the most sensitive weights.",
-            metavar="SIZE",
-            text="size",
-            range=Range(1, words="a number of bytes"),
-        ),
-    ] = None
-    quality_text: Annotated[
-        PathText | None,
-        Option(
-            "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
-            "ships with Partita.",
-            metavar="FILE",
-        ),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        Option(
-            "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
-            range=Range(2, MAX_TOKENS),
-        ),
-    ] = None
-    cache: Annotated[
-        str,
-        Option(
-            "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
-            "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
-            complete="caches",
-            choices=("fixed", "window", "growing"),
-        ),
-    ] = "fixed"
-    cache_precision: Annotated[
-        str | None,
-        Option(
-            "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
-            "--quality-text. Default: the type of the activations.",
-            complete="cache_precisions",
-        ),
-    ] = None
-    batch_size: Annotated[int, Option("Batch size, fixed in the graph.", range=TOKENS)] = 1
-    attention: Annotated[
-        str,
-        Option(
-            "Lowering of attention and cache: {names}; auto queries the target.",
-            complete="attentions",
-        ),
-    ] = "auto"
-    static_shapes: Annotated[bool, Option("Write prefill.onnx and decode.onnx with static shapes only.")] = False
-    prefill_chunk: Annotated[
-        int | None,
-        Option("Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS),
-    ] = None
-    verify: Annotated[
-        bool, Option("Skip the comparison with the original model; the package is marked unverified.")
-    ] = True
-    verify_length: Annotated[
-        int | None,
-        Option(
-            "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
-            "Default: 1,024.",
-            range=TOKENS,
-        ),
-    ] = None
-    force: Annotated[bool, Option("Replace an existing package.", ("--force", "-f"))] = False
-    adapter: Annotated[
-        PathText | None, Option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
-    ] = None
-    with_adapters: Annotated[
-        Mapping[str, PathText] | None,
-        Option(
-            "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
-            metavar="NAME=FOLDER",
-            text="folders",
-        ),
-    ] = None
-    opset: Annotated[int | None, Option("ONNX opset. Default: the one that the attention lowering needs.")] = None
-    exporter: Annotated[str, Option("Exporter to use: {names}.", complete="exporters")] = "native"
-    without_pass: Annotated[
-        Sequence[str],
-        Option("Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.", metavar="NAME"),
-    ] = ()
+    precision: str = option(
+        "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
+        "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
+        default="auto",
+        complete="precisions",
+    )
+    block_size: int | None = option(
+        "int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
+    )
+    activations: str | None = option(
+        "Data type that weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, also for the cache; "
+        "int8, quantised per token, with --precision int8. Default: what the target has a kernel for.",
+        complete="activations",
+    )
+    prefill_precision: str | None = option(
+        "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "
+        "processors with fast integer products.",
+        complete="prefill_precisions",
+    )
+    requantise: bool = option(
+        "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
+        "stored.",
+        default=False,
+    )
+    keep: Mapping[str, str] | None = option(
+        "int8, int4: modules with another weight precision, e.g. lm_head=int8,layers.0=fp16.",
+        metavar="MODULE=PRECISION,...",
+        text="pairs",
+    )
+    quantiser: str | None = option(
+        "int8, int4: method that quantises the weights: {names}. Default: refit, or gptq with --calibrate.",
+        complete="quantisers",
+    )
+    calibrate: PathText | None = option(
+        "int8, int4: UTF-8 text that the weights are quantised on; another than that of --quality-text."
+    )
+    max_perplexity_ratio: float | None = option(
+        "int8, int4: keep the perplexity within this ratio of the original (e.g. 1.01) by raising the precision of "
+        "as few weights as possible.",
+        range=Range(most=10, above=1, words="above 1, which is no loss, and at most 10"),
+    )
+    max_weight_size: int | None = option(
+        "int8, int4: size budget (e.g. 600MiB or 2GiB), spent on the most sensitive weights.",
+        metavar="SIZE",
+        text="size",
+        range=Range(1, words="a number of bytes"),
+    )
+    quality_text: PathText | None = option(
+        "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
+        "ships with Partita."
+    )
+    max_length: int | None = option(
+        "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
+        range=Range(2, MAX_TOKENS),
+    )
+    cache: str = option(
+        "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
+        "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
+        default="fixed",
+        complete="caches",
+        choices=("fixed", "window", "growing"),
+    )
+    cache_precision: str | None = option(
+        "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
+        "--quality-text. Default: the type of the activations.",
+        complete="cache_precisions",
+    )
+    batch_size: int = option("Batch size, fixed in the graph.", default=1, range=TOKENS)
+    attention: str = option(
+        "Lowering of attention and cache: {names}; auto queries the target.", default="auto", complete="attentions"
+    )
+    static_shapes: bool = option("Write prefill.onnx and decode.onnx with static shapes only.", default=False)
+    prefill_chunk: int | None = option(
+        "Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS
+    )
+    verify: bool = option(
+        "Skip the comparison with the original model; the package is marked unverified.", default=True
+    )
+    verify_length: int | None = option(
+        "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
+        "Default: 1,024.",
+        range=TOKENS,
+    )
+    force: bool = option("Replace an existing package.", default=False, short="-f")
+    adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
+    with_adapters: Mapping[str, PathText] | None = option(
+        "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
+        metavar="NAME=FOLDER",
+        text="folders",
+    )
+    opset: int | None = option("ONNX opset. Default: the one that the attention lowering needs.")
+    exporter: str = option("Exporter to use: {names}.", default="native", complete="exporters")
+    without_pass: Sequence[str] = option(
+        "Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.",
+        default=(),
+        metavar="NAME",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCommand(ExportOptions):
     """Export a checkpoint to a package and check it against the original model."""
 
-    explain: Annotated[bool, Option("Also print what each pass over the graph does and how often it did it.")] = False
+    explain: bool = option("Also print what each pass over the graph does and how often it did it.", default=False)
     as_json: Json = False
 
 
@@ -1110,18 +957,12 @@ class ExportCommand(ExportOptions):
 class SpeculationOptions:
     """Speculative decoding."""
 
-    speculate: Annotated[
-        str | None,
-        Option(
-            "Speculative decoding by n-gram lookup; the output does not change.",
-            metavar="ngram",
-            complete="speculations",
-        ),
-    ] = None
-    draft: Annotated[
-        PathText | None,
-        Option("Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"),
-    ] = None
+    speculate: str | None = option(
+        "Speculative decoding by n-gram lookup; the output does not change.", metavar="ngram", complete="speculations"
+    )
+    draft: PathText | None = option(
+        "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
+    )
 
 
 Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
@@ -1195,66 +1036,46 @@ class GenerateCommand(ForeignFolder, SpeculationOptions, PlacementLimits, Sampli
     stderr.
     """
 
-    prompts: Annotated[
-        Sequence[str],
-        Option(
-            "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
-            metavar="PROMPT",
-            positional=True,
-        ),
-    ] = ()
-    more_prompts: Annotated[
-        Sequence[str], Option("An additional prompt, after the positional ones.", ("--prompt", "-p"), metavar="TEXT")
-    ] = ()
-    input: Annotated[
-        PathText | None,
-        Option(
-            "File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of the "
-            "row), .txt (a prompt per line) or .parquet; - reads .jsonl from stdin. The rows take turns in the batch.",
-            ("--input", "-i"),
-            metavar="FILE",
-        ),
-    ] = None
-    output: Annotated[
-        PathText | None,
-        Option(
-            "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
-            "continues when it is started again.",
-            ("--output", "-o"),
-            metavar="FILE",
-        ),
-    ] = None
-    address: Annotated[
-        str | None,
-        Option(
-            "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
-            "is started for this run).",
-            metavar="ADDRESS",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        Option(
-            "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
-            "with cuda, else one per machine.",
-            metavar="N",
-            range=Range(1, 10_000),
-        ),
-    ] = None
-    stop: Annotated[Sequence[str], Option("Stop when this text appears; can be repeated.")] = ()
-    chat: Annotated[bool, Option("Apply the tokenizer's chat template to the prompt.", ("--chat", "-c"))] = False
-    system: Annotated[str | None, Option("System message; implies --chat.")] = None
-    token_ids: Annotated[bool, Option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")] = False
+    prompts: Sequence[str] = option(
+        "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
+        default=(),
+        metavar="PROMPT",
+        positional=True,
+    )
+    more_prompts: Sequence[str] = option(
+        "An additional prompt, after the positional ones.", default=(), flags=("--prompt", "-p"), metavar="TEXT"
+    )
+    input: PathText | None = option(
+        "File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of the "
+        "row), .txt (a prompt per line) or .parquet; - reads .jsonl from stdin. The rows take turns in the batch.",
+        short="-i",
+    )
+    output: PathText | None = option(
+        "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
+        "continues when it is started again.",
+        short="-o",
+    )
+    address: str | None = option(
+        "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
+        "is started for this run).",
+        metavar="ADDRESS",
+    )
+    workers: int | None = option(
+        "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
+        "with cuda, else one per machine.",
+        metavar="N",
+        range=Range(1, 10_000),
+    )
+    stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
+    chat: bool = option("Apply the tokenizer's chat template to the prompt.", default=False, short="-c")
+    system: str | None = option("System message; implies --chat.")
+    token_ids: bool = option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.", default=False)
     prefill_chunk: PrefillChunk = None
     adapter: Adapter = None
     prefix: Prefix = None
-    save_prefix: Annotated[
-        PathText | None,
-        Option(
-            "Process the prompt, or the --system message, save the cache to FILE, and generate nothing.",
-            metavar="FILE",
-        ),
-    ] = None
+    save_prefix: PathText | None = option(
+        "Process the prompt, or the --system message, save the cache to FILE, and generate nothing."
+    )
     graph_capture: GraphCapture = False
     probe_seconds: ProbeSeconds = 120.0
     report: ReportFile = None
@@ -1267,11 +1088,9 @@ class ChatCommand(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, Pa
     Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
     """
 
-    system: Annotated[str | None, Option("System message.")] = None
-    resume: Annotated[PathText | None, Option("Go on with a conversation that /save has written.", metavar="FILE")] = (
-        None
-    )
-    stop: Annotated[Sequence[str], Option("Stop an answer when this text appears; can be repeated.")] = ()
+    system: str | None = option("System message.")
+    resume: PathText | None = option("Go on with a conversation that /save has written.")
+    stop: Sequence[str] = option("Stop an answer when this text appears; can be repeated.", default=())
     prefix: Prefix = None
     prefill_chunk: PrefillChunk = None
     adapter: Adapter = None
@@ -1292,70 +1111,51 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
             positional=True,
         ),
     ]
-    name: Annotated[
-        Sequence[str], Option("Name of a package in the API, once for each. Default: its folder's.", metavar="MODEL")
-    ] = ()
-    host: Annotated[str, Option("Address to listen on; the default accepts clients of this machine only.")] = (
-        "127.0.0.1"
+    name: Sequence[str] = option(
+        "Name of a package in the API, once for each. Default: its folder's.", default=(), metavar="MODEL"
     )
-    port: Annotated[
-        int,
-        Option(
-            "Port to listen on; 0 for any that is free.",
-            range=Range(0, 65535, "between 1 and 65535, or 0 for any that is free"),
-        ),
-    ] = 8000
-    api_key: Annotated[
-        Sequence[str],
-        Option(
-            "Key that clients have to send; can be repeated. Default: that in PARTITA_API_KEY.",
-            metavar="KEY",
-        ),
-    ] = ()
-    allowed_origin: Annotated[
-        Sequence[str],
-        Option("Origin of web pages that may send requests, or *; can be repeated.", metavar="ORIGIN"),
-    ] = ()
-    source: Annotated[
-        str | None,
-        Option(
-            "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
-            "temperature 1.",
-            ("--sampling",),
-            metavar="checkpoint",
-            choices=("checkpoint",),
-            complete="samplings",
-            argument="sampling",
-        ),
-    ] = None
+    host: str = option("Address to listen on; the default accepts clients of this machine only.", default="127.0.0.1")
+    port: int = option(
+        "Port to listen on; 0 for any that is free.",
+        default=8000,
+        range=Range(0, 65535, "between 1 and 65535, or 0 for any that is free"),
+    )
+    api_key: Sequence[str] = option(
+        "Key that clients have to send; can be repeated. Default: that in PARTITA_API_KEY.", default=(), metavar="KEY"
+    )
+    allowed_origin: Sequence[str] = option(
+        "Origin of web pages that may send requests, or *; can be repeated.", default=(), metavar="ORIGIN"
+    )
+    source: str | None = option(
+        "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
+        "temperature 1.",
+        flags=("--sampling",),
+        metavar="checkpoint",
+        choices=("checkpoint",),
+        complete="samplings",
+        argument="sampling",
+    )
     adapter: Adapter = None
-    prefix: Annotated[
-        Sequence[PathText],
-        Option(
-            "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each package.",
-            metavar="FILE",
-        ),
-    ] = ()
+    prefix: Sequence[PathText] = option(
+        "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each package.",
+        default=(),
+        metavar="FILE",
+    )
     prefill_chunk: PrefillChunk = None
-    max_queue: Annotated[
-        int,
-        Option("Maximum number of prompts of a package that wait for a slot.", range=Range(0, MAX_COUNT)),
-    ] = 256
-    max_body: Annotated[
-        int, Option("Largest request body. Default: 4MiB.", metavar="SIZE", text="size", range=Range(1, 1 << 40))
-    ] = 4 << 20
-    timeout: Annotated[
-        float,
-        Option("Time limit of a request, waiting included.", metavar="SECONDS", range=Range(0.001, WEEK_SECONDS)),
-    ] = 600.0
-    max_requests: Annotated[int, Option("Maximum number of requests in progress.", range=Range(1, MAX_COUNT))] = 1024
-    drain_timeout: Annotated[
-        float | None,
-        Option(
-            "Grace period for running requests after SIGTERM. Default: the request timeout.",
-            metavar="SECONDS",
-            range=Range(0, WEEK_SECONDS),
-        ),
-    ] = None
+    max_queue: int = option(
+        "Maximum number of prompts of a package that wait for a slot.", default=256, range=Range(0, MAX_COUNT)
+    )
+    max_body: int = option(
+        "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
+    )
+    timeout: float = option(
+        "Time limit of a request, waiting included.", default=600.0, metavar="SECONDS", range=Range(0.001, WEEK_SECONDS)
+    )
+    max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
+    drain_timeout: float | None = option(
+        "Grace period for running requests after SIGTERM. Default: the request timeout.",
+        metavar="SECONDS",
+        range=Range(0, WEEK_SECONDS),
+    )
     probe_seconds: ProbeSeconds = 0.0
     as_json: Json = False

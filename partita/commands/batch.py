@@ -19,7 +19,7 @@ from rich.progress import Progress as Bars
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.generation import check_placement, open_model, say_notes, write_report
 from partita.commands.outputs import Sink
-from partita.commands.results import BatchResult, ClusterResult, chain_links
+from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import fold, note, print_record, stderr
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.library.batches.journal import kept_words
@@ -124,7 +124,7 @@ def run_batch(
                     BatchResult.taken_from(
                         filed,
                         package=str(options.package),
-                        chain=chain_links(model.chain),
+                        chain=model.chain,
                         chain_source=target.source,
                         options=SamplingValues(**{**options.sampling.figures(), "seed": filed.seed}),
                         adapter=options.adapter,

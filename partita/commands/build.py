@@ -58,7 +58,7 @@ def _parameter(each: Field) -> inspect.Parameter:
     option, default = each.option, each.field.default
     several = each.several or option.text in LISTS
     item, parser = _item(each)
-    settings: dict[str, Any] = {"help": _help(each), "metavar": option.metavar}
+    settings: dict[str, Any] = {"help": _help(each), "metavar": option.metavar or ("FILE" if each.is_path else None)}
     if parser is not None:
         settings["parser"] = parser
     if option.complete or option.views:
@@ -67,7 +67,7 @@ def _parameter(each: Field) -> inspect.Parameter:
         info = typer.Argument(show_default=False, **settings)
     else:
         name = each.name.replace("_", "-")
-        flags = option.flags or (f"--no-{name}" if default is True else f"--{name}",)
+        flags = option.flags or (f"--no-{name}" if default is True else f"--{name}", *filter(None, [option.short]))
         info = typer.Option(*flags, **settings)
     kind: Any = list[item] if several else item  # type: ignore[valid-type]
     if default is MISSING:

@@ -69,16 +69,12 @@ def _cache(manifest: Manifest) -> str:
 
 def _as_record(summary: Summary) -> ExportResult:
     """The summary for `--json`."""
-    return ExportResult(
+    return ExportResult.taken_from(
+        summary,
         package=str(summary.out),
-        manifest=summary.manifest,
-        attention_reason=summary.attention_reason,
-        passes=summary.passes,
         cache_bytes_per_token=_cache_bytes_per_token(summary.manifest),
         fixed_state_bytes=_fixed_state_bytes(summary.manifest),
-        peak_rss_bytes=summary.peak_rss_bytes,
         seconds={name: round(value, 3) for name, value in summary.seconds.items()},
-        notes=tuple(summary.notes),
     )
 
 

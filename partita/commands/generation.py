@@ -16,13 +16,7 @@ from os.path import commonprefix
 from partita.commands.audience import TERMINAL, say, say_target, unused
 from partita.commands.generate_options import GenerateOptions, parse_ids
 from partita.commands.outputs import STDOUT, Sink, say_written
-from partita.commands.results import (
-    GeneratedRow,
-    GenerateResult,
-    GenerationTimings,
-    chain_links,
-    fact_of,
-)
+from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
 from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
@@ -255,7 +249,7 @@ def _as_record(
     """The whole of a generation, for `--json`."""
     return GenerateResult(
         package=str(options.package),
-        chain=chain_links(model.chain),
+        chain=model.chain,
         chain_source=target.source,
         options=SamplingValues(**options.sampling.figures()),
         adapter=options.adapter,
@@ -264,12 +258,7 @@ def _as_record(
         load_seconds=model.load_seconds,
         tokenizer_load_seconds=model.text_seconds,
         rows=tuple(
-            GeneratedRow(
-                text=None if options.token_ids else answer.text,
-                tokens=answer.tokens,
-                prompt_tokens=answer.prompt_tokens,
-                finish_reason=answer.finish_reason,
-            )
+            GeneratedRow.taken_from(answer, text=None if options.token_ids else answer.text)
             for answer in generation.answers
         ),
         timings=GenerationTimings(**generation.timings),

@@ -5,8 +5,6 @@ What `place --json` prints is a report, and what `providers --json` prints a rec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +14,7 @@ from partita.bench.records import Bench
 from partita.check.gate import GateResult
 from partita.commands.refusal import render_refusal
 from partita.diff.records import ReportDiff
-from partita.errors import PartitaError, ProviderError, public_type
+from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
 from partita.explain.node_explanation import Explanation, Matches
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
@@ -25,41 +23,18 @@ from partita.library.batches.running import FileAnswers
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
 from partita.options import SamplingValues
 from partita.package import Manifest
-from partita.package_records import Quality
+from partita.package_records import Quality, StepError, Verification
 from partita.partition_reports.speculation import Speculation
 from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
 
 
-class RefusingRow(Record):
-    """A provider of the chain that does not run a node, as `partita.errors.Refusing` has it."""
+class Result(Record):
+    """Fields of every result of a package."""
 
-    provider: str
-    reason: str
-    evidence_kind: str
-    evidence: str
-    remedy: str
-    available: bool
-    """It is there and was asked; else the reason is the same for every node."""
-
-
-class RefusedRow(Record):
-    """A node that would not run on the chain, as `partita.errors.RefusedNode` has it."""
-
-    node: str
-    op_type: str | None
-    module: str | None
-    wanted: str
-    provider: str
-    """The one that would take it."""
-    reason: str
-    evidence_kind: str
-    evidence: str
-    remedy: str
-    available: bool = True
-    """Whether the preferred provider is there at all; else its reason is the same for every node."""
-    skipped: tuple[RefusingRow, ...] = ()
-    """The other providers of the chain, in order, each with why it does not run the node."""
+    schema_id: str = Field(alias="schema")
+    partita_version: str = partita.__version__
+    package: str
 
 
 class ErrorFact(Record):
@@ -77,7 +52,7 @@ class ErrorFact(Record):
     """The same as data: what helps, each with the words of its command or options."""
     details: tuple[str, ...] = ()
     """Lines of the table that an error may have."""
-    nodes: tuple[RefusedRow, ...] = ()
+    nodes: tuple[RefusedNode, ...] = ()
     """The rows of that table: nodes that would not run on the chain."""
     exit_code: int
 
@@ -98,25 +73,9 @@ def fact_of(error: PartitaError) -> ErrorFact:
         remedy=None if error.remedy is None else " ".join(str(error.remedy).split()),
         remedies=remedy_records(error.remedy),
         details=tuple(render_refusal(nodes).splitlines()) if nodes else (),
-        nodes=tuple(RefusedRow(**asdict(node)) for node in nodes),
+        nodes=nodes,
         exit_code=error.exit_code,
     )
-
-
-class ChainLink(Record):
-    """What became of one provider that the chain names."""
-
-    provider: str
-    """ONNX Runtime's name."""
-    status: str
-    """`active` when nodes may run on it, else what it is."""
-    reason: str | None
-    """Why it is not active."""
-
-
-def chain_links(chain: Sequence[ChainEntry]) -> tuple[ChainLink, ...]:
-    """The providers of an open package."""
-    return tuple(ChainLink(provider=entry.provider, status=entry.status, reason=entry.reason) for entry in chain)
 
 
 class GeneratedRow(Record):
@@ -144,13 +103,11 @@ class GenerationTimings(Record):
     overhead_p50_ms: float | None
 
 
-class BatchResult(FileAnswers):
+class BatchResult(FileAnswers, Result):
     """Output of `generate --input FILE --output FILE --json`: the run and its figures. The answers are in the file."""
 
     schema_id: Literal["partita.batch_result/1"] = Field(default="partita.batch_result/1", alias="schema")
-    partita_version: str = partita.__version__
-    package: str
-    chain: tuple[ChainLink, ...]
+    chain: tuple[ChainEntry, ...]
     chain_source: str
     options: SamplingValues
     """Default options of rows. A row that draws tokens has a seed made of this one and its index."""
@@ -163,24 +120,20 @@ class BatchResult(FileAnswers):
     notes: tuple[str, ...] = ()
 
 
-class ClusterResult(FileAnswers):
+class ClusterResult(FileAnswers, Result):
     """Output of `generate --input FILE --output FILE --address ADDRESS --json`: figures of the run, and its workers."""
 
     schema_id: Literal["partita.cluster_result/1"] = Field(default="partita.cluster_result/1", alias="schema")
-    partita_version: str = partita.__version__
-    package: str
     address: str
     input: str
     workers: tuple[WorkerFact, ...]
 
 
-class GenerateResult(Record):
+class GenerateResult(Result):
     """Output of `generate --json`: the chain, the options, one answer per prompt, and timings."""
 
     schema_id: Literal["partita.generate/1"] = Field(default="partita.generate/1", alias="schema")
-    partita_version: str = partita.__version__
-    package: str
-    chain: tuple[ChainLink, ...]
+    chain: tuple[ChainEntry, ...]
     chain_source: str
     options: SamplingValues
     adapter: str | None = None
@@ -200,55 +153,24 @@ class GenerateResult(Record):
     error: ErrorFact | None
 
 
-class StepResult(Record):
-    """How far one step of the known answer was off; null for what is no number."""
+class StepResult(StepError, Record):
+    """A step of the known answer; null for a figure that is not a number."""
 
-    step: str
-    """prefill, chunked prefill, or decode 1 .. n."""
-    output: str
-    max_abs_error: float | None
-    max_rel_error: float | None
-    """max |ours - reference| / max |reference| over the output."""
-    tokens_equal: bool
-    """Greedy tokens agree in every row that has a clear winner."""
-    rerouted: int = 0
-    """Positions left out, at which rounding makes the model choose other experts."""
+    max_abs_error: float | None  # type: ignore[assignment]
+    max_rel_error: float | None  # type: ignore[assignment]
 
 
-class VerifyResult(Record):
-    """What `verify --json` prints: the package's known answer, replayed."""
+class VerifyResult(Verification, Result):
+    """Output of `verify --json`: the package's known answer, replayed."""
 
     schema_id: Literal["partita.verify/1"] = Field(default="partita.verify/1", alias="schema")
-    partita_version: str = partita.__version__
-    package: str
-    status: Literal["verified", "unverified"]
-    """`unverified`: the answer is another than the model's, and the exit code is 4."""
-    detail: str
-    provider: str | None
-    twin: str | None
-    """What was replayed in place of the package's own graphs; null when it was the package itself."""
-    proof: str | None = None
-    """What showed at export that the graph is right where 16 bits choose other experts; null where nothing had to."""
-    reference: str | None
-    tolerance: float | None
-    near_ties: int
-    rerouted: int = 0
-    """Compared positions that are left out: the package is rounded, and rounding makes its model choose other experts
-    there. Fewer than half.
-    """
-    not_run: tuple[str, ...] = ()
-    """Graphs that the known answer does not reach: its prompt is shorter than their chunk."""
-    not_exercised: tuple[str, ...] = ()
-    """What the text of the known answer is too short for: windows, attention chunks, rotary frequencies, graphs."""
     steps: tuple[StepResult, ...]
 
 
-class EvaluateResult(Record):
+class EvaluateResult(Result):
     """What `evaluate --json` prints: the package read its text on a provider."""
 
     schema_id: Literal["partita.evaluate/1"] = Field(default="partita.evaluate/1", alias="schema")
-    partita_version: str = partita.__version__
-    package: str
     precision: str
     provider: str
     tokens: int
@@ -271,12 +193,10 @@ class EvaluateResult(Record):
     """What the export had measured, on the CPU provider."""
 
 
-class ExportResult(Record):
+class ExportResult(Result):
     """Output of `export --json`: the manifest, why attention is written as it is, and what the export took."""
 
     schema_id: Literal["partita.export/1"] = Field(default="partita.export/1", alias="schema")
-    partita_version: str = partita.__version__
-    package: str
     manifest: Manifest
     attention_reason: str
     passes: dict[str, int]
