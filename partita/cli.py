@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TextIO
@@ -24,62 +23,37 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita import extras, streams
+from partita import extras, options, streams
 from partita.commands.build import Verb, add
-from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, UsageError, public_type
-from partita.options import (
-    BenchCommand,
-    ChatCommand,
-    CheckCommand,
-    DiffCommand,
-    EvaluateCommand,
-    ExplainCommand,
-    ExportCommand,
-    GenerateCommand,
-    HtmlCommand,
-    InspectCommand,
-    MarkdownCommand,
-    PlaceCommand,
-    ProvidersCommand,
-    ServeCommand,
-    ShowCommand,
-    SupportCommand,
-    TraceCommand,
-    VerifyCommand,
-)
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
 from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
 from partita.spelling import read_by
 
 VERBS = (
-    Verb("export", ExportCommand, "partita export ./my-checkpoint ./package --precision fp16 --max-length 512"),
-    Verb("generate", GenerateCommand, 'partita generate ./package "Return the" --max-new-tokens 64 --report run.json'),
-    Verb("chat", ChatCommand, "partita chat ./package --system 'You answer in one sentence.'"),
-    Verb("serve", ServeCommand, "partita serve ./package --provider cpu --port 8000"),
-    Verb("verify", VerifyCommand, "partita verify ./package --provider cpu"),
-    Verb("evaluate", EvaluateCommand, "partita evaluate ./package-int4 --provider cpu"),
-    Verb("inspect", InspectCommand, "partita inspect ./package --against ./other-package"),
+    Verb("export", options.ExportCommand, "export ./my-checkpoint ./package --precision fp16 --max-length 512"),
+    Verb("generate", options.GenerateCommand, 'generate ./package "Return the" --max-new-tokens 64 --report run.json'),
+    Verb("chat", options.ChatCommand, "chat ./package --system 'You answer in one sentence.'"),
+    Verb("serve", options.ServeCommand, "serve ./package --provider cpu --port 8000"),
+    Verb("verify", options.VerifyCommand, "verify ./package --provider cpu"),
+    Verb("evaluate", options.EvaluateCommand, "evaluate ./package-int4 --provider cpu"),
+    Verb("inspect", options.InspectCommand, "inspect ./package --against ./other-package"),
     Verb(
-        "place", PlaceCommand, "partita place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0"
+        "place", options.PlaceCommand, "place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0"
     ),
-    Verb("support", SupportCommand, "partita support Resize com.microsoft:MatMulNBits --provider webgpu"),
-    Verb("bench", BenchCommand, "partita bench ./package --providers webgpu cpu"),
-    Verb("providers", ProvidersCommand, "partita providers --json"),
+    Verb("support", options.SupportCommand, "support Resize com.microsoft:MatMulNBits --provider webgpu"),
+    Verb("bench", options.BenchCommand, "bench ./package --providers webgpu cpu"),
+    Verb("providers", options.ProvidersCommand, "providers --json"),
 )
 """In the order of the help."""
 REPORT_VERBS = (
-    Verb("show", ShowCommand, "partita report show run.json", "report:show"),
-    Verb("html", HtmlCommand, "partita report html run.json --out run.html", "report:html"),
-    Verb("markdown", MarkdownCommand, "partita report markdown run.json >> $GITHUB_STEP_SUMMARY", "report:markdown"),
-    Verb("explain", ExplainCommand, "partita report explain run.json layers.0.mlp.up_proj/MatMul", "report:explain"),
-    Verb("diff", DiffCommand, "partita report diff last-week.json today.json", "report:diff"),
-    Verb(
-        "check",
-        CheckCommand,
-        "partita report check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
-        "report:check",
-    ),
-    Verb("trace", TraceCommand, "partita report trace run.json --out trace.json", "report:trace"),
+    Verb("show", options.ShowCommand, "show run.json"),
+    Verb("html", options.HtmlCommand, "html run.json --out run.html"),
+    Verb("markdown", options.MarkdownCommand, "markdown run.json >> $GITHUB_STEP_SUMMARY"),
+    Verb("explain", options.ExplainCommand, "explain run.json layers.0.mlp.up_proj/MatMul"),
+    Verb("diff", options.DiffCommand, "diff last-week.json today.json"),
+    Verb("check", options.CheckCommand, "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2"),
+    Verb("trace", options.TraceCommand, "trace run.json --out trace.json"),
 )
 HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
@@ -99,9 +73,9 @@ report = typer.Typer(
     rich_markup_mode=None,
 )
 for verb in VERBS:
-    add(app, verb)
+    add(app, verb, f"{verb.name}:run")
 for verb in REPORT_VERBS:
-    add(report, verb)
+    add(report, verb, f"report:{verb.name}")
 app.add_typer(report)
 
 PROGRAM = "partita"
@@ -155,10 +129,9 @@ def main() -> None:
             _accept_all_text(stream)
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, rest = arguments[:end], arguments[end:]
-    debug = "--debug" in options
+    debug = "--debug" in arguments[:end]
     with ended_by_exception():
-        code = run([a for a in options if a != "--debug"] + rest, debug=debug)
+        code = run([a for a in arguments[:end] if a != "--debug"] + arguments[end:], debug=debug)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not cut short what follows
     try:
@@ -202,7 +175,6 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         terminal.stdout_used = False  # type: ignore[attr-defined]
     try:
         with read_by("shell"):
-            _check_names(arguments)
             result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
             raise KeyboardInterrupt
@@ -221,16 +193,6 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         elif error.code:
             raise
         return 0
-
-
-def _check_names(arguments: Sequence[str]) -> None:
-    """Raise UsageError for a file whose name is not UTF-8: ONNX Runtime and JSON have no such names."""
-    for each in arguments:
-        try:
-            each.encode()
-        except UnicodeEncodeError as error:
-            if os.path.lexists(each):
-                raise UsageError(f"{each}: the name is not UTF-8; give the file or folder another one") from error
 
 
 def _explained(error: BaseException, debug: bool) -> tuple[str, str, int, PartitaError | None]:

@@ -49,21 +49,18 @@ def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Outpu
 
 
 def refuse_same(path: Path, read: Path, option: str) -> None:
-    """Raise UsageError when `path` is `read`, directly, through links or by another name, or lies in that folder."""
-    if read.is_dir() and resolved(path).is_relative_to(resolved(read)):
+    """Raise UsageError when `path` is `read`, directly or through links, or lies in that folder."""
+    place, source = resolved(path), resolved(read)
+    if read.is_dir() and place.is_relative_to(source):
         raise UsageError(f"{option} {path}: inside {read}, which this command reads; choose another place")
-    if read.exists():
-        if path.is_file() and path.samefile(read):  # a terminal or a pipe may be read and written
-            named = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
-            raise UsageError(f"{option} {path}: the same file as {named}; name another")
-    elif resolved(path) == resolved(read):
-        raise UsageError(f"{option} {path}: the same file as {read}, which this command writes as well; name another")
+    if place == source and (path.is_file() or not path.exists()):  # a terminal or a pipe may be read and written
+        verb = "reads" if read.exists() else "writes as well"
+        named = "the file that stdin reads" if read == STDIN else f"{read}, which this command {verb}"
+        raise UsageError(f"{option} {path}: the same file as {named}; name another")
 
 
 def resolved(path: Path) -> Path:
-    """Where a path leads, through links. Of links that lead back to themselves it is one of them: `Path.resolve` raises
-    RuntimeError for those before Python 3.13.
-    """
+    """The path without symbolic links. `Path.resolve` raises RuntimeError for a loop of links before Python 3.13."""
     return Path(os.path.realpath(path))
 
 
@@ -78,8 +75,6 @@ def check_writable(path: Path, what: str) -> None:
     if path.is_dir():
         raise ReportError(f"{path}: a folder; give a file name for the {what}")
     place = resolved(path)  # of a link, the file that it names
-    if place.is_symlink():
-        raise ReportError(f"{path}: a symbolic link that leads back to itself; choose another file for the {what}")
     if not place.parent.is_dir():
         parent = place.parent if path.is_symlink() else path.parent
         raise ReportError(f"{path}: the folder {parent} does not exist; make it first")
@@ -96,10 +91,10 @@ def write_bytes(data: bytes, path: Path, what: str) -> None:
     """Write `data` to `path`; readers see the old file or the whole new one.
 
     A symbolic link stays, and the file that it names is replaced. A pipe, a terminal or a device is written to, and so
-    is the file that stdout or stderr go to, behind what stands there. Raises ReportError when it cannot be written.
+    are /dev/stdout and /dev/stderr. Raises ReportError when it cannot be written.
     """
     try:
-        stream = _own_stream(path)
+        stream = {"/dev/stdout": 1, "/dev/stderr": 2}.get(str(path))
         if stream is not None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -113,15 +108,6 @@ def write_bytes(data: bytes, path: Path, what: str) -> None:
         reason = error.strerror or str(error)
         chosen = "set TMPDIR to a folder with room" if is_temporary(path) else "choose another file for it"
         raise ReportError(f"{path}: cannot write the {what}: {reason}; {chosen}") from error
-
-
-def _own_stream(path: Path) -> int | None:
-    """File descriptor 1 or 2 when `path` is the file that it goes to, /dev/stdout for one; None otherwise."""
-    for descriptor in (1, 2):
-        with suppress(OSError):
-            if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                return descriptor
-    return None
 
 
 def temporary_directory() -> tempfile.TemporaryDirectory[str]:

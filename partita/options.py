@@ -80,7 +80,7 @@ class Option:
     range: Range | None = None
     choices: tuple[str, ...] = ()
     complete: str = ""
-    """Function of `partita.commands.completion` that completes the value."""
+    """Function of `partita.commands.completion` that completes the value. Default: `choices`."""
     text: str = ""
     """Parser of `partita.commands.build` for the text of the command line. Default: by type."""
     positional: bool = False
@@ -312,7 +312,6 @@ class Sampling(SamplingValues):
         flags=("--sampling",),
         metavar="checkpoint",
         choices=("checkpoint",),
-        complete="samplings",
         argument="sampling",
     )
 
@@ -440,7 +439,7 @@ class PlacementLimits:
 
     max_cpu_nodes: int | None = option("Fail if more nodes than this run on the CPU provider.", range=COUNT)
     max_copies: int | None = option("Fail if a step has more Memcpy nodes than this.", range=COUNT)
-    max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes between devices.", range=COUNT)
+    max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes than this.", range=COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -902,7 +901,6 @@ class ExportOptions(TargetOptions):
         "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
         "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
         default="fixed",
-        complete="caches",
         choices=("fixed", "window", "growing"),
     )
     cache_precision: str | None = option(
@@ -1031,7 +1029,19 @@ class ChatOptions(GenerationOptions, MessagesArgument):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateCommand(ForeignFolder, SpeculationOptions, PlacementLimits, Sampling, ProviderChain, PackageOptions):
+class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, PackageOptions):
+    """What `partita generate` and `partita chat` have in common."""
+
+    system: str | None = option("System message; generate applies the chat template.")
+    stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
+    prefix: Prefix = None
+    prefill_chunk: PrefillChunk = None
+    adapter: Adapter = None
+    probe_seconds: ProbeSeconds = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateCommand(PlacementLimits, RunOptions):
     """Generate text from a package, or from another exporter's folder. Text goes to stdout as it comes, timings to
     stderr.
     """
@@ -1066,35 +1076,23 @@ class GenerateCommand(ForeignFolder, SpeculationOptions, PlacementLimits, Sampli
         metavar="N",
         range=Range(1, 10_000),
     )
-    stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
     chat: bool = option("Apply the tokenizer's chat template to the prompt.", default=False, short="-c")
-    system: str | None = option("System message; implies --chat.")
     token_ids: bool = option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.", default=False)
-    prefill_chunk: PrefillChunk = None
-    adapter: Adapter = None
-    prefix: Prefix = None
     save_prefix: PathText | None = option(
         "Process the prompt, or the --system message, save the cache to FILE, and generate nothing."
     )
     graph_capture: GraphCapture = False
-    probe_seconds: ProbeSeconds = 120.0
     report: ReportFile = None
     as_json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatCommand(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, PackageOptions):
+class ChatCommand(RunOptions):
     """Talk to a package whose tokenizer has a chat template. The cache is kept between turns; Ctrl-C ends an answer,
     Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
     """
 
-    system: str | None = option("System message.")
     resume: PathText | None = option("Go on with a conversation that /save has written.")
-    stop: Sequence[str] = option("Stop an answer when this text appears; can be repeated.", default=())
-    prefix: Prefix = None
-    prefill_chunk: PrefillChunk = None
-    adapter: Adapter = None
-    probe_seconds: ProbeSeconds = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1132,7 +1130,6 @@ class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderC
         flags=("--sampling",),
         metavar="checkpoint",
         choices=("checkpoint",),
-        complete="samplings",
         argument="sampling",
     )
     adapter: Adapter = None

@@ -1,4 +1,4 @@
-"""The signals by which others end this process, as exceptions: what was begun is cleared away on the way out."""
+"""SIGTERM, SIGHUP and SIGINT as exceptions, so that worker processes and temporary files are removed on the way out."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""What a supervisor or a batch system sends, and what a terminal sends that is closed."""
+"""Sent by a supervisor or batch system, and by a terminal that closes."""
 TOGETHER_SECONDS = 5.0
 """Signals that come within this time are one: a terminal that is closed sends SIGHUP, and so does its shell."""
 PRESSED_SECONDS = 0.3
@@ -26,17 +27,18 @@ class TerminatedError(SystemExit):
         super().__init__(self.exit_code)
 
 
+@dataclass(slots=True)
 class _Watch:
-    """What is known while somebody is in `ended_by_exception`."""
+    """The state of `ended_by_exception`."""
 
-    def __init__(self) -> None:
-        self.handlers: dict[int, Any] = {}
-        """To come back to, by signal."""
-        self.received: int | None = None
-        self.received_at = -TOGETHER_SECONDS
-        self.holding = 0
-        self.held: int | None = None
-        """What came while signals were held."""
+    handlers: dict[int, Any] = field(default_factory=dict)
+    """Handlers to restore, by signal."""
+    received: int | None = None
+    received_at: float = -TOGETHER_SECONDS
+    holding: int = 0
+    """Blocks of `held` that are open."""
+    held: int | None = None
+    """A signal that came in such a block."""
 
 
 _watch: _Watch | None = None
@@ -46,20 +48,19 @@ _watch: _Watch | None = None
 def ended_by_exception() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise TerminatedError in the main thread, so that children and temporary files go, too.
 
-    A signal that is ignored stays ignored, as nohup wants it. What follows the first one closely is ignored, so that it
-    does not cut short what that one set going; what comes later is not, for Python drops an exception that is raised in
-    a callback of native code. Inside of another such block, and in other threads, nothing changes.
+    An ignored signal stays ignored, as nohup wants it. A repetition within `TOGETHER_SECONDS` is ignored, so that
+    it does not interrupt the clean-up. Inside of another such block, and in other threads, nothing changes.
     """
     global _watch
     if _watch is not None or threading.current_thread() is not threading.main_thread():
         yield
         return
     _watch = _Watch()
-    for number, stop in (*((number, _terminate) for number in ENDING), (signal.SIGINT, _interrupt)):
+    for number in (*ENDING, signal.SIGINT):
         handler = signal.getsignal(number)
         if handler in (signal.SIG_DFL, signal.default_int_handler):
             _watch.handlers[number] = handler
-            signal.signal(number, stop)
+            signal.signal(number, _handle)
     try:
         yield
     finally:
@@ -93,30 +94,21 @@ def received() -> BaseException | None:
 
     Native code makes other exceptions of it: an import that is interrupted ends with ImportError.
     """
-    if _watch is None or _watch.received is None:
-        return None
-    return KeyboardInterrupt() if _watch.received == signal.SIGINT else TerminatedError(_watch.received)
+    return None if _watch is None or _watch.received is None else _exception(_watch.received)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    if _take(number, PRESSED_SECONDS):
-        raise KeyboardInterrupt
+def _handle(number: int, frame: object) -> None:
+    """Raise the exception of a signal, unless it repeats the last one or signals are held."""
+    if _watch is not None:
+        if _watch.holding:
+            _watch.held = number
+            return
+        now = time.monotonic()
+        if now - _watch.received_at < (PRESSED_SECONDS if number == signal.SIGINT else TOGETHER_SECONDS):
+            return
+        _watch.received, _watch.received_at = number, now
+    raise _exception(number)
 
 
-def _terminate(number: int, frame: object) -> None:
-    if _take(number, TOGETHER_SECONDS):
-        raise TerminatedError(number)
-
-
-def _take(number: int, together_seconds: float) -> bool:
-    """Whether a signal is to raise its exception now."""
-    if _watch is None:
-        return True
-    if _watch.holding:
-        _watch.held = number
-        return False
-    now = time.monotonic()
-    if now - _watch.received_at < together_seconds:
-        return False
-    _watch.received, _watch.received_at = number, now
-    return True
+def _exception(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else TerminatedError(number)

@@ -69,16 +69,6 @@ def test_export_says_what_it_made(
     assert "seconds" in out and "trace" in out
 
 
-def test_export_as_json(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, _ = succeeds(
-        capsys, "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", 32, "--no-verify", "--json"
-    )
-    summary = json.loads(out)
-    assert summary["manifest"]["schema"] == "partita.package/1"
-    assert summary["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
-    assert summary["peak_rss_bytes"] > 0 and summary["seconds"]["trace"] > 0
-
-
 def test_an_unverified_package_says_so_everywhere(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,30 +174,16 @@ def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[
     ("option", "value", "words"),
     [
         ("--max-new-tokens", 0, "--max-new-tokens is 0"),
-        ("--max-new-tokens", -4, "--max-new-tokens is -4"),
-        ("--max-new-tokens", 10**12, "--max-new-tokens"),
-        ("--temperature", -1, "temperature"),
         ("--temperature", "nan", "temperature"),
         ("--temperature", 1e-4, "--temperature is 0.0001; it must be 0 (greedy) or from 0.001 to 100"),
         ("--temperature", "hot", "number"),
-        ("--top-k", -1, "top-k"),
         ("--top-p", 1.5, "top-p"),
-        ("--top-p", 0, "top-p"),
-        ("--min-p", 2, "min-p"),
         ("--repetition-penalty", 0, "--repetition-penalty is 0.0; it must be from 0.01 to 100 (1: off)"),
-        ("--prefill-chunk", 0, "--prefill-chunk is 0"),
-        ("--threads", 0, "--threads is 0"),
-        ("--threads", 10**6, "--threads"),
-        ("--seed", -1, "seed"),
         ("--stop", "", "--stop is empty"),
         ("--stop", "x" * 4097, "--stop has 4,097 characters; give at most 4,096"),
         ("--probe-seconds", -1, "--probe-seconds is -1"),
-        ("--probe-seconds", "nan", "--probe-seconds is nan"),
-        ("--probe-seconds", 1e9, "--probe-seconds is 1000000000.0"),
-        ("--probe-seconds", "long", "number"),
         ("--provider", "", "provider"),
         ("--provider", "cqu", "cpu"),
-        ("--provider", "cpu,cpu", "twice"),
     ],
 )
 def test_absurd_values(
@@ -225,20 +201,6 @@ def test_prompts_that_cannot_be_used(
     fails(capsys, 2, "not UTF-8", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff")))
     fails(capsys, 2, "stdin is not UTF-8 text (byte 3)", "generate", package, "-")
-
-
-def test_reports_that_cannot_be_written_are_found_first(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fails(capsys, 1, "does not exist", "generate", package, PROMPT, "--report", tmp_path / "no" / "r.json")
-    fails(capsys, 1, "a folder", "generate", package, PROMPT, "--report", tmp_path)
-
-
-def test_a_report_must_not_overwrite_the_package(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {path.name: path.read_bytes() for path in own_package.iterdir()}
-    for name in (MANIFEST, "model.onnx", "new.json"):
-        fails(capsys, 2, "which this command reads", "generate", own_package, PROMPT, "--report", own_package / name)
-    assert {path.name: path.read_bytes() for path in own_package.iterdir()} == before
 
 
 def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,23 +230,6 @@ def test_padding_and_finished_rows_are_no_tokens(
     assert decode["tokens"] < 2 * decode["steps"], "the finished row was counted"
     assert [check for check in read["checks"] if not check["passed"]] == []
     assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
-
-
-@pytest.mark.heavy
-def test_a_package_that_fixes_the_chunk_says_so(
-    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package, report = (
-        exported(tiny_checkpoint("llama"), attention="gqa", static_shapes=True, prefill_chunk=6),
-        tmp_path / "r.json",
-    )
-    arguments = ["generate", package, PROMPT, "--max-new-tokens", 2, "--report", report]
-    assert "--prefill-chunk 3 is ignored" in succeeds(capsys, *arguments, "--prefill-chunk", 3)[1]
-    assert any("--prefill-chunk 3 is ignored" in note for note in json.loads(report.read_text())["notes"])
-    assert "ignored" not in succeeds(capsys, *arguments)[1]
-    read = json.loads(report.read_text())
-    assert read["request"]["prefill_chunk_tokens"] == 6
-    assert not any("ignored" in note for note in read["notes"])
 
 
 @pytest.mark.parametrize("fewer", [False, True], ids=["all rows", "fewer rows"])
@@ -346,11 +291,6 @@ def test_verify_needs_no_torch(package: Path) -> None:
     assert sum("equal" in line for line in lines) == 10
 
 
-def test_verify_as_json(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = json.loads(succeeds(capsys, "verify", package, "--json")[0])
-    assert result["status"] == "verified" and len(result["steps"]) == 10
-
-
 def test_verify_finds_a_flipped_byte(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = bytearray((own_package / WEIGHTS).read_bytes())
     data[len(data) // 2] ^= 1
@@ -360,21 +300,11 @@ def test_verify_finds_a_flipped_byte(own_package: Path, capsys: pytest.CaptureFi
 
 def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another known answer with a right hash: what a graph that drifted would look like."""
-    from safetensors.numpy import load_file, save_file
-
-    from partita.package import record_file
-
-    answer = load_file(own_package / KNOWN_ANSWER)
-    answer["decode_logits"][2] *= 1.01
-    save_file(answer, own_package / KNOWN_ANSWER, metadata={"reference": "changed", "schema": "partita.known_answer/1"})
-    manifest = json.loads((own_package / MANIFEST).read_text())
-    changed = record_file(own_package, KNOWN_ANSWER).model_dump()
-    manifest["files"] = [changed if f["name"] == KNOWN_ANSWER else f for f in manifest["files"]]
-    (own_package / MANIFEST).write_text(json.dumps(manifest))
+    spoil_known_answer(own_package)
     assert run(["verify", str(own_package), "--provider", "cpu"]) == 4
     out, err = capsys.readouterr()
     assert "FAILED: does not agree with its model on CPUExecutionProvider" in out and "unverified" not in out
-    assert "first difference in decode 3, output logits" in err and err.count("\n") == 1
+    assert "first difference in decode" in err and err.count("\n") == 1
 
 
 # report
@@ -388,14 +318,6 @@ def test_report_show(package: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     raw = json.loads(succeeds(capsys, "report", "show", report, "--json")[0])
     assert raw == json.loads(report.read_text()) and raw["schema"] == "partita.report/1"
     assert all(check["passed"] for check in raw["checks"])
-
-
-def test_report_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fails(capsys, 1, "absent.json", "report", "show", tmp_path / "absent.json")
-    (tmp_path / "bad.json").write_text("{")
-    fails(capsys, 1, "bad.json", "report", "show", tmp_path / "bad.json")
-    (tmp_path / "new.json").write_text('{"schema": "partita.report/7"}')
-    fails(capsys, 1, "partita.report/7", "report", "show", tmp_path / "new.json")
 
 
 # everything
@@ -442,12 +364,6 @@ def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
     assert (first + out).endswith(b"\n") and b"finish: interrupted" in err and b"Traceback" not in err
     totals = json.loads(report.read_text())["totals"]
     assert totals["finish_reason"] == "interrupted" and 0 < totals["new_tokens"] < 200
-
-
-def test_debug_after_two_dashes_is_a_prompt(package: Path) -> None:
-    command = [sys.executable, "-m", "partita", "generate", str(package), "--max-new-tokens", "1", "--", "--debug"]
-    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_json_has_no_nan() -> None:
@@ -511,13 +427,6 @@ def spoil_known_answer(package: Path) -> None:
     write_manifest(package, manifest.model_copy(update={"files": files}))
 
 
-def test_a_verified_package_lists_its_known_answer(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = read_manifest(own_package)
-    files = tuple(entry for entry in manifest.files if entry.name != KNOWN_ANSWER)
-    write_manifest(own_package, manifest.model_copy(update={"files": files}))
-    fails(capsys, 1, "does not list known_answer.safetensors", "generate", own_package, PROMPT)
-
-
 def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "partita", "export", str(tiny_checkpoint("llama")), str(tmp_path / "o" / "p")]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environment(), preexec_fn=heed_interrupts)
@@ -555,11 +464,3 @@ def test_ctrl_c_inside_executed_text_gives_the_exit_code_of_ctrl_c(tmp_path: Pat
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     err = fails(capsys, 1, "absent", "report", "show", tmp_path / "absent\x1b[31m\n.json")
     assert "\x1b" not in err
-
-
-@pytest.mark.parametrize("verb", [[], ["export"], ["generate"], ["verify"], ["bench"], ["report"], ["report", "show"]])
-def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
-    out, _ = succeeds(capsys, *verb, "--help")
-    assert "Usage:" in out
-    if verb and verb != ["report"]:
-        assert "Example: partita" in " ".join(out.split())

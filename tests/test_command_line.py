@@ -59,12 +59,6 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-def test_the_walk_finds_the_paths():
-    found = {(" ".join(path), parameter.name) for path, _, parameter, _ in PATHS}
-    assert {("export", "checkpoint"), ("export", "out"), ("bench", "against"), ("report diff", "before")} <= found
-    assert {("generate", "provider_libraries"), ("place", "inputs"), ("report check", "baseline")} <= found
-
-
 @pytest.mark.parametrize(
     ("path", "command", "parameter", "empty"), PATHS, ids=[f"{'-'.join(p)}-{q.name}" for p, _, q, _ in PATHS]
 )
@@ -102,29 +96,6 @@ def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, c
     assert f"Usage: partita {' '.join(path)}".strip() in capsys.readouterr().out
     names = [name for parameter in (command.params if command else ()) for name in parameter.opts]
     assert len(names) == len(set(names))
-
-
-SHORT = {
-    "-e": "provider",
-    "-p": "prompt",
-    "-n": "max-new-tokens",
-    "-t": "temperature",
-    "-s": "seed",
-    "-r": "report",
-    "-o": "out",
-    "-f": "force",
-    "-c": "chat",
-    "-i": "input",
-}
-
-
-def test_a_short_option_means_the_same_in_every_verb():
-    for path, command in EVERY:
-        for parameter in command.params:
-            for name in parameter.opts:
-                if len(name) == 2:
-                    assert any(long.startswith(f"--{SHORT[name]}") for long in parameter.opts), (path, name)
-                    assert len(parameter.opts) > 1, "a short option has a long one"
 
 
 def test_a_size_that_is_beyond_all_numbers_is_refused():

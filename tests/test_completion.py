@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from partita.commands import completion
-from partita.dtypes import PRECISIONS
-from partita.export.attention import ranked
 from tests.conftest import REPOSITORY, require
 
 LIMIT_SECONDS = 0.4
@@ -97,20 +94,6 @@ def test_a_path_is_left_to_the_shell():
     assert "_files" in asked("zsh", "partita report show ru").stdout
 
 
-def test_the_words_are_those_that_the_verbs_take():
-    assert completion.precisions("") == ["auto", *PRECISIONS]
-    assert set(completion.attentions("")) == {"auto", *(each.name for each in ranked())}
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_protocol_has_the_words_with_their_meaning(shell: str):
-    done = asked(shell, "partita export c o --prec")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--precision" in done.stdout
-    if shell != "bash":
-        assert "Data type of weights" in done.stdout
-
-
 def test_bash_completes(partita: dict[str, str]):
     script = (
         'eval "$(partita --show-completion)"\n'
@@ -122,16 +105,6 @@ def test_bash_completes(partita: dict[str, str]):
     assert done.stdout.splitlines()[0] == "generate"
     assert "webgpu,cpu" in done.stdout.splitlines()[1].split()
     assert done.stdout.splitlines()[2] == "show"
-
-
-def test_installing_writes_the_script_of_the_current_shell_and_says_where(partita: dict[str, str]):
-    done = subprocess.run(
-        [found("bash"), "-c", "partita --install-completion; exit $?"], env=partita, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    written = Path(partita["HOME"]) / ".bash_completions" / "partita.sh"
-    assert str(written) in done.stdout
-    assert "_PARTITA_COMPLETE=complete_bash" in written.read_text(encoding="utf-8")
 
 
 def test_the_answer_is_quick_and_loads_nothing_heavy():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import pty
 import re
 import shlex
 import shutil
@@ -99,12 +97,6 @@ def test_values_of_another_rank_name_their_file(gather, tmp_path, capsys):
     assert "[2,3,32]" in error
 
 
-def test_values_that_were_given_are_not_called_generated(gather, tmp_path, capsys):
-    np.save(tmp_path / "far.npy", np.array([99], np.int64))
-    error = failed(capsys, 1, "place", gather, "-e", "cpu", "--input", f"ids={tmp_path / 'far.npy'}")
-    assert "a run on the values given for ids failed" in error and "generated" not in error
-
-
 def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path, capsys):
     model = decoder(tmp_path / "my decoder.onnx", 24)
     given = ["place", str(model), "--provider", "cpu", "--max-copies", "0", "--report", str(tmp_path / "report.json")]
@@ -118,24 +110,6 @@ def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path,
     assert "total_sequence_length=2" in added, "the mask is as long as what was there and what comes"
     assert run([*given, *added]) == 0, capsys.readouterr().err
     assert (tmp_path / "report.json").is_file()
-
-
-def test_sizes_that_contradict_name_the_option_that_they_come_from(gather, tmp_path, capsys):
-    np.save(tmp_path / "x.npy", np.zeros(3, np.int64))
-    error = failed(capsys, 2, "place", gather, "-e", "cpu", "--shape", "n=2", "--input", f"ids={tmp_path / 'x.npy'}")
-    named = f"--input ids={tmp_path / 'x.npy'}"
-    assert f"{named}: conflicting values for the symbolic size n: 3 here, 2 by another option" in error
-
-
-def test_a_manifest_without_graphs_is_damaged(package, tmp_path, capsys):
-    folder = shutil.copytree(package, tmp_path / "p")
-    raw = json.loads((folder / "manifest.json").read_text())
-    graphs = raw["graph"]["files"]
-    for files in ([], [{**graphs[0], "phase": "decode"}], [*graphs, *graphs]):
-        (folder / "manifest.json").write_text(json.dumps({**raw, "graph": {**raw["graph"], "files": files}}))
-        for words in (["generate", folder, PROMPT], ["verify", folder], ["place", folder], ["bench", folder]):
-            error = failed(capsys, 1, *words, "--provider", "cpu")
-            assert "manifest.json" in error and "internal error" not in error
 
 
 @pytest.mark.parametrize("template", ["{{ range(1000000000) | list }}", "{{ 1 / 0 }}", "{{ messages.x.y }}"])
@@ -162,23 +136,6 @@ def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monk
     assert fold(line, Tty(), 14) == line, "too narrow for any layout"
 
 
-def test_the_lines_of_export_and_generate_fit_the_terminal(package, tmp_path):
-    """In a terminal of 50 columns no line of either is wider."""
-    controller, terminal = pty.openpty()
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "50"}
-    command = [sys.executable, "-m", "partita", "generate", str(package), PROMPT, "-n", "4", "-e", "cpu", "--json"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=terminal) as process:
-        os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # Linux says that the other side has been closed
-            while piece := os.read(controller, 4096):
-                shown += piece
-    os.close(controller)
-    assert process.returncode == 0, shown
-    timings = shown.decode()[shown.decode().index("load ") :]
-    assert "finish:" in timings and max(map(len, timings.splitlines())) <= 50
-
-
 def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):
     assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json")]) == 0
     capsys.readouterr()
@@ -199,14 +156,6 @@ def test_an_unknown_target_names_its_own_option(tiny_checkpoint, tmp_path, capsy
     for value in ("foo", "", "cpu,,cpu", "cpu,cpu"):
         error = failed(capsys, 2, "export", tiny_checkpoint("llama"), tmp_path / "p", "--target", value)
         assert "--target" in error and "--provider" not in error
-
-
-def test_values_in_a_file_whose_name_is_no_text(gather, tmp_path, capsys):
-    """The report could not hold it, which showed after the run."""
-    name = b"caf\xe9.npy".decode("utf-8", "surrogateescape")
-    np.save(tmp_path / name, np.array([1], np.int64))
-    given = ["--input", f"ids={tmp_path / name}", "--report", tmp_path / "report.json"]
-    assert "not UTF-8" in failed(capsys, 2, "place", gather, "-e", "cpu", *given)
 
 
 def test_a_report_of_a_run_that_failed_passes_no_gate(gather, tmp_path, capsys):

@@ -107,13 +107,6 @@ def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, 
     assert program == "partita" and run([prompt if word == "PROMPT" else word for word in words] + ["-e", "cpu"]) == 0
 
 
-def test_token_ids_go_on_with_token_ids(package, tmp_path, capsys):
-    file = tmp_path / "ids"
-    assert generate(package, "5,6,7,8,9", "--token-ids", "--save-prefix", file) == 0
-    wanted = tokens(capsys, package, "5,6,7,8,9,10", "--token-ids")
-    assert tokens(capsys, package, "10", "--token-ids", "--prefix", file) == wanted
-
-
 def test_every_row_begins_with_the_prefix(pair, tmp_path, capsys):
     file = tmp_path / "prefix"
     assert generate(pair, BEGIN, "--save-prefix", file) == 0
@@ -176,10 +169,7 @@ def _metadata(file: Path) -> dict[str, str]:
     ("words", "code", "says"),
     [
         (("a", "b", "--save-prefix", "f"), 2, "--save-prefix keeps one text"),
-        (("a", "--system", "b", "--save-prefix", "f"), 2, "--save-prefix keeps one text"),
-        (("--save-prefix", "f"), 2, "--save-prefix keeps one text"),
         (("a", "--chat", "--save-prefix", "f"), 2, "give --system in place of --chat"),
-        (("a", "--save-prefix", "f", "--json"), 2, "--json cannot be given with it"),
         (("a", "--save-prefix", "f", "--report", "r.json"), 2, "--report cannot be given with it"),
         (("a", "--save-prefix", "f", "--max-copies", "0"), 2, "looks at no limits of placement"),
         (
@@ -187,16 +177,13 @@ def _metadata(file: Path) -> dict[str, str]:
             2,
             "--seed and --max-new-tokens cannot be given with it",
         ),
-        (("a", "--save-prefix", "f", "--stop", "x"), 2, "--stop cannot be given with it"),
         (
             ("--input", "f", "--output", "g", "--address", "local", "--prefix", "h"),
             2,
             "--address cannot be combined with",
         ),
-        (("--input", "f", "--output", "g", "--save-prefix", "h"), 2, "--input cannot be given with it"),
         (("a", "--system", "b", "--prefix", "f"), 2, "leave out --system"),
         (("", "--save-prefix", "f"), 1, "the prompt is empty"),
-        (("a" * 90, "--save-prefix", "f"), 1, "the cache holds 64"),
         (("a b c d e f g h", "--save-prefix", "/dev/full"), 1, "/dev/full: cannot write the prefix: No space left"),
     ],
 )
@@ -263,37 +250,6 @@ def test_rows_of_a_file_go_on_with_a_prefix(package, long, tmp_path, capsys, mon
     assert sum(map(bool, found)) == 3
 
 
-def test_rows_that_cannot_go_on_with_a_prefix_say_so(package, long, tmp_path):
-    says: dict[str, list[tuple[dict[str, Any], str]]] = {
-        "text": [
-            ({"messages": [{"role": "user", "content": "a"}]}, "no message of the system"),
-            ({"tokens": [1]}, "text"),
-        ],
-        "system": [({"prompt": "a", "system": "b"}, "leave out system")],
-        "ids": [({"prompt": "a"}, "give token ids")],
-    }
-    for kind in says:
-        given = [row for row, _ in says[kind]]
-        answers = rows_of(tmp_path, package, given, "--prefix", long[kind])
-        for (_, told), answer in zip(says[kind], answers, strict=True):
-            assert answer["finish_reason"] == "error" and told in answer["error"]
-
-
-def test_a_run_over_a_file_goes_on_only_with_its_own_prefix(package, long, tmp_path, capsys, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "partita.library.batches.journal.Journal.publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        )
-        rows_of(tmp_path, package, [{"prompt": "a"}], "--prefix", long["text"], code=130)
-    (journal,) = [path for path in tmp_path.iterdir() if path.name != "rows.jsonl"]
-    output = tmp_path / journal.name.removesuffix(journal.suffix)
-    given = ["--input", tmp_path / "rows.jsonl", "--output", output, "-n", 8]
-    assert generate(package, *given) == 2
-    assert "of another run" in capsys.readouterr().err
-    assert generate(package, *given, "--prefix", long["text"]) == 0
-    assert len(output.read_text(encoding="utf-8").splitlines()) == 1
-
-
 def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: object) -> int:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     return run(["chat", *map(str, words), "--provider", "cpu", "--threads", "1", "-n", "8"])
@@ -330,13 +286,6 @@ def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_
     said.write_text(said.read_text().replace(LONG, "another"))
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 2
     assert "does not begin with the system message of --prefix" in capsys.readouterr().err
-
-
-def test_a_prefix_of_another_package_is_refused_wherever_rows_join(pair, long, tmp_path, capsys, monkeypatch):
-    rows_of(tmp_path, pair, [{"prompt": "a"}], "--prefix", long["text"], code=1)
-    assert "of another package" in capsys.readouterr().err
-    assert chat(monkeypatch, "hi\n", pair, "--prefix", long["system"]) == 1
-    assert "of another package" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("process", ["this", "child"])

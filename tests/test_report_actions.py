@@ -15,7 +15,7 @@ import typer.main
 from onnx import TensorProto, helper
 
 from partita import cli
-from partita.diagnosis.actions import CHECKPOINT, provider_name, steps_for
+from partita.diagnosis.actions import CHECKPOINT, steps_for
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Trial
 from partita.diagnosis.steps import Step
@@ -24,7 +24,6 @@ from partita.partition_reports.sections.actions import for_reason, situation_of,
 from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
-from partita.providers.resolve import known_providers, parse_chain
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
@@ -75,12 +74,6 @@ def test_every_command_is_one_that_the_command_line_understands(step: Step) -> N
     assert filled.text and step.title.format(**BLANKS)
 
 
-def test_a_provider_goes_by_a_name_that_the_chain_takes() -> None:
-    for provider in known_providers().values():
-        (found,) = parse_chain(provider_name(provider.ort_name))
-        assert found.name == provider.name
-
-
 def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
     report = with_package(pages.mixed_report(), name="my 'model'", checkpoint="folder")
     first = commands(report)[0]
@@ -118,26 +111,6 @@ def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_
     entries = [entry.model_copy(update={"trials": trials(type__float16="taken")}) for entry in report.fallbacks]
     said = {action.title: action.does for action in for_reason(report, "no_kernel_type", entries)}
     assert said[half].endswith("in an experiment webgpu accepts the node so")
-
-
-@pytest.mark.parametrize("outcome", ["invalid", "timed_out"])
-def test_an_experiment_without_an_answer_is_none_in_vain(outcome: str) -> None:
-    report = with_package(pages.mixed_report(), precision="fp32", target="")
-    assert told(report, "no_kernel_type", *trials(type__float16=outcome))["Export in float16"] == "untried"
-
-
-def test_a_change_that_was_only_placed_does_not_count_as_shown() -> None:
-    report = with_package(pages.mixed_report(), precision="fp32", target="")
-    assert told(report, "no_kernel_type", *trials(type__float16="placed"))["Export in float16"] == "untried"
-
-
-def test_a_step_that_helps_some_of_the_nodes_says_so() -> None:
-    report = with_package(pages.mixed_report(), precision="fp32", target="")
-    first, *others = report.fallbacks
-    entries = [first.model_copy(update={"trials": trials(type__float16="taken")})]
-    entries += [entry.model_copy(update={"trials": trials(type__float16="left")}) for entry in (others or [first])]
-    known = {action.title: action.known for action in for_reason(report, "no_kernel_type", entries)}
-    assert known["Export in float16"] == "shown of some"
 
 
 def test_a_command_keeps_the_options_of_the_run_and_that_it_was_a_dry_run() -> None:
@@ -178,12 +151,6 @@ def test_a_command_brings_what_the_model_does_not_open_without() -> None:
     assert exports[0][4:] == ("--target", "webgpu", *brought[:2]), "export takes the library of its target alone"
 
 
-def test_what_is_no_list_of_words_is_cut_at_its_spaces() -> None:
-    file = asked(REPORTS["many inputs"](), input="x=it's y=b")
-    (probe,) = commands(file, "unexplained", unprobed="the time was up")
-    assert probe[5:9] == ("--input", "x=it's", "--input", "y=b")
-
-
 @pytest.mark.parametrize("verb", ["place", "generate"])
 def test_a_step_on_a_folder_of_another_exporter_opens_it_again(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,17 +179,6 @@ def test_a_step_on_an_onnx_file_runs_it_again(tmp_path: Path, monkeypatch: pytes
     (step,) = steps_for(situation_of(report), "unexplained", CPU, unprobed=True)
     assert step.words[5:9] == ("--shape", "n=2", "--input", "x=my values.npy")
     assert cli.run(list(step.words[1:])) == 0
-
-
-def test_every_option_that_helped_has_a_command_of_its_own() -> None:
-    report = pages.mixed_report()
-    found = [
-        Trial(factor="option", change=now, outcome="taken", said="", cached=False, now=now)
-        for now in ("qnn.offload_graph_io_quantization=0", "webgpu.enableInt64=1")
-    ]
-    entries = [report.fallbacks[0].model_copy(update={"trials": (each,)}) for each in found]
-    given = [action.words[-1] for action in for_reason(report, "option_needed", entries)]
-    assert given == ["qnn.offload_graph_io_quantization=0", "webgpu.enableInt64=1"]
 
 
 def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
@@ -262,19 +218,6 @@ def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
     assert Command(("partita", "providers"), answer.lines[1].does) == answer.lines[1]  # type: ignore[union-attr]
 
 
-def test_what_is_harmless_is_left_alone() -> None:
-    report = pages.mixed_report()
-    mild = tuple(
-        entry.model_copy(update={"cost": entry.cost.model_copy(update={"harmless": True, "copies": ()})})
-        for entry in report.fallbacks
-        if entry.cost is not None
-    )
-    top = glance(report.model_copy(update={"fallbacks": mild}))
-    assert (top.state.name, top.state.tone) == ("nearly", "mild")
-    assert top.state.headline == "All but 4 harmless nodes ran on WebGpu"
-    assert top.answers[-1].figure == "nothing"
-
-
 @pytest.mark.usefixtures("stand_ins")
 def test_the_command_of_a_report_mends_what_it_is_for(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -295,12 +238,6 @@ def test_the_command_of_a_report_mends_what_it_is_for(
     words = [str(checkpoint) if word == CHECKPOINT else word for word in action.words]
     assert cli.run([*words[1:], "--max-length", "64"]) == 0
     assert placed(Path(words[3])).fallbacks == ()
-
-
-def test_recorded_reports_have_a_command_where_something_fell_back() -> None:
-    for name in ("webgpu", "openvino", "cuda_dry_run"):
-        report = recorded(name)
-        assert list(top_actions(report, by_reason(report))), name
 
 
 @pytest.mark.parametrize("reason", [reason.code for reason in load_reasons()])

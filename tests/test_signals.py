@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -115,27 +114,6 @@ def test_an_ignored_signal_stays_ignored(package: Path, tmp_path: Path) -> None:
     assert (tmp_path / "R").is_file()
 
 
-def test_the_terminal_that_is_closed_takes_no_error_message(package: Path, tmp_path: Path) -> None:
-    """Its stderr cannot be written any more; the exit code is still that of the signal."""
-    master, slave = os.openpty()
-    (temporary := tmp_path / "temporary").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "partita", "place", str(package), "--provider", "cpu", "--runs", "1000"],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**child_environment(), "TMPDIR": str(temporary)},
-        start_new_session=True,
-        preexec_fn=heed,
-    )
-    os.close(slave)
-    wait_until(lambda: at_work("place", tmp_path, temporary), process)
-    os.close(master)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(SECONDS) == 128 + signal.SIGHUP
-    assert left_in(temporary) == []
-
-
 def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a run that nohup did not start
     now = [1000.0]
@@ -155,23 +133,6 @@ def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> 
             signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGTERM) is before
     signal.signal(signal.SIGHUP, ignored)
-
-
-def test_nothing_is_left_in_the_temporary_folder_by_libraries_either(package: Path, tmp_path: Path) -> None:
-    """ONNX Runtime's builds keep a session id there, and send usage data, unless they are told not to."""
-    words = ("generate", str(package), "1,2", "--token-ids", "--max-new-tokens", "4", "--provider", "cpu")
-    process, temporary = start(words, tmp_path)
-    process.communicate(timeout=SECONDS)
-    assert process.returncode == 0
-    assert list(temporary.iterdir()) == []
-
-
-def test_an_export_leaves_nothing_in_the_temporary_folder(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    """torch makes a folder for what it compiles as soon as it is imported."""
-    process, temporary = start(("export", str(tiny_checkpoint("llama")), "OUT", "--no-verify"), tmp_path)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, err.decode()
-    assert left_in(temporary) == []
 
 
 def test_ctrl_c_while_the_command_is_imported_is_one_line_and_its_exit_code() -> None:

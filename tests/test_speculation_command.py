@@ -13,7 +13,6 @@ from partita.cli import run
 from partita.errors import ResourceError
 from partita.runtime.speculation.draft import DraftModel
 from tests.drafts import always_draft, knowing
-from tests.runtime import handmade as handmade_module
 from tests.runtime.handmade import ALL, VOCAB, handmade, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(8)]
@@ -97,20 +96,6 @@ def test_what_cannot_be_is_one_line(generated: Generated, package: Path, tmp_pat
     assert "nowhere" in err
     _, err = generated("--draft", recurrent, code=2)
     assert "this package cannot draft: its conv and recurrent states" in " ".join(err.split())
-
-
-@pytest.mark.parametrize("length", [16, 96], ids=["shorter", "longer"])
-def test_a_draft_with_another_cache_length_drafts_as_far_as_it_goes(
-    generated: Generated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
-    always_draft(monkeypatch, 3)
-    with monkeypatch.context() as patched:
-        patched.setattr(handmade_module, "LENGTH", length)
-        draft = handmade(tmp_path / "draft", states=("key",))
-    told = json.loads(generated("--draft", draft, "--json")[0])
-    assert told["rows"][0]["tokens"] == known_tokens(PROMPT, N, ("key",))
-    reached = N if length > N + len(PROMPT) else length - len(PROMPT)
-    assert 0 < told["speculation"]["accepted"] <= told["speculation"]["drafted"] <= 3 * reached
 
 
 def test_a_draft_that_gives_up_is_told_once_and_in_the_report(

@@ -105,31 +105,3 @@ def test_a_refusal_is_quick(tmp_path):
 def test_help_loads_nothing_heavy(tmp_path, arguments):
     code, loaded, _ = run_and_tell(*arguments, cwd=tmp_path)
     assert (code, loaded) == (0, [])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["no-such-verb"], ["generate"], ["export", "a", "b", "--max-length", "many"], ["report", "show"]],
-    ids=" ".join,
-)
-def test_usage_error_is_exit_2_and_loads_nothing_heavy(tmp_path, arguments):
-    code, loaded, stderr = run_and_tell(*arguments, cwd=tmp_path)
-    assert (code, loaded) == (2, [])
-    assert stderr.strip() and "Traceback" not in stderr
-
-
-def test_missing_report_is_one_line_and_loads_nothing_heavy(tmp_path):
-    code, loaded, stderr = run_and_tell("report", "show", "missing.json", cwd=tmp_path)
-    assert (code, loaded) == (1, [])
-    assert "missing.json" in stderr
-    assert len(stderr.strip().splitlines()) == 1, stderr
-
-
-def test_a_page_is_written_without_heavy_libraries(tmp_path):
-    from partita.partition_reports import storage
-    from tests.partition_reports.pages import mixed_report
-
-    storage.write(mixed_report(), tmp_path / "run.json")
-    code, loaded, stderr = run_and_tell("report", "html", "run.json", cwd=tmp_path)
-    assert (code, loaded) == (0, []), stderr
-    assert (tmp_path / "run.html").is_file()

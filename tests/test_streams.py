@@ -40,13 +40,6 @@ def test_what_cannot_be_written_is_an_error(words: list[str], redirection: str, 
     assert (done.returncode, done.stderr) == (1, said)
 
 
-def test_a_generation_that_nobody_can_read_is_an_error(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    package = exported(tiny_checkpoint("llama"))
-    done = shell(["generate", str(package), "def", "-n", "4", "--provider", "cpu"], ">&-")
-    assert done.returncode == 1 and done.stderr.endswith(CLOSED), done.stderr
-    assert "onnxruntime" not in done.stderr
-
-
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize(
     ("redirection", "detail"),
@@ -77,13 +70,6 @@ def test_a_verb_does_not_fail_because_its_notes_cannot_be_written(
     words = ["generate", str(package), "5,6", "--token-ids", "-n", "4", "--provider", "cpu", "--json"]
     done = shell(words, redirection)
     assert done.returncode == 0 and len(json.loads(done.stdout)["rows"][0]["tokens"]) == 4
-
-
-def test_an_error_does_not_come_on_stdout_when_stderr_is_closed() -> None:
-    done = shell(["inspect", "/nowhere"], "2>&-")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
-    done = shell(["inspect", "/nowhere", "--json"], "2>&-")
-    assert done.returncode == 1 and json.loads(done.stdout)["error"]["kind"] == "PackageError"
 
 
 def test_no_file_gets_the_number_of_a_closed_stream() -> None:

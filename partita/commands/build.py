@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
@@ -14,43 +15,45 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.exceptions import Exit
 
-from partita.commands.early import check_early
-from partita.errors import UsageError
+from partita.errors import PackageError, UsageError
 from partita.options import Described as Field
-from partita.options import PathText, checked, described
+from partita.options import ExportOptions, PathText, checked, described
+from partita.providers.resolve import parse_chain
 from partita.spelling import spelled
+from partita.strangers import recognise
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 """Bytes of each unit."""
+CHAINS = {"providers": "providers", "provider": "providers", "target": "target", "chains": "chains", "more": "chains"}
+"""Options that name providers, and the argument that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A command: its options, and the function that runs it."""
+    """A command: its options, and an example without the names of the program and of the group."""
 
     name: str
     options: type[Any]
     example: str
-    run: str = ""
-    """`MODULE:FUNCTION` in `partita.commands`, called with the options; returns the exit code, None for 0. Default:
-    `run` in the module of the verb's name.
+
+
+def add(app: typer.Typer, verb: Verb, run: str) -> None:
+    """Add a verb to an app. Its help is the docstring of the options. `run`: `MODULE:FUNCTION` in `partita.commands`,
+    called with the options; returns the exit code, None for 0.
     """
-
-
-def add(app: typer.Typer, verb: Verb) -> None:
-    """Add a verb to an app. Its help is the docstring of the options."""
     parameters = [_parameter(each) for each in sorted(described(verb.options), key=lambda e: not e.option.positional)]
 
     def call(**given: Any) -> None:
         options = checked(verb.options(**_values(verb.options, given)))
         check_early(options)
-        module, _, function = (verb.run or f"{verb.name}:run").partition(":")
+        module, _, function = run.partition(":")
         raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
 
     call.__doc__ = verb.options.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(verb.name, epilog=f"Example: {verb.example}")(call)
+    group = f"{app.info.name} " if app.info.name != "partita" else ""
+    app.command(verb.name, epilog=f"Example: partita {group}{verb.example}")(call)
 
 
 def _parameter(each: Field) -> inspect.Parameter:
@@ -61,7 +64,7 @@ def _parameter(each: Field) -> inspect.Parameter:
     settings: dict[str, Any] = {"help": _help(each), "metavar": option.metavar or ("FILE" if each.is_path else None)}
     if parser is not None:
         settings["parser"] = parser
-    if option.complete or option.views:
+    if option.complete or option.views or option.choices:
         settings["autocompletion"] = _completer(each)
     if option.positional:
         info = typer.Argument(show_default=False, **settings)
@@ -106,6 +109,8 @@ def _completer(each: Field) -> Callable[[str], list[Any]]:
             from partita.partition_reports.render.view import view_names
 
             return [name for name in view_names(each.option.views) if name.startswith(incomplete)]
+        if not each.option.complete:
+            return [name for name in each.option.choices if name.startswith(incomplete)]
         found: list[Any] = getattr(import_module("partita.commands.completion"), each.option.complete)(incomplete)
         return found
 
@@ -124,6 +129,38 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
         elif (not each.several or value) and (value is not None or each.optional):
             found[each.name] = value
     return found
+
+
+# --- checks before a verb is loaded -----------------------------------------------------------------------------------
+
+
+def check_early(options: Any) -> None:
+    """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
+    libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
+    if not libraries:  # a library may bring a provider of another name
+        for name, argument in CHAINS.items():
+            given = getattr(options, name, None) or ()
+            for chain in (given,) if isinstance(given, str) else given:
+                parse_chain(chain, argument=argument)
+    for path in (getattr(options, "package", None), *getattr(options, "packages", ())):
+        if path is not None:
+            _check_package(Path(path))
+    model = getattr(options, "model", None)
+    operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
+    if model is not None and not operators and not os.path.lexists(model):
+        raise PackageError(f"{model}: no such file; name an ONNX file or a package")
+    if isinstance(options, ExportOptions):
+        from partita.library.exporting import check_before_loading
+
+        check_before_loading(options)
+
+
+def _check_package(path: Path) -> None:
+    if path.is_dir() and any(path.iterdir()):
+        return
+    stranger = recognise(path)
+    if path.is_dir() or not path.exists():
+        raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
 
 
 # --- parsers of texts -------------------------------------------------------------------------------------------------

@@ -14,13 +14,13 @@ from typing import Any
 from partita.capped import parsed_record, read_capped
 from partita.commands.audience import TERMINAL, say, say_target, unused
 from partita.commands.chat_lines import Lines, open_lines
-from partita.commands.generate_options import argument_text
+from partita.commands.generate_options import RunGroups, argument_text
 from partita.commands.outputs import say_written
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
 from partita.files import claim
-from partita.foreign.folder import Choice, open_folder
-from partita.library.chain import ChainOptions, Target, chain_of, read_by, read_chain_options
+from partita.foreign.folder import open_folder
+from partita.library.chain import Target, read_chain_options
 from partita.library.conversation import Conversation
 from partita.library.engine import BatchOptions, Engine, ReportRequest
 from partita.library.generation import sampling_options
@@ -29,8 +29,8 @@ from partita.library.model import Model
 from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
-from partita.library.sampling import Sampling, completed_for
-from partita.library.speculation import Speculation, check_speculation
+from partita.library.sampling import completed_for
+from partita.library.speculation import check_speculation
 from partita.observations.text_format import plural
 from partita.options import ChatCommand, group
 from partita.package import Manifest
@@ -57,33 +57,10 @@ GENERATE = Remedy("use it without one", ("partita", "generate", "{package}", "PR
 ROLES = frozenset({"system", "user", "assistant"})
 
 
-class ChatOptions(ChatCommand):
-    """The options of `partita chat`, checked, and the groups that functions of the library take."""
+class ChatOptions(RunGroups, ChatCommand):
+    """The options of `partita chat`."""
 
-    package: Path
     resume: Path | None
-    prefix: Path | None
-    stop: tuple[str, ...]
-
-    @property
-    def where(self) -> ChainOptions:
-        """The provider chain."""
-        return chain_of(self)
-
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling, complete once `completed_for` has seen it."""
-        return group(self, Sampling)
-
-    @property
-    def speculation(self) -> Speculation:
-        """The speculative decoding."""
-        return Speculation.of(self)
-
-    @property
-    def choice(self) -> Choice:
-        """What the user says of a foreign folder."""
-        return Choice.of(self)
 
 
 def run(given: ChatCommand) -> int:
@@ -327,14 +304,8 @@ class Session:
             path = Path(rest).expanduser()
         except RuntimeError as error:  # ~name of nobody
             raise UsageError(f"{command} {rest}: {error}") from error
-        reads = read_by(
-            self.options.where,
-            self.options.package,
-            *self.options.choice.reads,
-            *self.options.speculation.reads,
-            *(() if self.options.prefix is None else (self.options.prefix,)),
-        )
-        return claim(path, what, reads, option=command)
+        prefix = () if self.options.prefix is None else (self.options.prefix,)
+        return claim(path, what, (*self.options.reads, *prefix), option=command)
 
 
 class _CtrlC:

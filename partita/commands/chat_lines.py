@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from partita.errors import UsageError
@@ -124,32 +123,21 @@ def _keys() -> KeyBindings:
 
 
 def _history() -> History:
-    """What was typed before, in a file that nobody else may read; of this session alone where none can be kept."""
+    """The history of messages, in a file that only its owner may read; in memory where it cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    class Kept(FileHistory):
-        """A history in a file, which is of this session alone when the file cannot be read or written, be it only now:
-        a disk that is full or a folder that has gone is no reason to lose a message.
-        """
-
-        def load_history_strings(self) -> list[str]:
-            with suppress(OSError):
-                return list(super().load_history_strings())
-            return []
+    class Stored(FileHistory):
+        """A full disk does not lose the message."""
 
         def store_string(self, string: str) -> None:
-            with suppress(OSError, UnicodeEncodeError):  # the latter: half a character, which is said when it is sent
+            with suppress(OSError, UnicodeEncodeError):  # the latter: half a character, refused when it is sent
                 super().store_string(string)
 
     folder = cache_folder("chat")
     file = None if folder is None else folder / "history"
     if file is not None:
         with suppress(OSError):
-            _touch(file)
-            return Kept(str(file))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch(mode=0o600)
+            return Stored(str(file))
     return InMemoryHistory()
-
-
-def _touch(file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.touch(mode=0o600)

@@ -77,12 +77,10 @@ def _quantisers() -> Iterable[str]:
 precisions = _choice(lambda: ("auto", *PRECISIONS))
 activations = _choice(lambda: dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
 cache_precisions = _choice(lambda: CACHE_PRECISIONS)
-caches = _choice(lambda: ("fixed", "window", "growing"))
 prefill_precisions = _choice(lambda: ("int8",))
 attentions = _choice(lambda: ("auto", *attention_names()))
 exporters = _choice(_exporters)
 quantisers = _choice(_quantisers)
-samplings = _choice(lambda: ("checkpoint",))
 speculations = _choice(lambda: ("ngram",))
 
 

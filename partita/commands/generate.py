@@ -11,7 +11,7 @@ from partita.commands.generate_options import GenerateOptions, argument_text, ch
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.files import claim
 from partita.foreign.folder import open_folder
-from partita.library.chain import Target, read_by, read_chain_options
+from partita.library.chain import Target, read_chain_options
 from partita.library.sampling import Sampling, completed_for
 from partita.library.speculation import check_speculation
 from partita.options import GenerateCommand, group
@@ -40,7 +40,7 @@ def run(given: GenerateCommand) -> int:
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, **sampling.figures(), system=system, stop=stop)
-    reads = read_by(options.where, options.package, *options.choice.reads, *options.speculation.reads)
+    reads = options.reads
     _check_files(options, reads)
     sink: Sink | None = None
     if options.save_prefix is not None:

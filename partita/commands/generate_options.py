@@ -13,30 +13,26 @@ from partita.check.limits import Limits
 from partita.commands.terminal import note
 from partita.errors import UsageError
 from partita.foreign.folder import Choice
-from partita.library.chain import ChainOptions, chain_of
+from partita.library.chain import ChainOptions, chain_of, read_by
 from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation
 from partita.observations.text_format import listing
-from partita.options import GenerateCommand, group
+from partita.options import GenerateCommand, RunOptions, group
 from partita.runtime.text import MOST_BYTES
 from partita.spelling import spelled
 
 
-class GenerateOptions(GenerateCommand):
-    """The options of `partita generate`, checked, and the groups that functions of the library take."""
+class RunGroups(RunOptions):
+    """The options that `generate` and `chat` share, checked, and the groups that functions of the library take."""
 
     package: Path
-    report: Path | None
     prefix: Path | None
-    save_prefix: Path | None
-    input: Path | None
-    output: Path | None
     stop: tuple[str, ...]
 
     @property
     def where(self) -> ChainOptions:
         """The provider chain."""
-        return replace(chain_of(self), graph_capture=self.graph_capture)
+        return chain_of(self)
 
     @property
     def sampling(self) -> Sampling:
@@ -49,14 +45,33 @@ class GenerateOptions(GenerateCommand):
         return Speculation.of(self)
 
     @property
+    def choice(self) -> Choice:
+        """The options of a foreign folder."""
+        return Choice.of(self)
+
+    @property
+    def reads(self) -> tuple[Path, ...]:
+        """Files and folders that the run reads."""
+        return read_by(self.where, self.package, *self.choice.reads, *self.speculation.reads)
+
+
+class GenerateOptions(RunGroups, GenerateCommand):
+    """The options of `partita generate`."""
+
+    report: Path | None
+    save_prefix: Path | None
+    input: Path | None
+    output: Path | None
+
+    @property
+    def where(self) -> ChainOptions:
+        """The provider chain."""
+        return replace(chain_of(self), graph_capture=self.graph_capture)
+
+    @property
     def limits(self) -> Limits:
         """Limits of the placement."""
         return Limits.of(self)
-
-    @property
-    def choice(self) -> Choice:
-        """What the user says of a foreign folder."""
-        return Choice.of(self)
 
     @property
     def is_chat(self) -> bool:

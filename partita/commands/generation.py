@@ -22,7 +22,7 @@ from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
 from partita.library.engine import Engine, ReportRequest
-from partita.library.generation import Generation, GenerationStep, sampling_options
+from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
 from partita.library.notes import chunk_ignored, idle, inferred, unverified
@@ -44,18 +44,6 @@ LIMIT_RUNS = 2
 """Runs per phase that tell what a step copies."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How the loop ended, where it did not end by itself."""
-
-    interrupted: bool = False
-    closed: bool = False
-    """Nobody reads stdout any more."""
-    refused: OSError | None = None
-    """Why stdout took no more, where its reader did not just go away."""
-    error: PartitaError | None = None
-
-
 def run_generation(
     options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
 ) -> int:
@@ -70,23 +58,18 @@ def run_generation(
         say_notes(options, target, model, ids, notes)
         if len(prompts) > 1 and not options.token_ids and not any(" " in prompt for prompt in prompts):
             say(f"{plural(len(prompts), 'prompt')}; quote the words if they are one prompt")
-        outcome = _drive(options, generation)
-        if options.as_json and not outcome.closed:
-            record = _as_record(options, target, outcome, model, generation, notes)
-            _told(outcome, lambda: print_record(record))
-        else:
-            _finish_output(options, outcome, generation)
+        printed = Printed(options, target, model, generation, notes)
+        printed.follow()
+        printed.finish()
         _say_timings(model, generation)
         cut_short = False
         if sink is not None:
-            notes += (LIMITS_NOTE,) if options.limits.given() else ()
-            asked = _report_request(options, outcome, generation, model.text_seconds, notes + target.notes)
-            cut_short = write_report(sink, model.engine, asked, error=outcome.error)
-    if outcome.error is not None:
-        raise outcome.error
-    if outcome.refused is not None:  # not before the report is written: it is of a run that was made
-        raise outcome.refused
-    return INTERRUPTED if outcome.interrupted or cut_short else 0
+            cut_short = write_report(sink, model.engine, printed.report_request(), error=printed.error)
+    if printed.error is not None:
+        raise printed.error
+    if printed.refused is not None:  # not before the report is written: it is of a run that was made
+        raise printed.refused
+    return INTERRUPTED if printed.interrupted or cut_short else 0
 
 
 def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, observe: bool) -> Model:
@@ -177,95 +160,120 @@ def _prefix_note(said: Said | None, ids: Sequence[Sequence[int]]) -> tuple[str, 
     return (f"{min(known)} tokens of each prompt come from the prefix, and are not read again",)
 
 
-def _drive(options: GenerateOptions, generation: Generation) -> Outcome:
-    """Go through the steps, until they end or nobody wants more; the text of a single row is shown as it comes."""
-    outcome = Outcome()
-    live = len(generation.progress.tickets) == 1 and not options.as_json
-    shown = 0
-    try:
-        for step in generation:
-            if live and (piece := _piece(options, step)):
-                shown += len(step.text)
-                _say(options, outcome, piece)
-            if outcome.closed:
-                break
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-    except PartitaError as error:
-        outcome.error = error
-    try:
-        generation.close()
-    except PartitaError as error:
-        outcome.error = outcome.error or error
-    held = generation.text[shown:]  # a row that was cut off may have held text back
-    if live and held and not outcome.closed:
-        _say(options, outcome, held)
-    return outcome
-
-
-def _piece(options: GenerateOptions, step: GenerationStep) -> str:
-    """What a step adds to the first row, as the user reads it."""
-    return _ids(step.tokens[0]) if options.token_ids else step.text
-
-
 def _ids(tokens: Sequence[int]) -> str:
     return "".join(f"{token} " for token in tokens)
 
 
-def _say(options: GenerateOptions, outcome: Outcome, text: str) -> None:
-    """Text of the answer to stdout, or to stderr when stdout is for the report."""
-    write = write_stderr if options.report == STDOUT else write_stdout
-    _told(outcome, lambda: write(text))
+@dataclass(slots=True)
+class Printed:
+    """A generation whose completions are printed, and how it ended where it did not end by itself."""
 
+    options: GenerateOptions
+    target: Target
+    model: Model
+    generation: Generation
+    notes: tuple[str, ...]
+    interrupted: bool = False
+    closed: bool = False
+    """The reader of stdout has gone."""
+    refused: OSError | None = None
+    """The error of a write to stdout, e.g. a full disk."""
+    error: PartitaError | None = None
 
-def _told(outcome: Outcome, write: Callable[[], bool | None]) -> None:
-    """Write to stdout; what keeps the text from being read ends the answer, and not the report of the run."""
-    try:
-        outcome.closed = write() is False
-    except OSError as error:
-        outcome.closed, outcome.refused = True, error
+    def follow(self) -> None:
+        """Run the steps until they end or stdout is closed; the text of a single row is printed as it comes."""
+        live = len(self.generation.progress.tickets) == 1 and not self.options.as_json
+        shown = 0
+        try:
+            for step in self.generation:
+                piece = _ids(step.tokens[0]) if self.options.token_ids else step.text
+                if live and piece:
+                    shown += len(step.text)
+                    self._print(piece)
+                if self.closed:
+                    break
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except PartitaError as error:
+            self.error = error
+        try:
+            self.generation.close()
+        except PartitaError as error:
+            self.error = self.error or error
+        held = self.generation.text[shown:]  # a row that was cut off may have held text back
+        if live and held and not self.closed:
+            self._print(held)
 
+    def finish(self) -> None:
+        """Print the rest: the record, or the completions of several rows."""
+        answers = self.generation.answers
+        if self.closed:
+            return
+        if self.options.as_json:
+            record = self._record()
+            self._write(lambda: print_record(record))
+        elif len(answers) == 1:
+            self._print("\n")
+        else:
+            texts = [_ids(answer.tokens) if self.options.token_ids else answer.text for answer in answers]
+            self._print("".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
 
-def _finish_output(options: GenerateOptions, outcome: Outcome, generation: Generation) -> None:
-    """Everything that stdout gets as text once the loop is over."""
-    if outcome.closed:
-        return
-    answers = generation.answers
-    if len(answers) == 1:
-        _say(options, outcome, "\n")
-        return
-    texts = [_ids(answer.tokens) if options.token_ids else answer.text for answer in answers]
-    _say(options, outcome, "".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
+    def _print(self, text: str) -> None:
+        """Print text to stdout, or to stderr when stdout is for the report."""
+        write = write_stderr if self.options.report == STDOUT else write_stdout
+        self._write(lambda: write(text))
 
+    def _write(self, write: Callable[[], bool | None]) -> None:
+        """Write to stdout. A failure ends the completion, not the report of the run."""
+        try:
+            self.closed = write() is False
+        except OSError as error:
+            self.closed, self.refused = True, error
 
-def _as_record(
-    options: GenerateOptions,
-    target: Target,
-    outcome: Outcome,
-    model: Model,
-    generation: Generation,
-    notes: tuple[str, ...],
-) -> GenerateResult:
-    """The whole of a generation, for `--json`."""
-    return GenerateResult(
-        package=str(options.package),
-        chain=model.chain,
-        chain_source=target.source,
-        options=SamplingValues(**options.sampling.figures()),
-        adapter=options.adapter,
-        prefill_chunk_tokens=generation.chunk.tokens,
-        threads=options.where.threads,
-        load_seconds=model.load_seconds,
-        tokenizer_load_seconds=model.text_seconds,
-        rows=tuple(
-            GeneratedRow.taken_from(answer, text=None if options.token_ids else answer.text)
-            for answer in generation.answers
-        ),
-        timings=GenerationTimings(**generation.timings),
-        speculation=generation.speculation,
-        notes=notes + target.notes,
-        error=fact_of(outcome.error) if outcome.error else None,
-    )
+    def _record(self) -> GenerateResult:
+        """The generation for `--json`."""
+        options, generation = self.options, self.generation
+        return GenerateResult(
+            package=str(options.package),
+            chain=self.model.chain,
+            chain_source=self.target.source,
+            options=SamplingValues(**options.sampling.figures()),
+            adapter=options.adapter,
+            prefill_chunk_tokens=generation.chunk.tokens,
+            threads=options.where.threads,
+            load_seconds=self.model.load_seconds,
+            tokenizer_load_seconds=self.model.text_seconds,
+            rows=tuple(
+                GeneratedRow.taken_from(answer, text=None if options.token_ids else answer.text)
+                for answer in generation.answers
+            ),
+            timings=GenerationTimings(**generation.timings),
+            speculation=generation.speculation,
+            notes=self.notes + self.target.notes,
+            error=fact_of(self.error) if self.error else None,
+        )
+
+    def report_request(self) -> ReportRequest:
+        """The request for the report of the generation."""
+        options, limits = self.options, (LIMITS_NOTE,) if self.options.limits.given() else ()
+        reason = "interrupted" if self.interrupted else "error" if self.error else self.generation.finish_reason
+        prefix = {} if options.prefix is None else {"prefix": str(options.prefix)}
+        return ReportRequest(
+            finish_reason=reason,
+            finish_detail=str(self.error) if self.error else self._unread(),
+            complete=self.error is None and not self.interrupted,
+            tokenizer_load_seconds=self.model.text_seconds,
+            notes=(*self.notes, *limits, *self.target.notes),
+            options={**sampling_options([options.sampling]), **prefix},
+            limits=options.limits,
+            probe_seconds=options.probe_seconds,
+        )
+
+    def _unread(self) -> str:
+        """Why the completion was not printed to its end; empty where it was."""
+        if self.refused is not None and self.refused.errno != errno.EBADF:  # the error of a closed stdout
+            return f"stdout: {self.refused.strerror or self.refused}"
+        return "stdout was closed" if self.closed else ""
 
 
 def _say_timings(model: Model, generation: Generation) -> None:
@@ -286,38 +294,6 @@ def _say_timings(model: Model, generation: Generation) -> None:
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.answers})
     parts.append(f"finish: {', '.join(reasons)}")
     note(fold("; ".join(parts), sys.stderr, 2))
-
-
-def _report_request(
-    options: GenerateOptions,
-    outcome: Outcome,
-    generation: Generation,
-    tokenizer_seconds: float,
-    notes: tuple[str, ...],
-) -> ReportRequest:
-    """What the report says of the generation beside the facts of the run."""
-    return ReportRequest(
-        finish_reason="interrupted" if outcome.interrupted else "error" if outcome.error else generation.finish_reason,
-        finish_detail=str(outcome.error) if outcome.error else _unread(outcome),
-        complete=outcome.error is None and not outcome.interrupted,
-        tokenizer_load_seconds=tokenizer_seconds,
-        notes=notes,
-        options={**sampling_options([options.sampling]), **_prefix_option(options)},
-        limits=options.limits,
-        probe_seconds=options.probe_seconds,
-    )
-
-
-def _unread(outcome: Outcome) -> str:
-    """Why the answer was not read to its end; empty where it was."""
-    if outcome.refused is not None and outcome.refused.errno != errno.EBADF:  # which a closed one gives
-        return f"stdout: {outcome.refused.strerror or outcome.refused}"
-    return "stdout was closed" if outcome.closed else ""
-
-
-def _prefix_option(options: GenerateOptions) -> dict[str, str]:
-    """The prefix, as a report repeats it."""
-    return {} if options.prefix is None else {"prefix": str(options.prefix)}
 
 
 def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: PartitaError | None = None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.showing import asked, prepare
+from partita.commands.outputs import asked, prepare
 from partita.foreign.folder import Choice
 from partita.library.inspecting import choice_of_other, files_of, inspected
 from partita.options import InspectCommand

@@ -1,21 +1,24 @@
-"""What the verbs write for their user, a file or stdout, and what they read, which none of them may write over."""
+"""Outputs of verbs: files or stdout, which must not be inputs, and the views of records that are written to them."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from partita.commands.terminal import note, write_stdout_bytes
-from partita.errors import PackageError, UsageError
-from partita.files import Output, claim
+from partita.commands.terminal import note, stdout_console, write_stdout_bytes
+from partita.errors import PackageError, ReportError, UsageError
+from partita.files import STDIN, Output, claim
+from partita.observations.text_format import listing
+from partita.options import PathText
+from partita.partition_reports.render.view import load_view
 from partita.remedies import shell
 
+if TYPE_CHECKING:
+    from partita.partition_reports.render.view import View
+
 STDOUT = Path("-")
-OTHER_NAMES = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +45,9 @@ def say_written(what: str, path: Path | str) -> None:
     note(f"{what}: {path} (see it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
-def goes_to_stdout(path: Path) -> bool:
-    """Whether what is written to `path` comes out of stdout, or into the file that stdout is redirected to."""
-    if path == STDOUT or str(path) in OTHER_NAMES:
-        return True
-    with suppress(OSError):
-        mine, theirs = path.stat(), os.fstat(1)
-        return os.path.samestat(mine, theirs) and (stat.S_ISREG(mine.st_mode) or stat.S_ISFIFO(mine.st_mode))
-    return False
-
-
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
     """Raise UsageError when a report and another JSON object would both go to stdout."""
-    if report is not None and as_json and goes_to_stdout(report):
+    if as_json and str(report) in (str(STDOUT), "/dev/stdout"):
         raise UsageError(f"--report {report} and --json would both write to stdout; give --report another file")
 
 
@@ -66,3 +59,83 @@ def data_files(model: Path) -> tuple[Path, ...]:
         return tuple(model.parent / name for name in read_onnx(model).data_files)
     except PackageError:
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The view that is asked for, and where it goes: None is stdout."""
+
+    view: str = "text"
+    out: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """A view, and a place that may be written."""
+
+    view: View
+    sink: Sink
+    what: str = ""
+    """What a file of it is called in messages; empty: as the view says."""
+
+    def show(self, record: Any, source: Path | None = None) -> None:
+        """Print the record at the width of the terminal, or write what a file of this view holds. Raises ReportError
+        where the record has not what the view shows, with the file that it comes from.
+        """
+        if self.view.print_to is not None and isinstance(self.sink, Stdout):
+            self.view.print_to(record, stdout_console())
+            return
+        try:
+            text = self.view.to_text(record)
+        except ReportError as error:
+            raise ReportError(f"{source}: {error}" if source else str(error)) from error
+        self.sink.write(text)
+        if isinstance(self.sink, Output):
+            hint = f" ({self.view.hint})" if self.view.hint else ""
+            note(f"{self.what or _called(self.view)}: {self.sink.path}{hint}")
+
+
+class ViewOptions(Protocol):
+    """Options of a verb that has views."""
+
+    @property
+    def view(self) -> str | None:
+        """Name of the view."""
+
+    @property
+    def out(self) -> PathText | None:
+        """File for it; None: stdout."""
+
+    @property
+    def as_json(self) -> bool:
+        """Short form of the view `json`."""
+
+
+def asked(options: ViewOptions, *, brief: bool = False) -> Asked:
+    """The view that is asked for by name or by a short form of it. Raises UsageError when two are."""
+    named = {
+        "--view": options.view,
+        "--brief": "brief" if brief else None,
+        "--json": "json" if options.as_json else None,
+    }
+    given = [(option, name) for option, name in named.items() if name is not None]
+    if len({name for _, name in given}) > 1:
+        raise UsageError(f"{listing(option for option, _ in given)} ask for different views; keep one")
+    return Asked(given[0][1] if given else "text", None if options.out is None else Path(options.out))
+
+
+def prepare(asked: Asked, folder: str, reads: Iterable[Path] = ()) -> Showing:
+    """Find the view in its folder, and claim where it goes, before anything is read or run.
+
+    `reads`: files that must not be written over. Raises UsageError, and what `partita.files.claim` raises.
+    """
+    return open_sink(load_view(asked.view, folder), asked.out, reads)
+
+
+def open_sink(view: View, out: Path | None, reads: Iterable[Path]) -> Showing:
+    """Claim where a view goes that is found already."""
+    return Showing(view, claim_output(out or STDOUT, _called(view), (*reads, STDIN), option="--out"))
+
+
+def _called(view: View) -> str:
+    return view.what or view.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from partita.commands.showing import asked, prepare
+from partita.commands.outputs import asked, prepare
 from partita.library.machine import providers
 from partita.options import ProvidersCommand
 

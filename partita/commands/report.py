@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.commands.showing import Asked, asked, open_sink, prepare
+from partita.commands.outputs import Asked, asked, open_sink, prepare
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.options import (
     REPORT_VIEWS,

@@ -153,7 +153,7 @@ class GenerateResult(Result):
     error: ErrorFact | None
 
 
-class StepResult(StepError, Record):
+class StepResult(StepError, Record):  # noqa: N818 - not an exception
     """A step of the known answer; null for a figure that is not a number."""
 
     max_abs_error: float | None  # type: ignore[assignment]

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.commands.audience import TERMINAL
-from partita.commands.outputs import STDOUT, claim_output, data_files
-from partita.commands.showing import Asked, Showing, asked, prepare
+from partita.commands.outputs import STDOUT, Asked, Showing, asked, claim_output, data_files, prepare
 from partita.errors import INTERRUPTED, UsageError
 from partita.library.chain import chain_of, read_by
 from partita.library.supporting import chain_options, measure_support

@@ -15,17 +15,7 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.text import Text
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from partita.export.progress import Stage
 from partita.observations.text_format import human_bytes
@@ -142,7 +132,7 @@ class Bars:
             SpinnerColumn(finished_text="done"),
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=24),
-            _Size(),
+            TextColumn("{task.fields[size]}"),
             TimeElapsedColumn(),
             console=stderr,
             transient=True,
@@ -158,7 +148,8 @@ class Bars:
 
     def start(self, title: str, total_bytes: int | None) -> Stage:
         """Add a progress bar for a stage."""
-        return _Bar(self.bars, self.bars.add_task(title, total=total_bytes, sized=total_bytes is not None))
+        size = "" if total_bytes is None else human_bytes(total_bytes)
+        return _Bar(self.bars, self.bars.add_task(title, total=total_bytes, size=size))
 
     def finish(self, stage: Stage, seconds: float) -> None:
         """Fill the bar of a stage that ended."""
@@ -166,15 +157,6 @@ class Bars:
         task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
         total = task.total or max(task.completed, 1)
         self.bars.update(stage.task, total=total, completed=total)
-
-
-class _Size(ProgressColumn):
-    """Bytes done and bytes in all, for a stage whose size is known."""
-
-    def render(self, task: Task) -> Text:
-        if not task.fields.get("sized") or task.total is None:
-            return Text("")
-        return Text(f"{human_bytes(int(task.completed))} of {human_bytes(int(task.total or 0))}")
 
 
 class _Bar:
