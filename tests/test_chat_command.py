@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import resource
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ import pytest
 import partita
 from partita.cli import run
 from partita.commands.chat import _CtrlC, read_conversation
-from partita.commands.chat_lines import PipedLines, TypedLines
+from partita.commands.chat_lines import TypedLines
 from partita.errors import UsageError
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
@@ -97,25 +96,6 @@ def test_what_makes_no_sense_ends_in_a_line(package, monkeypatch, capsys, text, 
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("no_bytecode")
-def test_a_disk_that_is_full_ends_a_save_and_not_the_session(package, monkeypatch, capsys, tmp_path):
-    """Where somebody is there to read it; a script must not go on as if it were saved."""
-    kept = tmp_path / "said.json"
-    kept.write_text("of before\n")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for typed, code in ((False, 1), (True, 0)):
-        monkeypatch.setattr(PipedLines, "typed", typed)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
-        try:
-            assert piped(monkeypatch, f"/save {kept}\n/save /dev/full\nthe value\n", str(package), "-n", "2") == code
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        out, err = capsys.readouterr()
-        assert f"{kept}: cannot write the conversation: File too large" in err and kept.read_text() == "of before\n"
-        assert bool(out.strip()) is typed
-        assert not typed or "/dev/full: cannot write the conversation: No space left on device" in err
-
-
 def test_a_package_without_a_chat_template_is_told_of_generate(package, own_copy, monkeypatch, capsys):
     bare = own_copy(package)
     (bare / "chat_template.jinja").unlink()
@@ -158,35 +138,6 @@ def test_keys_of_the_prompt(own_cache):
         assert later.read() == "pasted\nlines", "history is there in the next session"
 
 
-@pytest.mark.parametrize("lost", ["folder", "file", "never"])
-def test_a_history_that_cannot_be_kept_is_of_this_session_alone(tmp_path, monkeypatch, lost):
-    from prompt_toolkit.input import create_pipe_input
-    from prompt_toolkit.output import DummyOutput
-
-    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
-    history = tmp_path / "chat" / "history"
-    if lost == "never":
-        history.mkdir(parents=True)
-    with create_pipe_input() as keys:
-        lines = TypedLines((), keys, DummyOutput())
-        keys.send_text("one\r")
-        assert lines.read() == "one"
-        if lost != "never":
-            history.unlink()
-        if lost == "folder":
-            history.parent.rmdir()
-        elif lost == "file":
-            history.mkdir()
-        for typed, wanted in ((b"two\r", "two"), (b"\x1b[A\x1b[A\r", "one"), (b"half \xff\r", "half \udcff")):
-            keys.send_bytes(typed)
-            assert lines.read() == wanted
-
-
-def test_a_command_begins_its_line(package, monkeypatch, capsys):
-    assert piped(monkeypatch, " /exit\n\n/exit now\nnever said\n", str(package), "-n", "1") == 0
-    assert capsys.readouterr().out.count("\n") == 1, "the first is a message, as ' /help' is one"
-
-
 @pytest.mark.parametrize("early", [False, True])
 def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, early):
     class Asked:
@@ -212,18 +163,6 @@ def test_ctrl_c_ends_an_answer_and_pressed_again_later_everything(monkeypatch, e
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
     signal.signal(signal.SIGINT, found)
-
-
-def test_ctrl_c_that_is_ignored_stays_ignored():
-    """As a shell without jobs has it for what is in the background."""
-    found = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with _CtrlC():
-            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            signal.raise_signal(signal.SIGINT)
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, found)
 
 
 def test_a_session_at_a_terminal(package, tmp_path, own_cache):

@@ -245,22 +245,6 @@ def test_a_batch_that_reads_its_prompts_whole_says_so(
     assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == (512 if fewer else 7)
 
 
-def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = json.loads((own_package / MANIFEST).read_text())
-    shutil.copytree(own_package, tmp_path / "outside")
-
-    def rewrite(**changes: object) -> None:
-        (own_package / MANIFEST).write_text(json.dumps({**manifest, **changes}))
-
-    graph = {**manifest["graph"], "files": [{**manifest["graph"]["files"][0], "file": "../outside/model.onnx"}]}
-    rewrite(graph=graph)
-    for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
-        fails(capsys, 1, "leaves the model folder", *verb)
-    rewrite(files=[entry for entry in manifest["files"] if entry["name"] == KNOWN_ANSWER])
-    for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
-        fails(capsys, 1, "not in the manifest's list of files", *verb)
-
-
 def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 1, "no such folder", "generate", tmp_path / "absent", PROMPT)
     (tmp_path / "empty").mkdir()
@@ -443,22 +427,6 @@ def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_pa
             continue
     assert child.returncode == 130 and err.endswith(b"partita: interrupted\n") and b"Traceback" not in err, err
     assert not list(tmp_path.iterdir())
-
-
-def test_ctrl_c_inside_executed_text_gives_the_exit_code_of_ctrl_c(tmp_path: Path) -> None:
-    """Importing torch runs text with exec(), and Python would end itself with SIGINT after an interrupt in there."""
-    (tmp_path / "pressed.py").write_text(
-        "import partita.cli as cli\n"
-        "def app(arguments, **settings):\n"
-        "    exec('raise KeyboardInterrupt')\n"
-        "cli.app = app\n"
-        "cli.main()\n"
-    )
-    command = [sys.executable, "-m", "pressed"]
-    environment = child_environment()
-    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
-    done = subprocess.run(command, capture_output=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (130, b"partita: interrupted\n")
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,12 +88,6 @@ def test_a_chain_goes_on_with_what_is_not_in_it_yet():
     assert offered("partita generate p --provider webgpu,cp") == ["webgpu,cpu"]
 
 
-def test_a_path_is_left_to_the_shell():
-    assert offered("partita generate ") == []
-    assert offered("partita report show ru") == []
-    assert "_files" in asked("zsh", "partita report show ru").stdout
-
-
 def test_bash_completes(partita: dict[str, str]):
     script = (
         'eval "$(partita --show-completion)"\n'

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import partita
 from partita import extras
-from partita.errors import CheckpointError, InstallationError, UsageError
+from partita.errors import CheckpointError, InstallationError
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 # For the command and every child it starts: the modules cannot be imported, and pip does not know of them.
@@ -158,13 +158,6 @@ def test_what_partita_always_needs(package, tmp_path):
     assert line == "partita: tokenizers is not installed; pip install partita"
 
 
-def test_a_dry_run_without_its_extra(package, tmp_path, monkeypatch):
-    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path / "cache"))
-    arguments = ("place", package, "--provider", "cuda", "--dry-run")
-    done = without(tmp_path, ("elftools",), ("pyelftools",), *arguments)
-    assert 'pip install "partita[dry-run]"' in named(done)
-
-
 def test_a_module_that_nobody_declares_is_no_bug_either():
     told = extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d"), foreign=True)
     assert told is not None and "causal_conv1d" in str(told)
@@ -196,9 +189,3 @@ def test_an_unexpected_exception_outside_the_bounds_is_an_installation_error(mon
     monkeypatch.setattr(extras, "_requirements", lambda: ["transformers"])
     with pytest.raises(AttributeError), extras.checked_versions():
         raise AttributeError("no forward")
-
-
-def test_a_wrong_argument_is_not_blamed_on_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "_requirements", lambda: ["transformers<5"])
-    with pytest.raises(UsageError, match="^max_length"), extras.checked_versions():
-        raise UsageError("max_length is 0")

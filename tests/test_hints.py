@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,13 +89,6 @@ def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys,
     assert run(words) == 0
 
 
-def test_values_of_another_rank_name_their_file(gather, tmp_path, capsys):
-    np.save(tmp_path / "bad.npy", np.zeros((2, 3, 32), np.int64))
-    error = failed(capsys, 2, "place", gather, "-e", "cpu", "--input", f"ids={tmp_path / 'bad.npy'}")
-    assert f"--input ids={tmp_path / 'bad.npy'}: ids is int64[n], which takes 1 size, not 3" in error
-    assert "[2,3,32]" in error
-
-
 def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path, capsys):
     model = decoder(tmp_path / "my decoder.onnx", 24)
     given = ["place", str(model), "--provider", "cpu", "--max-copies", "0", "--report", str(tmp_path / "report.json")]
@@ -110,14 +102,6 @@ def test_many_inputs_without_sizes_are_few_words_and_options_that_work(tmp_path,
     assert "total_sequence_length=2" in added, "the mask is as long as what was there and what comes"
     assert run([*given, *added]) == 0, capsys.readouterr().err
     assert (tmp_path / "report.json").is_file()
-
-
-@pytest.mark.parametrize("template", ["{{ range(1000000000) | list }}", "{{ 1 / 0 }}", "{{ messages.x.y }}"])
-def test_a_chat_template_that_fails_is_the_packages_fault(package, tmp_path, capsys, template):
-    folder = shutil.copytree(package, tmp_path / "p")
-    (folder / "chat_template.jinja").write_text(template)
-    error = failed(capsys, 1, "generate", folder, PROMPT, "--chat", "-e", "cpu")
-    assert "internal error" not in error
 
 
 class Tty(io.StringIO):

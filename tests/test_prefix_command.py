@@ -19,8 +19,6 @@ from partita.cli import run
 from partita.commands.chat import SCHEMA as SCHEMA_OF_CHAT
 from partita.library.conversation import Conversation
 from partita.library.local import LocalEngine
-from partita.library.requests import Work
-from partita.library.sampling import Sampling
 from partita.runtime.engine.prefixes import LEAST_TOKENS
 from partita.runtime.prefix_file import SCHEMA, read_said
 from tests.adapters import save_adapter
@@ -194,17 +192,6 @@ def test_what_makes_no_sense_ends_in_a_line(package, tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir())
 
 
-def test_a_prefix_says_which_prompts_go_on_with_it(package, kept, tmp_path, capsys):
-    assert generate(package, "hi", "--chat", "--prefix", kept) == 2
-    assert "no message of the system" in capsys.readouterr().err
-    file = tmp_path / "ids"
-    assert generate(package, "5,6,7", "--token-ids", "--save-prefix", file) == 0
-    assert generate(package, "hi", "--prefix", file) == 2
-    assert "give token ids" in capsys.readouterr().err
-    assert generate(package, "5,6,7", "--token-ids", "--prefix", kept) == 2, "its last tokens are not in the file"
-    assert "one of text, which token ids cannot go on with" in capsys.readouterr().err
-
-
 def rows_of(tmp_path: Path, package: Path, lines: list[dict[str, Any]], *options: object, code: int = 0) -> list[Any]:
     """The answers to a file of rows."""
     source, output = tmp_path / "rows.jsonl", tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
@@ -286,18 +273,3 @@ def test_a_conversation_at_the_terminal_begins_with_a_prefix(package, long, tmp_
     said.write_text(said.read_text().replace(LONG, "another"))
     assert chat(monkeypatch, "hi\n", package, "--prefix", long["system"], "--resume", said) == 2
     assert "does not begin with the system message of --prefix" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("process", ["this", "child"])
-def test_a_scheduler_has_a_prefix_in_this_process_and_in_a_child(package, long, process):
-    given = [*map(int, IDS.split(",")), 10]
-    with partita.load(package, "cpu", threads=1, observe=False, process=process) as model:
-        asked = model.generate(given, max_new_tokens=8, stop_token_ids=()).run()
-        scheduler = model.scheduler(prefix=long["ids"])
-        ticket = scheduler.submit(Work(tuple(given), Sampling(temperature=0.0, max_new_tokens=8)))
-        while scheduler.step():
-            pass
-        assert ticket.answer.tokens == tuple(asked.tokens[0])
-        assert scheduler.copied_tokens == len(given) - 1
-        with pytest.raises(partita.GenerationError, match="no prefix that can be read"):
-            model.scheduler(prefix=package / "manifest.json")

@@ -8,11 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 import typer.main
-from onnx import TensorProto, helper
 
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, steps_for
@@ -27,7 +24,7 @@ from partita.partition_reports.sections.model import Command
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
-from tests.partition_reports.samples import CPU, GPU
+from tests.partition_reports.samples import CPU
 
 OPTIMUM = REPOSITORY / "tests" / "foreign" / "samples" / "optimum"
 BLANKS = {"checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu,cpu"}
@@ -166,21 +163,6 @@ def test_a_step_on_a_folder_of_another_exporter_opens_it_again(
     assert cli.run(list(step.words[1:])) == 0
 
 
-def test_a_step_on_an_onnx_file_runs_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", "m"]) for name in ("x", "y", "z")]
-    nodes = [helper.make_node("Add", ["x", "y"], ["z"], name="add")]
-    graph = helper.make_graph(nodes, "g", ports[:2], ports[2:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), "my model.onnx")
-    np.save("my values.npy", np.ones((2, 3), np.float32))
-    given = ["place", "my model.onnx", "--provider", "cpu", "--shape", "n=2", "--input", "x=my values.npy"]
-    assert cli.run([*given, "--report", "report.json"]) == 0
-    report = Report.model_validate_json(Path("report.json").read_text(encoding="utf-8"))
-    (step,) = steps_for(situation_of(report), "unexplained", CPU, unprobed=True)
-    assert step.words[5:9] == ("--shape", "n=2", "--input", "x=my values.npy")
-    assert cli.run(list(step.words[1:])) == 0
-
-
 def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
     report = pages.mixed_report()
     option = Trial(factor="option", change="a.b=1", outcome="taken", said="", cached=False, now="webgpu.enableInt64=1")
@@ -197,17 +179,6 @@ def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
     assert [words[-1] for words in commands(with_package(report, target="webgpu"), "no_kernel_type")] == ["fp16"]
     half = commands(with_package(report, target="webgpu", precision="fp16"), "no_kernel_type")
     assert [words[-1] for words in half] == ["fp32"]
-
-
-def test_a_model_that_is_no_package_is_not_to_be_exported() -> None:
-    report = REPORTS["many inputs"]()
-    assert report.package is None
-    assert commands(report) == [] and commands(report, "cpu_preferred") == []
-    more = report.model_copy(update={"request": report.request.model_copy(update={"path": "a b/genai.onnx"})})
-    chain = more.request.model_copy(update={"chain": (GPU, CPU)})
-    (words,) = commands(more.model_copy(update={"request": chain}), unprobed="the time was up")
-    assert words[:5] == ("partita", "place", "a b/genai.onnx", "--provider", "webgpu,cpu")
-    assert "--probe-seconds" in words
 
 
 def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:

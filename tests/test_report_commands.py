@@ -169,11 +169,6 @@ def test_a_check_that_makes_no_sense_is_exit_code_2(folder, capsys, arguments, w
     assert (code, out) == (2, "") and words in one_line(err)
 
 
-@pytest.mark.parametrize("name", ["webgpu", "WebGPU", "WebGpuExecutionProvider"])
-def test_a_provider_goes_by_any_of_its_names(folder, capsys, name):
-    assert call(capsys, "check", "mixed.json", "--require", f"provider={name},nodes=9")[0] == 0
-
-
 def test_trace_goes_to_stdout_or_to_a_file(folder, capsys):
     code, out, err = call(capsys, "trace", "mixed.json")
     assert (code, err) == (0, "") and json.loads(out)["traceEvents"]

@@ -20,14 +20,12 @@ SECONDS = 300
 GENERATE = ("generate", "PACKAGE", "1,2", "--token-ids", "--max-new-tokens", "60")
 VERBS: dict[str, tuple[str, ...]] = {
     "export": ("export", str(DEMO_CHECKPOINT), "OUT"),
-    "generate": (*GENERATE, "--provider", "cpu", "--report", "R"),
     # A chain with another provider than the CPU runs in a worker process.
     "generate in a worker": (*GENERATE, "--provider", "cuda,cpu", "--report", "R"),
     "verify": ("verify", "PACKAGE", "--provider", "cpu"),
     "place": ("place", "PACKAGE", "--provider", "cpu", "--runs", "1000"),
     "place in a dry run": ("place", "PACKAGE", "--provider", "cuda,cpu", "--dry-run", "--runs", "1000"),
     "bench": ("bench", "PACKAGE", "--provider", "cpu", "--rounds", "1000"),
-    "providers": ("providers",),
 }
 
 

@@ -14,10 +14,8 @@ import pytest
 from tests.conftest import REPOSITORY
 
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
-HELP_LIMIT_SECONDS, IMPORT_LIMIT_SECONDS, REFUSAL_LIMIT_SECONDS = 0.25, 0.06, 0.6
-"""CPU time, with a margin for a busy machine; on an idle one (EPYC) help takes 0.12 s, the import 0.01 s and refusals
-0.2 to 0.35 s.
-"""
+HELP_LIMIT_SECONDS, IMPORT_LIMIT_SECONDS = 0.25, 0.06
+"""CPU time, with a margin for a busy machine; on an idle one (EPYC) help takes 0.12 s and the import 0.01 s."""
 
 # Runs the command line, then tells on a marked last line what it ended with and what it had loaded.
 RUN_AND_TELL = f"""
@@ -66,18 +64,19 @@ def test_the_import_is_quick():
 
 REFUSED = [
     *((f"{verb} missing -e cpu", "missing: no such folder") for verb in ("verify", "evaluate", "chat", "serve")),
-    *((f"{verb} empty -e cpu", "empty: not a Partita package") for verb in ("verify", "evaluate", "chat", "serve")),
     *((f"{verb} x -e gpu", "did you mean 'cuda' or 'webgpu'?") for verb in ("verify", "place", "bench", "support")),
-    ("generate missing prompt -e cpu", "missing: no such folder"),
+    ("verify empty -e cpu", "empty: not a Partita package"),
     ("generate x prompt -e gpu", "did you mean 'cuda' or 'webgpu'?"),
     ("generate x prompt --top-p 2", "--top-p is 2.0; it must be above 0 and at most 1"),
-    ("bench missing", "missing: no such folder"),
     ("place missing.onnx -e cpu", "missing.onnx: no such file"),
+    ("report show missing.json", "missing.json"),
+    ("no-such-verb", "No such command"),
     ("export missing out", "missing: no such folder, and not a hub id"),
     ("export empty out", "empty: not a checkpoint, it has no config.json"),
     ("export checkpoint empty", "empty: exists already; choose another folder"),
     ("export checkpoint out --target gpu", "did you mean 'cuda' or 'webgpu'?"),
     ("export checkpoint out --precision fp5", "--precision fp5: choose one of auto, fp32"),
+    ("export checkpoint out --max-length many", "integer"),
     ("export checkpoint out --max-length 65", "--max-length 65: the model supports at most 64 positions"),
 ]
 
@@ -91,14 +90,6 @@ def test_what_can_be_refused_at_once_is(tmp_path, line, says):
     code, loaded, err = run_and_tell(*line.split(), cwd=tmp_path)
     assert code in (1, 2) and loaded == []
     assert says in err and err.count("\n") == 1
-
-
-def test_a_refusal_is_quick(tmp_path):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "config.json").write_text('{"max_position_embeddings": 64}', encoding="utf-8")
-    words = ("-m", "partita", "export", "checkpoint", "out", "--max-length", "65")
-    seconds, err = cpu_seconds(*words, cwd=tmp_path)
-    assert "at most 64 positions" in err and seconds < REFUSAL_LIMIT_SECONDS
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"], ["generate", "--help"]], ids=" ".join)

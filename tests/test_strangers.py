@@ -12,7 +12,7 @@ import pytest
 
 from partita import cli
 from partita.package import MANIFEST, WEIGHTS, read_manifest
-from partita.remedies import LFS_HEAD, Remedy, permission
+from partita.remedies import LFS_HEAD, permission
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.remedy_of import remedy_of
 
@@ -137,13 +137,8 @@ def unprivileged(*arguments: object) -> tuple[int, str]:
     ("verb", "name"),
     [
         ("generate", MANIFEST),
-        ("generate", "model.onnx"),
         ("generate", WEIGHTS),
-        ("generate", "tokenizer.json"),
-        ("generate", "generation_config.json"),
-        ("verify", "known_answer.safetensors"),
         ("generate", "."),
-        ("place", "model.onnx"),
         ("place", WEIGHTS),
     ],
 )
@@ -166,20 +161,6 @@ def test_what_may_not_be_read_is_to_be_made_readable(package: Path, verb: str, n
     subprocess.run(["chmod", given, str(path)], check=True)
     code, err = unprivileged(*words)
     assert code == 0, err
-
-
-# remedies themselves
-
-
-def test_a_remedy_is_quoted_for_the_shell_and_says_what_else_helps() -> None:
-    remedy = Remedy(
-        "let {path} be read", ("chmod", "u+r", "{path}"), otherwise=Remedy("allow it", options=("--x", "a b"))
-    )
-    filled = remedy.filled(path="my model")
-    assert str(filled) == 'let my model be read: chmod u+r "my model", or allow it: --x "a b"'
-    assert filled.command == ("chmod", "u+r", "my model")
-    with pytest.raises(KeyError):
-        remedy.filled()
 
 
 # a package that its runtime has no kernels for
