@@ -47,7 +47,7 @@ def main() -> None:
 
 def _first_tokens(runner: Runner, length: int, rounds: int) -> None:
     """The time from a request to its first token, with the prefix read and with it copied."""
-    engine = Engine(runner.executor)
+    engine = Engine(runner)
     begin = _tokens(runner, length, 0)
     row = engine.join(Request(begin))
     while engine.step() is not None:
@@ -86,7 +86,7 @@ def _batch(runner: Runner, length: int, requests: int, rounds: int) -> None:
     for _ in range(rounds):
         for shares in times:
             began = time.perf_counter()
-            engine = Engine(runner.executor, shares=shares)
+            engine = Engine(runner, shares=shares)
             answers[shares] = _all(engine, prompts, length)
             times[shares].append(time.perf_counter() - began)
             copied = engine.prefixes.copied_tokens if engine.prefixes is not None else copied

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from partita.errors import UsageError
@@ -13,24 +13,17 @@ from partita.library.probing import package_refused
 from partita.library.speculation import Speculation
 from partita.runtime.chain import ChainError
 from partita.runtime.engine.drafting import DraftControl
-from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.request import Drafter
 from partita.runtime.ort.errors import NoKernelError
-from partita.runtime.runner import Runner, load_runner
+from partita.runtime.runner import load_runner
 from partita.runtime.speculation.draft import DraftModel
 from partita.runtime.speculation.eligibility import why_no_draft, why_not
 from partita.runtime.speculation.length import DraftLength
 from partita.runtime.speculation.ngram import NgramDrafter
 from partita.spelling import spelled
 
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """How rows get draft tokens."""
-
-    drafter: Callable[[], Drafter]
-    """A new one for each row."""
-    control: DraftControl
+Drafting = tuple[Callable[[], Drafter] | None, DraftControl | None]
 
 
 class Drafters:
@@ -41,23 +34,23 @@ class Drafters:
         self._lengths: dict[str | None, DraftLength] = {}
         self._drafts: dict[str, Runner] = {}
 
-    def drafting(self, executor: Executor, asked: Speculation) -> Drafting | None:
-        """Draft tokens as they were asked for; None without speculative decoding.
+    def drafting(self, runner: Runner, asked: Speculation) -> Drafting:
+        """What makes and controls draft tokens; None and None without speculative decoding.
 
         Raises UsageError when the package cannot verify draft tokens, or the draft package cannot make any;
         PackageError, ProviderError and ResourceError when the draft package does not open.
         """
         if not asked:
-            return None
-        why = why_not(executor)
+            return None, None
+        why = why_not(runner)
         if why is not None:
             option = spelled("draft", asked.draft) if asked.draft else spelled("speculate", asked.speculate)
             raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {why}")
         control = self._lengths.setdefault(asked.draft, DraftLength())
         if asked.draft is None:
-            return Drafting(NgramDrafter, control)
-        draft, vocab_size = self._draft(asked.draft).executor, executor.contract.vocab_size
-        return Drafting(lambda: DraftModel(draft, vocab_size), control)
+            return NgramDrafter, control
+        draft, vocab_size = self._draft(asked.draft), runner.contract.vocab_size
+        return partial(DraftModel, draft, vocab_size), control
 
     def close(self) -> None:
         """Close the draft packages. May be called twice."""
@@ -82,7 +75,7 @@ class Drafters:
             )
         except (ChainError, NoKernelError) as error:
             raise package_refused(error, 0.0) from error
-        why = why_no_draft(runner.executor)
+        why = why_no_draft(runner)
         if why is not None:
             runner.close()
             raise UsageError(f"{spelled('draft', path)}: this package cannot draft: {why}")

@@ -12,7 +12,6 @@ from typing import Self
 from partita.errors import GenerationError, ReportError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
-from partita.library.batch import Batch
 from partita.library.chain import Target
 from partita.library.drafters import Drafters
 from partita.library.engine import (
@@ -37,7 +36,7 @@ from partita.package_records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_chunk
-from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
+from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, Engine
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
@@ -71,8 +70,8 @@ class LocalEngine(Scheduler):
         """
         self.folder, self.target, self.threads = folder, target, threads
         self.audience, self._choice = audience, choice
-        self._recorded: Batch | None = None
-        """The batch that the record of the runner is of."""
+        self._recorded: BatchOptions | None = None
+        """Options of the recorded requests."""
         self._process = os.getpid()
         self._notes: dict[str, None] = {}
         """Notes on the requests since `open`."""
@@ -116,7 +115,7 @@ class LocalEngine(Scheduler):
                 raise ReportError("nothing to report: no request has been answered yet")
             facts = run_facts(
                 runner,
-                speculation=last.options.speculation.fact(),
+                speculation=last.speculation.fact(),
                 finish_reason=request.finish_reason,
                 finish_detail=request.finish_detail,
                 tokenizer_load_seconds=request.tokenizer_load_seconds,
@@ -124,7 +123,8 @@ class LocalEngine(Scheduler):
             )
             if request.complete:
                 facts = with_optimised(facts, [entry.session for entry in runner.graphs])
-            adapters = last.used_adapters
+            recorder = runner.recorder
+            adapters = " / ".join(name or "none" for name in recorder.adapters) if any(recorder.adapters) else None
             asked = Asked(
                 verb="generate",
                 path=self.folder,
@@ -133,15 +133,15 @@ class LocalEngine(Scheduler):
                 options={
                     **request.options,
                     **({} if adapters is None else {"adapter": adapters}),
-                    **last.options.speculation.told,
+                    **last.speculation.told,
                     **said_of(self.target, self._choice),
                 },
                 threads=self.threads,
-                prompt_tokens=last.longest,
-                max_new_tokens=last.max_new_tokens,
+                prompt_tokens=recorder.longest,
+                max_new_tokens=recorder.max_new_tokens,
                 limits=request.limits,
                 skipped=self.target.skipped,
-                prefill_chunk_tokens=runner.executor.graphs.chunk_of(last.prefill_chunk, last.longest),
+                prefill_chunk_tokens=runner.capacity.chunk_of(_chunk_tokens(last), recorder.longest),
             )
             seconds = request.probe_seconds
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
@@ -154,13 +154,13 @@ class LocalEngine(Scheduler):
             self._end_cancelled()
             if self.running or self.waiting:
                 raise GenerationError(BUSY)
-            batch = self._open_batch(BatchOptions(request.prefill_chunk, request.adapter), takes_turns=False)
+            loop = self._open_batch(BatchOptions(request.prefill_chunk, request.adapter), takes_turns=False)
             self._recorded = self._batch = None
-            row, seconds = batch.loop.join(Request(request.tokens)), 0.0
-            while (step := batch.step()) is not None:
+            row, seconds = loop.join(Request(request.tokens)), 0.0
+            while (step := loop.step()) is not None:
                 seconds += step.run_seconds
             said = Said(request.tokens, request.text, request.system, request.adapter)
-            saved = batch.loop.saved(row)
+            saved = loop.saved(row)
             size = write_prefix(Path(request.file), saved, said, self._identity(request.adapter))
             return PrefixSaved(len(request.tokens), size, seconds)
 
@@ -190,17 +190,22 @@ class LocalEngine(Scheduler):
         if os.getpid() != self._process:
             raise GenerationError(FORKED)
 
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Batch:
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Engine:
         """A batch whose rows are free, and a new record."""
         if options.prefill_chunk is not None:
             check_chunk(options.prefill_chunk)
         prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
-        drafting = self._drafters.drafting(self.runner.executor, options.speculation)
-        self.runner.use_adapter(options.adapter)
-        batch = Batch(self.runner, options, drafting=drafting, prefix=prefix, takes_turns=takes_turns)
+        self.runner.use_adapters(options.adapter)
+        chunk = _chunk_tokens(options)
+        loop = Engine(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
+        loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
+        if prefix is not None and takes_turns:
+            loop.give(prefix)
+        elif prefix is not None:
+            loop.prefix = prefix
         self.runner.begin(takes_turns=takes_turns)
-        self._recorded, self._notes = batch, {}
-        return batch
+        self._recorded, self._notes = options, {}
+        return loop
 
     def _share(self) -> None:
         """The open batch also answers requests of another call."""
@@ -208,10 +213,9 @@ class LocalEngine(Scheduler):
 
     def _chunk(self, longest: int | None) -> Chunk:
         """Prompt tokens per run of the batch, for prompts of at most `longest` tokens."""
-        graphs = self.runner.executor.graphs
-        wanted = PREFILL_CHUNK_TOKENS if self._options.prefill_chunk is None else self._options.prefill_chunk
-        tokens = graphs.chunk_of(wanted, self.manifest.graph.max_length if longest is None else longest)
-        return Chunk(tokens, is_fixed=graphs.chunk is not None)
+        capacity = self.runner.capacity
+        longest = self.manifest.graph.max_length if longest is None else longest
+        return Chunk(capacity.chunk_of(_chunk_tokens(self._options), longest), is_fixed=capacity.chunk is not None)
 
     def _pass_on(self, step: Step) -> None:
         """Give requests their tokens, and note why drafting has ended."""
@@ -245,14 +249,18 @@ class LocalEngine(Scheduler):
         self.close()
 
 
+def _chunk_tokens(options: BatchOptions) -> int:
+    """Prompt tokens per run."""
+    return PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
+
+
 def _rules(runner: Runner) -> RowRules:
     """Which requests may be in the batch together."""
-    executor, contract = runner.executor, runner.contract
-    alone = (contract.rereads_at or 0) if executor.takes_rope_length else None
+    alone = (runner.contract.rereads_at or 0) if runner.takes_rope_length else None
     return RowRules(
-        executor.rows,
-        keep_cache=executor.rows == 1 or (runner.cache.padding_is_safe and alone is None),
-        own_adapters=contract.adapters_by_row,
+        runner.rows,
+        keep_cache=runner.rows == 1 or (runner.cache.padding_is_safe and alone is None),
+        own_adapters=runner.contract.adapters_by_row,
         alone_beyond=alone,
     )
 

@@ -19,7 +19,6 @@ from os.path import commonprefix
 from typing import NoReturn
 
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError
-from partita.library.batch import Batch
 from partita.library.edge import ArgumentError
 from partita.library.engine import (
     BUSY,
@@ -34,8 +33,12 @@ from partita.library.engine import (
 from partita.library.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
 from partita.library.sampling import Sampling
 from partita.package import Manifest
+from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.prefix import most_shared
 from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Request
+from partita.runtime.logprobs import Watched
+from partita.runtime.sampling import make_sampler
 from partita.runtime.text import Text
 from partita.spelling import read_by, reader
 
@@ -71,7 +74,7 @@ class Scheduler(ABC):
         self._text: Text | None = None
         self._reader = reader()
         self._options, self._takes_turns = BatchOptions(), True
-        self._batch: Batch | None = None
+        self._loop: Engine | None = None
         """None: nothing was opened yet, or an error of a run has ended it and the next request opens another."""
         self._rows: list[Ticket | None] = [None] * rules.rows
         """Requests that are running, and those that stay."""
@@ -85,7 +88,7 @@ class Scheduler(ABC):
         """A request was cancelled since the last step."""
 
     @abstractmethod
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Batch:
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Engine:
         """A batch whose rows are free, and a new record for reports. Raises GenerationError for a prefix, UsageError,
         PackageError.
         """
@@ -153,11 +156,11 @@ class Scheduler(ABC):
             if not (self.running or self._queue):
                 for ticket in filter(None, list(self._rows)):
                     self._free(ticket)
-                batch = self._open_batch(options, takes_turns=takes_turns)
-                self._batch, self._options, self._takes_turns, self.lost_by = batch, options, takes_turns, None
+                loop = self._open_batch(options, takes_turns=takes_turns)
+                self._loop, self._options, self._takes_turns, self.lost_by = loop, options, takes_turns, None
             elif options != self._options:
                 raise GenerationError(BUSY)
-            elif self._batch is not None:
+            elif self._loop is not None:
                 self._share()
             self.chunk = self._chunk(longest)
             return self.chunk
@@ -182,10 +185,10 @@ class Scheduler(ABC):
                 return False
             self._check_open()
             did = self._end_cancelled() + self._admit()
-            if not self.running or self._batch is None:
+            if not self.running or self._loop is None:
                 return did > 0
             try:
-                step = self._batch.step()
+                step = self._loop.step()
                 if step is None:
                     raise GenerationError("the generation is over, and requests of it are not")
             except PartitaError as error:
@@ -213,9 +216,9 @@ class Scheduler(ABC):
             self._check_open()
             whole = check_turn(ticket, given, sampling, self.manifest)
             completion = completion_of(self._text, ticket.work, given, whole)
-            if ticket.row is not None and self._batch is not None:
+            if ticket.row is not None and self._loop is not None:
                 with self._lost_if_interrupted():
-                    self._batch.extend(ticket.row, given, sampling)
+                    self._loop.extend(ticket.row, given, make_sampler(sampling), sampling.max_new_tokens)
             ticket.begin_turn(whole[: -len(given)], completion, sampling)
             with self._changed:
                 if ticket.row is None:
@@ -230,12 +233,12 @@ class Scheduler(ABC):
         """
         with self._stepping:
             history = check_rewind(ticket, tokens)
-            batch, row = self._batch, ticket.row
-            back = row is not None and batch is not None and batch.loop.rewind(row, tokens)
+            loop, row = self._loop, ticket.row
+            back = row is not None and loop is not None and loop.rewind(row, tokens)
             if not back:
                 self._free(ticket)
-            elif row is not None and batch is not None:
-                self._halt(row, batch)
+            elif row is not None and loop is not None:
+                self._halt(row, loop)
             ticket.begin_turn(history[:-tokens], Completion((), None), ticket.sampling)
             ticket.state = "over"
             return back
@@ -258,7 +261,7 @@ class Scheduler(ABC):
             self.lost_by = error = GenerationError(CLOSED)
             pieces = [(ticket, self._over(ticket, "error", error)) for ticket in left if ticket.state != "over"]
             self._rows = [None] * len(self._rows)
-            self._batch = None
+            self._loop = None
             with suppress(Exception):  # of a listener, which has no one to tell at the end
                 tell(pieces)
 
@@ -338,11 +341,11 @@ class Scheduler(ABC):
     def _begin(self, ticket: Ticket) -> None:
         """Give a request a row; an error there is its own."""
         try:
-            if self._batch is None:
-                self._batch = self._open_batch(self._options, takes_turns=self._takes_turns)
-            row = self._batch.join(ticket.work, ticket.history, ticket.sampling, self._shared(ticket))
+            if self._loop is None:
+                self._loop = self._open_batch(self._options, takes_turns=self._takes_turns)
+            row = self._loop.join(self._request(ticket))
         except (GenerationError, UsageError, PackageError) as error:  # PackageError: the file of its adapter
-            if isinstance(error, PackageError) and self._batch is None:
+            if isinstance(error, PackageError) and self._loop is None:
                 self._lose(error)
             tell([(ticket, self._over(ticket, "error", error))])
             return
@@ -362,6 +365,20 @@ class Scheduler(ABC):
             raise
         self._rows[row] = ticket
         ticket.row, ticket.state, ticket.began = row, "running", time.perf_counter()
+
+    def _request(self, ticket: Ticket) -> Request:
+        """A request for the loop. Raises UsageError."""
+        work, sampler = ticket.work, make_sampler(ticket.sampling)
+        return Request(
+            ticket.history,
+            sampler if work.logprobs is None else Watched(sampler, work.logprobs),
+            ticket.sampling.max_new_tokens or 0,
+            frozenset(work.stop_ids),
+            fails_alone=True,
+            shares=self._shared(ticket),
+            adapter=work.adapter,
+            trial=work.trial,
+        )
 
     def _shared(self, ticket: Ticket) -> int:
         """Tokens that waiting requests begin with, too: what is read of them is kept for those."""
@@ -430,24 +447,24 @@ class Scheduler(ABC):
         """End a request, and free its row unless it stays there; its last piece. `surplus`: tokens that its row has
         beyond its answer.
         """
-        completion, batch = ticket.completion, self._batch
+        completion, loop = ticket.completion, self._loop
         before = len(completion.pieces)
         completion.end()
         completion.finish = reason
         ticket.state, ticket.error, ticket.ended = "over", error, time.perf_counter()
-        if ticket.row is not None and batch is not None:
+        if ticket.row is not None and loop is not None:
             if ticket.work.stays and error is None and self._rules.keep_cache:
-                self._halt(ticket.row, batch, surplus)
+                self._halt(ticket.row, loop, surplus)
             else:
                 self._free(ticket)
         return Piece("".join(completion.pieces[before:]), (), (), reason)
 
-    def _halt(self, row: int, batch: Batch, surplus: int = 0) -> None:
+    def _halt(self, row: int, loop: Engine, surplus: int = 0) -> None:
         """Let a row end where its request has ended."""
         with suppress(PartitaError):  # the next step shows that the batch is lost
             if surplus:
-                batch.loop.rewind(row, surplus)
-            batch.loop.halt(row)
+                loop.rewind(row, surplus)
+            loop.halt(row)
 
     def _free(self, ticket: Ticket) -> None:
         """Take a request out of its row, if it has one."""
@@ -455,13 +472,13 @@ class Scheduler(ABC):
         if row is None:
             return
         self._rows[row] = None
-        if self._batch is not None:
+        if self._loop is not None:
             with suppress(PartitaError):  # as above
-                self._batch.leave(row)
+                self._loop.leave(row)
 
     def _lose(self, error: PartitaError | None) -> None:
         """Drop the batch: all that are running in it are over."""
-        self._batch, self.lost_by = None, error or self.lost_by
+        self._loop, self.lost_by = None, error or self.lost_by
         lost = [ticket for ticket in self._rows if ticket is not None]
         self._rows = [None] * len(self._rows)
         for ticket in lost:

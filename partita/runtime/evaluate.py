@@ -24,8 +24,8 @@ from partita.package_records import Evaluation
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Request
-from partita.runtime.engine.running import serve
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.verify import used_providers
@@ -73,7 +73,7 @@ class Scorer:
     @property
     def rows(self) -> int:
         """Windows per batch."""
-        return self.runner.executor.rows
+        return self.runner.rows
 
     @property
     def provider(self) -> str:
@@ -84,13 +84,13 @@ class Scorer:
         """Tokens of a window that are fed as a prompt, where the decode graph has other weights or more logits; None:
         all of them.
         """
-        apart = self.runner.executor.graphs.decode_takes_several or self._one_row_of_logits
+        apart = self.runner.capacity.decode_takes_several or self._one_row_of_logits
         return max(1, length // 2) if apart else None
 
     @property
     def _one_row_of_logits(self) -> bool:
         """Whether the graph for prompts has the logits of one token of a chunk; the rest is fed token by token."""
-        graphs = self.runner.executor.graphs
+        graphs = self.runner.capacity
         return graphs.chunk is not None and graphs.logits_rows == 1
 
     def score(self, windows: Sequence[Sequence[int]], hear: OnLogits) -> None:
@@ -113,7 +113,7 @@ class Scorer:
             )
             for row in range(self.rows)
         ]
-        for _ in serve(self.runner.executor, requests, prefill_chunk=SCORE_CHUNK_TOKENS):
+        for _ in serve(self.runner, requests, prefill_chunk=SCORE_CHUNK_TOKENS):
             pass
 
     def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:

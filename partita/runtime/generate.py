@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Sequence
 
 from partita.runtime.engine.checks import check_budget, check_chunk, check_prompt
-from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
+from partita.runtime.engine.executor import Runner
+from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
-from partita.runtime.engine.running import serve
-from partita.runtime.runner import Runner
 from partita.runtime.sampling import Sampler
 
 __all__ = ["PREFILL_CHUNK_TOKENS", "Step", "generate"]
@@ -38,4 +37,4 @@ def generate(
     samplers = sampler if isinstance(sampler, Sequence) else [sampler] * len(prompts)
     stops = frozenset(stop_ids)
     requests = [Request(prompt, each, max_new_tokens, stops) for prompt, each in zip(prompts, samplers, strict=True)]
-    return serve(runner.executor, requests, prefill_chunk=prefill_chunk, observers=(runner,))
+    return serve(runner, requests, prefill_chunk=prefill_chunk, records=True)

@@ -314,8 +314,8 @@ def with_graphs(facts: RunFacts, sessions: Sequence[Session], error: PartitaErro
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:
     """`runs` prompts of one step each, then `runs` decode steps, with the engine that generates; the error of a run."""
-    engine = Engine(runner.executor, PREFILL_TOKENS, (runner,))
-    graphs = runner.executor.graphs
+    engine = Engine(runner, PREFILL_TOKENS)
+    graphs = runner.capacity
     try:
         for _ in range(runs):
             _begin(engine, graphs.chunk or min(PREFILL_TOKENS, graphs.max_length))
@@ -334,9 +334,11 @@ def _begin(engine: Engine, tokens: int) -> None:
     for row, request in enumerate(engine.rows):
         if request is not None:
             engine.leave(row)
-    budget = engine.executor.graphs.max_length  # never reached: the cache is full before
+    engine.records = False  # steps only
+    budget = engine.runner.capacity.max_length  # never reached: the cache is full before
     for _ in engine.rows:
         engine.join(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
+    engine.records = True
 
 
 def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:

@@ -73,7 +73,7 @@ def _open_notes(recorder: Recorder) -> tuple[str, ...]:
 
 def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     """Notes on prompt tokens of the decode graph, and on tokens that were prefilled again."""
-    prefill = runner.loaded("prefill").graph.file
+    prefill = runner.graph("prefill").graph.file
     elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
     notes = []
     if elsewhere:
@@ -83,7 +83,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
             why += ", or would have been padded, which would spoil the states"
         notes.append(
             f"{tokens} prompt tokens were prefilled one at a time with {file}, where a chunk of "
-            f"{runner.executor.graphs.chunk} {why}; they count as prefill steps"
+            f"{runner.capacity.chunk} {why}; they count as prefill steps"
         )
     again = [step for step in runner.steps if step.again]
     if again:
@@ -98,7 +98,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
 
 def _choice_notes(runner: Runner) -> tuple[str, ...]:
     """A note on the choice of tokens on the device."""
-    choice = runner.executor.choice
+    choice = runner.choice
     if choice is None:
         return ()
     if choice.failure is not None:
@@ -132,7 +132,7 @@ def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         inner=entry.model.inner,
         file=entry.graph.file,
         phases=entry.phases,
-        ports=_port_facts(entry, runner.executor.seen_bound(entry.phases[-1]), session.wanted_memory),
+        ports=_port_facts(entry, runner.seen_bound(entry.phases[-1]), session.wanted_memory),
         events=events,
         runs=runs,
     )

@@ -1,16 +1,12 @@
-"""A loaded package: its sessions, the engine's executor over them, and a record of the last generation.
-
-Knows how a package becomes sessions and which session runs which phase. Does not know how a prompt is cut into steps
-(`engine`) nor how facts are put together (`run_facts`).
-"""
+"""Opens a package, or the graphs of a contract, on an execution provider chain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Self
 
 from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError, ProviderError
@@ -18,17 +14,15 @@ from partita.observations.text_format import plural
 from partita.package import Manifest, check_files, inside, read_manifest
 from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
-from partita.providers.resolve import Resolution, resolve
+from partita.providers.resolve import resolve
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.adapters import Adapters
 from partita.runtime.capturing import recording_session
 from partita.runtime.chain import open_session
 from partita.runtime.cpu.attention import within
 from partita.runtime.engine.bound_graph import LoadedGraph
-from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.cache.growing import moves
-from partita.runtime.engine.executor import Executor
-from partita.runtime.engine.recorder import Recorder, Step
+from partita.runtime.engine.executor import Runner
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.observe import Window
 from partita.runtime.ort.native_log import captured_output
@@ -38,118 +32,7 @@ from partita.runtime.rehearsal import rehearse
 from partita.runtime.settling import without_crashed
 from partita.spelling import spelled
 
-
-class Runner:
-    """Opened graphs and what they are to be fed. One generation at a time; close it, or use it as a context manager.
-
-    It observes the engine: the steps of the last generation are kept, and which profiled runs are of it.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        contract: Contract,
-        graphs: tuple[LoadedGraph, ...],
-        rss: tuple[int, int],
-        anonymous: int | None = None,
-    ) -> None:
-        self.folder, self.contract, self.graphs = folder, contract, graphs
-        self.rss_before_load_bytes, self.rss_after_load_bytes = rss
-        self.anonymous_growth_bytes = anonymous
-        self.executor = Executor(contract, graphs)
-        self.recorder = Recorder()
-        self.adapters: Adapters | None = None
-        """Those beside the weights of a package; `load_runner` completes it."""
-
-    def rehearse(self, *, rounds: bool) -> None:
-        """Try whether the graphs are what was inferred of them, and read prompts whole where they cannot be cut.
-
-        Raises PackageError for a graph that is something else.
-        """
-        for entry in self.graphs:
-            entry.window.rehearses = True
-        appends_chunks = rehearse(str(self.folder), self.executor, rounds=rounds)
-        for entry in self.graphs:
-            entry.window.rehearses = False
-        if appends_chunks != self.contract.appends_chunks:
-            self.executor.release()
-            self.contract = self.contract.model_copy(update={"appends_chunks": appends_chunks})
-            self.executor = Executor(self.contract, self.graphs)
-
-    def use_adapter(self, name: str | None) -> None:
-        """Generate with an adapter of the package, or with none, from the next generation on.
-
-        Raises UsageError for a name that is not there, PackageError for a damaged file.
-        """
-        if self.adapters is not None:
-            self.executor.switch([self.adapters.named(name)])
-
-    def check_adapter(self, name: str | None) -> None:
-        """Raise what `use_adapter` would."""
-        if self.adapters is not None:
-            self.adapters.named(name)
-
-    def use_adapters(self, names: Sequence[str | None]) -> None:
-        """Have each row of the batch [B] read with an adapter of its own from the next step on, or with none.
-
-        What a row has in the cache was computed with the one that it had. Raises as `use_adapter`.
-        """
-        if self.adapters is not None:
-            self.executor.switch([self.adapters.named(name) for name in names])
-
-    def on_prompts(self, lengths: tuple[int, ...]) -> None:
-        """A generation begins: what is kept is of it alone."""
-        self.recorder.on_prompts(lengths)
-        for entry in self.graphs:
-            entry.window.begin()
-
-    def begin(self, *, takes_turns: bool) -> None:
-        """Begin a record of requests; see `Recorder.begin`."""
-        self.recorder.begin(takes_turns=takes_turns)
-        for entry in self.graphs:
-            entry.window.begin()
-
-    def on_step(self, step: Step) -> None:
-        """Record one step; called by the engine after each session run."""
-        self.recorder.on_step(step)
-
-    @property
-    def cache(self) -> Cache:
-        """The states of the package."""
-        return self.executor.cache
-
-    @property
-    def steps(self) -> list[Step]:
-        """The steps of the last generation."""
-        return self.recorder.steps
-
-    @property
-    def resolutions(self) -> tuple[Resolution, ...]:
-        """What became of each provider of the chain, after the sessions were opened."""
-        return self.graphs[-1].session.resolutions
-
-    def loaded(self, phase: PhaseName) -> LoadedGraph:
-        """The graph that runs `phase`."""
-        return self.executor.graph(phase)
-
-    def close(self) -> None:
-        """End profiling, delete what the sessions left on disk, and free the buffers before the sessions they are of.
-
-        Facts can be asked for after it.
-        """
-        for entry in self.graphs:
-            entry.window.close()
-        self.executor.release()
-        for entry in self.graphs:
-            entry.session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+__all__ = ["Runner", "load_runner"]
 
 
 def load_runner(
@@ -166,37 +49,59 @@ def load_runner(
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
-    `threads`: intra-op threads, None for one per core that the process may use. `observe`: profile the first runs and
-    keep what ONNX Runtime says about placement. `manifest`: that of a package whose manifest is not written yet.
-    `options`: those of each provider, by its name. `crashed`: providers that are left out, see
-    `registering.without_crashed`. `wants_tokens`: what comes out is looked at, so what another exporter wrote is
-    tried first.
-    Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
+    `threads`: intra-op threads; None: one per core of the process. `observe`: profile the first runs and record ONNX
+    Runtime's placement messages. `manifest`: of a package whose manifest is not written yet. `options`: provider
+    options, by provider name. `crashed`: providers to leave out, see `registering.without_crashed`. `wants_tokens`:
+    test a foreign package first. Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
     """
     rss_before = rss_bytes()
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
-    models = [_listed_model(folder, manifest, graph) for graph in manifest.graph.files]
-    runner = open_runner(
-        folder,
-        manifest.graph,
-        chain,
-        models,
-        threads=threads,
-        observe=observe,
-        options=options,
-        pins=pins,
-        crashed=crashed,
-        rss_before=rss_before,
-    )
-    runner.adapters = Adapters(folder, manifest)
-    if manifest.foreign is not None and wants_tokens:
-        try:
-            runner.rehearse(rounds=manifest.graph.precision != "fp32")
-        except BaseException:
-            runner.close()
-            raise
+    contract = manifest.graph
+    models = [_listed_model(folder, manifest, graph) for graph in contract.files]
+    _check_rolling(folder, contract, chain)
+    for graph, model in zip(contract.files, models, strict=True):
+        _check_ports(folder / graph.file, contract, graph, model)
+    with captured_output():  # some plugin packages write to it when they are imported
+        resolutions = without_crashed(resolve(chain, available_ort_names(), options), crashed or {})
+    graphs: list[LoadedGraph] = []
+    anonymous_before = anonymous_bytes()
+    with ExitStack() as opened:
+        for graph, model in zip(contract.files, models, strict=True):
+            opening = partial(
+                open_session,
+                folder / graph.file,
+                threads=threads,
+                observe=observe,
+                pins=pins,
+                attention=within(model.attention, graph.sequence_length),
+            )
+            session = recording_session(folder / graph.file, contract, graph, resolutions, opening)
+            opened.callback(session.close)
+            resolutions = session.resolutions  # a provider that failed for one graph is not tried for the next
+            phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
+            graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
+        _check_defaults(folder, graphs)
+        runner = Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
+        opened.pop_all()
+        opened.callback(runner.close)
+        runner.adapters = Adapters(folder, manifest)
+        if manifest.foreign is not None and wants_tokens:
+            _rehearse(runner, rounds=contract.precision != "fp32")
+        opened.pop_all()
     return runner
+
+
+def _rehearse(runner: Runner, *, rounds: bool) -> None:
+    """Test the contract that was inferred of foreign graphs. Raises PackageError."""
+    for entry in runner.graphs:
+        entry.window.rehearses = True
+    appends = rehearse(str(runner.folder), runner, rounds=rounds)
+    for entry in runner.graphs:
+        entry.window.rehearses = False
+    if appends != runner.contract.appends_chunks:
+        runner.contract = runner.contract.model_copy(update={"appends_chunks": appends})
+        runner.capacity = replace(runner.capacity, appends_chunks=appends)
 
 
 def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) -> None:
@@ -207,56 +112,6 @@ def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) 
             f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such "
             f"a cache; name another provider, or export with {spelled('cache', 'fixed')}"
         )
-
-
-def open_runner(
-    folder: Path,
-    contract: Contract,
-    chain: tuple[Provider, ...],
-    models: Sequence[ModelFile] = (),
-    *,
-    threads: int | None = None,
-    observe: bool = False,
-    options: Mapping[str, Mapping[str, str]] | None = None,
-    pins: Sequence[Pin] = (),
-    crashed: Mapping[str, str] | None = None,
-    rss_before: int | None = None,
-) -> Runner:
-    """Open the graphs of `contract`, which lie in `folder`, whoever wrote them: no manifest is needed.
-
-    `models`: the structure of each, where it has been read. The rest is as for `load_runner`.
-    Raises PackageError, also for a graph that is not what the contract says of it; ProviderError, ResourceError,
-    UsageError.
-    """
-    rss_before = rss_bytes() if rss_before is None else rss_before
-    _check_rolling(folder, contract, chain)
-    models = models or [_read_model(folder, graph) for graph in contract.files]
-    for graph, model in zip(contract.files, models, strict=True):
-        _check_ports(folder / graph.file, contract, graph, model)
-    with captured_output():  # some plugin packages write to it when they are imported
-        resolutions = without_crashed(resolve(chain, available_ort_names(), options), crashed or {})
-    graphs: list[LoadedGraph] = []
-    anonymous_before = anonymous_bytes()
-    try:
-        for graph, model in zip(contract.files, models, strict=True):
-            opened = partial(
-                open_session,
-                folder / graph.file,
-                threads=threads,
-                observe=observe,
-                pins=pins,
-                attention=within(model.attention, graph.sequence_length),
-            )
-            session = recording_session(folder / graph.file, contract, graph, resolutions, opened)
-            resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
-            phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
-            graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
-        _check_defaults(folder, graphs)
-        return Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
-    except BaseException:
-        for entry in graphs:
-            entry.session.close()
-        raise
 
 
 def _check_defaults(folder: Path, graphs: Sequence[LoadedGraph]) -> None:
@@ -284,7 +139,10 @@ def _grown(before: int | None) -> int | None:
 
 def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
     """Read the structure of one ONNX file, and check that the manifest lists all that belongs to it."""
-    model = _read_model(folder, graph)
+    path = inside(folder, graph.file)
+    if not path.is_file():
+        raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
+    model = read_model_file(path, path.parent)
     home = PurePosixPath(graph.file).parent
     unlisted = sorted({str(home / name) for name in model.data_files} - {entry.name for entry in manifest.files})
     if unlisted or manifest.file(graph.file) is None:
@@ -293,14 +151,6 @@ def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFi
             f"{folder}: {name} is not in the manifest's list of files, so its integrity cannot be checked"
         )
     return model
-
-
-def _read_model(folder: Path, graph: GraphFile) -> ModelFile:
-    """Read the structure of one ONNX file, whose weights lie beside it."""
-    path = inside(folder, graph.file)
-    if not path.is_file():
-        raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
-    return read_model_file(path, path.parent)
 
 
 def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelFile) -> None:

@@ -19,9 +19,9 @@ from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import idle_providers
 from partita.runtime.comparison import Comparison, Logits, but_for, set_aside
 from partita.runtime.engine.feeds import port_by_role
+from partita.runtime.engine.loop import serve
+from partita.runtime.engine.planner import Policy, one_row_first, one_token_first, prompts_first
 from partita.runtime.engine.request import Listener, Request
-from partita.runtime.engine.running import serve
-from partita.runtime.engine.scheduler import Policy, one_row_first, one_token_first, prompts_first
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
 from partita.spelling import spelled
@@ -146,11 +146,11 @@ def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> 
     runner = replaying.runner
     answer = _read_known_answer(folder, file)
     _check_answer(folder, answer, runner, file)
-    runner.use_adapter(name)
+    runner.use_adapters(name)
     try:
         compared = _compare(_Replay(runner, answer, replaying.tolerance, replaying.ran))
     finally:
-        runner.use_adapter(None)
+        runner.use_adapters(None)
     for entry in compared:
         entry.step, entry.kind = f"{name}: {entry.step}", f"{name}: {entry.kind}"
     return compared
@@ -188,7 +188,7 @@ class _Replay:
     @property
     def rope_length(self) -> int:
         """Text length for the rotary frequencies of the logits after the prompt; 0 where it is no input."""
-        decode = self.runner.loaded("decode").graph
+        decode = self.runner.graph("decode").graph
         return 0 if port_by_role(decode, "rope_length") is None else self.answer.length
 
     @property
@@ -203,7 +203,7 @@ class _Replay:
 
     def comparison(self, step: str, reference: Logits, kind: str, *, again: bool = False) -> Comparison:
         """An empty comparison with `reference` [n, vocab]."""
-        output = next(port.name for port in self.runner.loaded("decode").graph.outputs if port.role == "logits")
+        output = next(port.name for port in self.runner.graph("decode").graph.outputs if port.role == "logits")
         return Comparison(step, output, reference, self.tolerance, kind=kind, again=again)
 
     def request(
@@ -230,10 +230,10 @@ class _Replay:
 
     def serve(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
         """Run one request per row, or the only one in every row, with a cache of zeros."""
-        rows = self.runner.executor.rows
+        rows = self.runner.rows
         self.runner.cache.clear()
         every = [*requests] * (rows if len(requests) == 1 else 1)
-        for step in serve(self.runner.executor, every, prefill_chunk=prefill_chunk, policy=policy):
+        for step in serve(self.runner, every, prefill_chunk=prefill_chunk, policy=policy):
             self.ran.add(step.file)
 
 
@@ -271,7 +271,7 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
 
     first = count if answer.own_frequencies else None
     request = replaying.request(compare, len(answer.tokens) + 1, listens_from=first)
-    policy = prompts_first if runner.executor.graphs.chunk is None else one_token_first
+    policy = prompts_first if runner.capacity.chunk is None else one_token_first
     replaying.serve([request], prefill_chunk=replaying.chunk, policy=policy)
     yield from decoded if answer.own_frequencies else (chunked, *decoded)
 
@@ -288,7 +288,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
     comparison = replaying.comparison("rows of different length", replaying.whole, "rows")
-    prompts_only = runner.executor.graphs.decode_takes_several
+    prompts_only = runner.capacity.decode_takes_several
 
     def listener(length: int) -> Listener:
         def compare(position: int, logits: Logits) -> None:
@@ -313,7 +313,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
 def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
     """Prefill the prompt in each row alone, in chunks, and go on with fewer rows from step to step."""
     runner, answer = replaying.runner, replaying.answer
-    if not runner.executor.graphs.takes_fewer_rows:
+    if not runner.capacity.takes_fewer_rows:
         return
     comparison = replaying.comparison("rows by themselves", replaying.whole, "alone", again=True)
     first = len(answer.prompt) if answer.own_frequencies else None
@@ -322,8 +322,7 @@ def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
         comparison.compare(position - answer.first, logits)
 
     requests = [
-        replaying.request(compare, max(1, len(answer.tokens) - row), listens_from=first)
-        for row in range(runner.executor.rows)
+        replaying.request(compare, max(1, len(answer.tokens) - row), listens_from=first) for row in range(runner.rows)
     ]
     replaying.serve(requests, prefill_chunk=replaying.chunk, policy=one_row_first)
     yield comparison
@@ -331,7 +330,7 @@ def _compare_rows_alone(replaying: _Replay) -> Iterator[Comparison]:
 
 def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
     """[B]: prompt tokens of each row for rows of different lengths."""
-    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.executor.rows)]
+    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.rows)]
 
 
 def _unreached(replaying: _Replay) -> str:
@@ -392,14 +391,14 @@ def smoke(
     GenerationError when a run fails or a logit is not finite.
     """
     with load_runner(folder, tuple(chain), manifest=manifest, options=options) as runner:
-        first, executor = runner.resolutions[0], runner.executor
+        first = runner.resolutions[0]
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
             raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
-        size = executor.graphs.chunk or max(1, min(SMOKE_TOKENS, runner.contract.max_length - 1))
-        requests = _smoke_requests(runner.contract.vocab_size, executor.rows, size)
-        for rows in (requests, requests[:1] if executor.graphs.takes_fewer_rows else ()):
-            for _ in serve(executor, rows) if rows else ():
+        size = runner.capacity.chunk or max(1, min(SMOKE_TOKENS, runner.contract.max_length - 1))
+        requests = _smoke_requests(runner.contract.vocab_size, runner.rows, size)
+        for rows in (requests, requests[:1] if runner.capacity.takes_fewer_rows else ()):
+            for _ in serve(runner, rows) if rows else ():
                 pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
     detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"

@@ -120,7 +120,7 @@ def test_rows_that_join_others_have_the_tokens_of_a_whole_cache(rows: tuple[Path
     def answers(folder: Path) -> tuple[list[list[int]], int]:
         prompts = [[*TEXT[:24], *rest] for rest in ([5, 9], [7], [4, 4, 11])]
         with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
-            engine = Engine(runner.executor, prefill_chunk=5, shares=True)
+            engine = Engine(runner, prefill_chunk=5, shares=True)
             found: dict[int, list[int]] = {}
             for prompt in prompts:
                 engine.join(Request(prompt, greedy, 16, shares=24))
@@ -145,7 +145,7 @@ def _step(engine: Engine, found: dict[int, list[int]]) -> bool:
 
 def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path]) -> None:
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
         engine.join(Request(TEXT[:4], greedy, 4))
         found: dict[int, list[int]] = {}
         while _step(engine, found):
@@ -161,7 +161,7 @@ def test_a_row_goes_back_as_long_as_nothing_was_dropped(pair: tuple[Path, Path])
             pass
         assert not engine.rewind(0, 2)
         assert not runner.cache.saves(5, 12) and runner.cache.saves(12, 12) and not runner.cache.keeps_every_token
-        assert "the window of some layers alone" in (why_not(runner.executor) or "")
+        assert "the window of some layers alone" in (why_not(runner) or "")
 
 
 def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_kept_prefix_that_is_longer_than_the_window_is_gone_on_with(pair: tupl
 def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: tuple[Path, Path]) -> None:
     prompt, answers = [*TEXT[:5], 9, 4], []
     with load_runner(pair[0], parse_chain("cpu"), threads=1) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
         engine.join(Request(TEXT[:6]))
         while _step(engine, {}):
             pass

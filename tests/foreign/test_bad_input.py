@@ -456,7 +456,7 @@ def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path
     rows = 8  # more than are tried before the first prompt
     folder = altered(sample("optimum"), cut)
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
         engine.join(Request([5, 9, 17, 40, 3, 33, 21, 8, 60], greedy, 4))
         with pytest.raises(PartitaError, match=r"9 tokens made present\.0\.key \[1, 1, 8, 16\]"):
             engine.step()

@@ -135,7 +135,7 @@ def test_a_conversation_goes_on_after_what_is_cached(layout: str, sample: Sample
 
     folder = sample(layout)
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
         row = engine.join(Request(PROMPT, greedy, 5))
         assert made(engine) == TOKENS[:5]
         assert engine.rewind(row, 3) and made(engine) == TOKENS[2:5]

@@ -99,7 +99,7 @@ def test_a_step_that_takes_one_token_after_past(tmp_path: Path) -> None:
     folder = folder_of(decoder(summed=LAST_ALONE), tmp_path / "single")
     assert open_folder(folder).graph.appends_chunks
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
-        assert not runner.contract.appends_chunks and not runner.executor.graphs.appends_chunks
+        assert not runner.contract.appends_chunks and not runner.capacity.appends_chunks
     for chunk in (100, 2, 3):
         assert tokens(folder, [PROMPT], Choice(), chunk) == [adding(PROMPT, 6)]
 

@@ -98,10 +98,10 @@ def test_a_row_that_is_free_has_no_adapter_any_more(tmp_path: Path, opened: Open
         scheduler.submit(Work(SYSTEM, Sampling(temperature=0.0, max_new_tokens=count), adapter=name))
         for name, count in (("loud", 2), ("small", 6))
     )
-    nothing = engine.runner.executor._adapters[0]
+    nothing = engine.runner._adapters[0]
     while first.state != "over":
         scheduler.step()
-    given = engine.runner.executor._adapters
+    given = engine.runner._adapters
     assert given[0] is nothing and given[1] is not nothing, "what it has is not computed with in vain"
     while second.state != "over":
         scheduler.step()

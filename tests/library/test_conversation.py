@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from partita.errors import GenerationError
-from partita.library.batch import Batch
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.conversation import Conversation
 from partita.library.engine import BatchOptions
@@ -17,6 +16,7 @@ from partita.library.local import LocalEngine
 from partita.library.requests import Work
 from partita.library.sampling import Sampling
 from partita.package import read_manifest
+from partita.runtime.engine.loop import Engine as Loop
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_tokens
 
 ROLES = {"system": 61, "user": 62, "assistant": 63}
@@ -154,13 +154,13 @@ def test_a_message_that_was_not_answered_at_all_is_no_part_of_it(talk):
 
 def test_a_turn_that_was_interrupted_before_it_had_a_row_keeps_nobody_from_the_next(talk, monkeypatch):
     conversation = talk(("key",))
-    join = Batch.join
+    join = Loop.join
 
     def pressed(*_: Any) -> int:
-        monkeypatch.setattr(Batch, "join", join)
+        monkeypatch.setattr(Loop, "join", join)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Batch, "join", pressed)
+    monkeypatch.setattr(Loop, "join", pressed)
     conversation.ask("7 8")
     with pytest.raises(KeyboardInterrupt):
         conversation.finish()

@@ -17,7 +17,6 @@ import pytest
 import tests.runtime.handmade as hand
 from partita.errors import GenerationError, PackageError, ProviderError, ReportError, UsageError
 from partita.foreign.folder import AS_IT_IS
-from partita.library.batch import Batch
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine import BatchOptions, Chunk, Engine, ReportRequest
 from partita.library.loading import open_engine
@@ -28,6 +27,7 @@ from partita.library.scheduler import RowRules, Scheduler
 from partita.library.speculation import Speculation
 from partita.options import Process
 from partita.package import read_manifest
+from partita.runtime.engine.loop import Engine as Loop
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.ort.binding import Binding
 from partita.runtime.text import load_text
@@ -260,7 +260,7 @@ def test_a_row_that_leaves_before_its_logits_were_looked_at_leaves_nothing_behin
 def test_ctrl_c_while_a_request_is_given_its_row_takes_no_row_for_good(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", states=KEYS))
     ticket = scheduler.submit(work(PROMPTS[0], 4))
-    _interrupt_after(monkeypatch, Batch, "join")
+    _interrupt_after(monkeypatch, Loop, "join")
     with pytest.raises(KeyboardInterrupt):
         scheduler.step()
     run(scheduler)
@@ -272,7 +272,7 @@ def test_ctrl_c_while_a_turn_is_given_to_its_row_has_it_read_anew(tmp_path, open
     ticket = scheduler.submit(work(PROMPTS[1], 3, stays=True))
     run(scheduler)
     text, more = ticket.history, Sampling(temperature=0.0, max_new_tokens=4)
-    _interrupt_after(monkeypatch, Batch, "extend")
+    _interrupt_after(monkeypatch, Loop, "extend")
     with pytest.raises(KeyboardInterrupt):
         scheduler.extend(ticket, (7, 3), more)
     scheduler.extend(ticket, (7, 3), more)
@@ -599,7 +599,7 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
     beside = scheduler.submit(work(PROMPTS[1], 8))
     scheduler.step()
-    monkeypatch.setattr(Batch, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
+    monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(PackageError("its adapter is damaged")))
     damaged = scheduler.submit(work(PROMPTS[0], 3))
     run(scheduler)
     assert damaged.answer.finish_reason == "error" and "its adapter is damaged" in str(damaged.error)
@@ -608,7 +608,7 @@ def test_a_request_whose_adapter_is_damaged_is_alone_with_that(tmp_path, opened,
 
 def test_a_request_that_cannot_begin_is_told_of_it(tmp_path, opened, monkeypatch):
     scheduler = opened(handmade(tmp_path / "p", batch=2, states=KEYS))
-    monkeypatch.setattr(Batch, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    monkeypatch.setattr(Loop, "join", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
     ticket = scheduler.submit(work(PROMPTS[0], 3))
     with pytest.raises(MemoryError):
         scheduler.step()

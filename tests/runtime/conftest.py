@@ -12,6 +12,7 @@ import pytest
 from partita.providers.resolve import parse_chain
 from partita.runtime.runner import Runner, load_runner
 from tests.conftest import Exported, TinyCheckpoint, require
+from tests.runtime.handmade import handmade
 
 PackageFactory = Callable[..., Path]
 
@@ -51,6 +52,21 @@ def open_runner(tiny_package: PackageFactory) -> Iterator[Callable[..., Runner]]
 
     yield factory
     for runner in opened:
+        runner.close()
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., Runner]]:
+    """Make a handmade package and open it on the CPU provider; closed at the end of the test."""
+    runners: list[Runner] = []
+
+    def factory(*, observe: bool = False, **options: Any) -> Runner:
+        folder = handmade(tmp_path / str(len(runners)), **options)
+        runners.append(load_runner(folder, parse_chain("cpu"), threads=1, observe=observe))
+        return runners[-1]
+
+    yield factory
+    for runner in runners:
         runner.close()
 
 

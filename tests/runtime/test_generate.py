@@ -10,9 +10,8 @@ import pytest
 
 from partita.errors import GenerationError, UsageError
 from partita.options import Sampling
-from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.loop import Engine, serve
 from partita.runtime.engine.request import Request
-from partita.runtime.engine.running import serve
 from partita.runtime.generate import generate
 from partita.runtime.sampling import greedy, make_sampler
 from tests.conftest import BASE
@@ -58,8 +57,7 @@ def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, c
 @pytest.mark.parametrize("kind", ["gqa, 3 rows", "onnx24, 3 rows"])
 def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, reference, kind):
     runner = open_runner(**KINDS[kind])
-    engine = Engine(runner.executor, prefill_chunk=8, observers=(runner,))
-    runner.on_prompts((20,))
+    engine = Engine(runner, prefill_chunk=8, records=True)
     found: list[list[int]] = [[], [], []]
 
     def steps(count: int) -> None:
@@ -79,12 +77,6 @@ def test_a_prompt_that_joins_others_is_read_by_itself_in_chunks(open_runner, ref
     assert [step.row_tokens for step in runner.steps][:3] == [7, 1, 1], "a step of one row, and not of three"
 
 
-def test_rows_may_come_in_any_order(open_runner, reference):
-    runner = open_runner(attention="onnx24", batch_size=3)
-    steps = run(runner, PROMPTS[::-1], chunk=4)
-    assert [row(steps, index) for index in range(3)] == [reference(prompt, 20) for prompt in PROMPTS[::-1]]
-
-
 def test_a_runner_can_be_used_again(open_runner, reference):
     runner = open_runner()
     run(runner, [PROMPTS[0]], new=30)
@@ -100,15 +92,10 @@ def test_steps_count_what_they_took_in(open_runner):
     assert [step.tokens[0] == () for step in steps] == [True, True, False, False, False, False]
 
 
-def test_padding_is_not_counted_in_a_static_pair(open_runner):
-    steps = run(open_runner(**PAIR), [PROMPTS[0]], new=1)
-    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [6, 6, 6, 2]
-
-
 def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_runner, reference):
     """Of 62 prompt tokens 60 fit in chunks of 6; another chunk would end at 66, beyond the 64 of the cache."""
     runner = open_runner(**PAIR)
-    assert (runner.executor.graphs.chunk, runner.contract.max_length) == (6, 64)
+    assert (runner.capacity.chunk, runner.contract.max_length) == (6, 64)
     prompt = random_prompt(6, 62)
     steps = run(runner, [prompt])
     assert [step.new_tokens for step in steps if step.phase == "prefill"] == [*[6] * 10, 1, 1]
@@ -167,12 +154,6 @@ def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_run
     runner = open_runner()
     limit = runner.contract.max_length
     is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens and the cache holds {limit}.*--max-length")
-
-
-def test_a_token_beyond_the_vocabulary_is_refused_before_anything_runs(open_runner):
-    runner = open_runner()
-    size = runner.contract.vocab_size
-    is_refused(runner, [[5, size]], f"token id {size} at position 1; the vocabulary has ids 0 to {size - 1}")
 
 
 def is_refused(runner, prompts, says):
@@ -255,7 +236,7 @@ QUESTIONS = tuple(SHARED + random_prompt(seed, size) for seed, size in ((11, 5),
 @pytest.mark.parametrize("kind", [*KINDS, "growing"])
 def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(open_runner, reference, kind):
     runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
-    engine = Engine(runner.executor, shares=True)
+    engine = Engine(runner, shares=True)
     waiting, of_row = list(enumerate(QUESTIONS)), dict[int, int]()
     heard: list[list[int]] = [[] for _ in QUESTIONS]
     while waiting or of_row:
@@ -276,13 +257,13 @@ def test_rows_that_share_what_they_begin_with_have_the_tokens_of_transformers(op
 @pytest.mark.parametrize("kind", ["gqa", "onnx24, 3 rows", "static pair, 2 rows", "growing"])
 def test_a_prefix_of_one_run_begins_the_rows_of_another(open_runner, reference, kind):
     runner = open_runner(**KINDS.get(kind, {"cache": "growing"}))
-    engine = Engine(runner.executor)
+    engine = Engine(runner)
     engine.join(Request(SHARED))
     while engine.step() is not None:
         pass
     prefix = engine.saved(0)
     prompts = QUESTIONS[: runner.contract.batch_size]
-    steps = list(serve(runner.executor, [Request(prompt, greedy, 6, prefix=prefix) for prompt in prompts]))
+    steps = list(serve(runner, [Request(prompt, greedy, 6, prefix=prefix) for prompt in prompts]))
     for index, prompt in enumerate(prompts):
         assert row(steps, index) == reference(prompt, 6)
     assert sum(step.row_tokens for step in steps) == sum(map(len, prompts)) - len(prompts) * (len(SHARED) - 5)

@@ -88,18 +88,6 @@ def test_the_limit_itself_belongs_to_the_short_texts(generated, length):
     assert spy.cached[-1] == 13
 
 
-def test_nothing_is_read_again_where_cached_keys_stay_valid(generated):
-    spy, steps, facts = generated([prompt(9)], rereads_at=None)
-    assert not any(step.again for step in steps)
-    assert spy.cached == [9] * 10
-    assert not facts.notes
-
-
-def test_a_text_that_stays_short_is_read_once(generated):
-    _, steps, _ = generated([prompt(9)], new=4)
-    assert not any(step.again for step in steps)
-
-
 def test_the_longest_row_decides_for_all(generated):
     spy, steps, _ = generated([prompt(10), prompt(4)], new=6)
     assert spy.now == [length for length in range(10, 16) for _ in range(2)]
@@ -115,13 +103,6 @@ def test_a_row_that_has_finished_is_not_read_again(generated):
     assert again.row_tokens == 13
     assert steps[-1].finish == ("length", "stop")
     assert spy.cached[-1] == 13
-
-
-def test_a_longer_row_that_has_finished_still_decides(generated):
-    """Row 0 ends beyond the limit: what is cached of row 1 was made beside it, and no shorter length is mixed in."""
-    spy, _, _ = generated([prompt(14), prompt(4)], new=6, stop_after={15})
-    assert spy.now == [14, 14, *[15] * 6]
-    assert spy.cached == [14] * 8
 
 
 def test_the_known_answer_has_one_length_throughout(tmp_path):
@@ -147,7 +128,7 @@ def test_a_next_turn_that_goes_beyond_the_limit_is_read_with_all_before_it(tmp_p
     folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=LIMIT)
     spy = Spy()
     with load_runner(folder, CPU, threads=1) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
         row = engine.join(Request(tuple(prompt(6)), spy, max_new_tokens=2))
         while engine.step() is not None:
             pass
@@ -162,7 +143,7 @@ def test_a_text_whose_frequencies_follow_its_length_does_not_go_back(tmp_path):
     """The keys that are left were turned by those of the longer one."""
     folder = handmade(tmp_path / "rope", graph="rope", batch=1, rereads_at=None)
     with load_runner(folder, CPU, threads=1) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
         row = engine.join(Request(tuple(prompt(20)), Spy(), max_new_tokens=2))
         while engine.step() is not None:
             pass

@@ -12,8 +12,8 @@ import pytest
 from partita.diagnosis.session_index import index_session
 from partita.errors import GenerationError
 from partita.partition_reports.cost import tokens_per_run
+from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Request
-from partita.runtime.engine.running import serve
 from partita.runtime.generate import generate
 from partita.runtime.machine import environment
 from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
@@ -63,7 +63,7 @@ def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
 
 def test_a_run_of_some_rows_says_of_how_many(open_runner):
     runner = open_runner(observe=True, batch_size=3)
-    assert len(list(serve(runner.executor, [Request(PROMPT, greedy, 3)] * 2, observers=(runner,)))) == 3
+    assert len(list(serve(runner, [Request(PROMPT, greedy, 3)] * 2, records=True))) == 3
     facts = run_facts(runner)
     assert [(run.phase, run.tokens, run.rows) for run in facts.sessions[0].runs] == [
         ("prefill", 20, 2),
@@ -163,7 +163,7 @@ def test_tokens_and_times_of_the_steps_add_up(open_runner):
 def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
     runner = open_runner(observe=True)
     run(runner, take=3)
-    feed = runner.executor.bound("decode", 1, 1)
+    feed = runner.bound("decode", 1, 1)
     feed.tokens.fill(10_000)
     with pytest.raises(GenerationError):
         feed.run()

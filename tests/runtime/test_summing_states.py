@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +11,11 @@ from partita.errors import GenerationError
 from partita.package import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.cache.in_place import RecurrentStates
-from partita.runtime.engine.executor import Executor
 from partita.runtime.generate import generate
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place import run_package
 from partita.runtime.run_facts import run_facts
-from partita.runtime.runner import Runner, load_runner
+from partita.runtime.runner import load_runner
 from partita.runtime.sampling import greedy
 from partita.runtime.verify import replay
 from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
@@ -25,21 +23,6 @@ from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_t
 CPU = parse_chain("cpu")
 PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 STATES = [ALL, ("recurrent",), ("conv", "key"), ("key",)]
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Make a package and open it on the CPU provider."""
-    runners: list[Runner] = []
-
-    def factory(*, observe=False, **options):
-        runner = load_runner(handmade(tmp_path / str(len(runners)), **options), CPU, threads=1, observe=observe)
-        runners.append(runner)
-        return runner
-
-    yield factory
-    for runner in runners:
-        runner.close()
 
 
 def run(runner, prompts, *, new=9, chunk=512, stop=(), sampler=greedy):
@@ -81,39 +64,6 @@ def test_the_known_answer_is_replayed(tmp_path, shapes, chooses_rows, batch, app
     ]
 
 
-def test_the_replay_pads_no_chunk_either(tmp_path, monkeypatch):
-    """A prompt of 17 tokens: 3 chunks of 5, and 2 tokens one by one."""
-    sizes = []
-
-    def spy(executor, plan):
-        sizes.append(plan.new_tokens)
-        return prepare(executor, plan)
-
-    prepare = Executor.prepare
-    monkeypatch.setattr(Executor, "prepare", spy)
-    replay(handmade(tmp_path, shapes="pair"), CPU, threads=1)
-    assert sizes[:10] == [5, 5, 5, 1, 1, 1, 5, 5, 5, 1] and set(sizes[10:]) == {1}
-
-
-def test_a_longer_prompt_is_read_token_by_token_beside_a_row_that_goes_on(opened):
-    steps = run(opened(batch=2), PROMPTS[:2])
-    assert reading(steps) == [(6, 12, "model"), *[(1, 2, "model")] * 8, (6, 6, "model")]
-    assert [row(steps, index) for index in range(2)] == [known_tokens(prompt, 9) for prompt in PROMPTS[:2]]
-
-
-def test_rows_of_one_length_are_read_in_one_step(opened):
-    assert reading(run(opened(batch=2), [PROMPTS[0], PROMPTS[0][::-1]])) == [(20, 40, "model")]
-
-
-def test_keys_and_values_alone_are_padded_as_before(opened):
-    assert reading(run(opened(batch=2, states=("key",)), PROMPTS[:2])) == [(20, 26, "model")]
-
-
-def test_a_graph_that_takes_no_later_chunks_reads_the_rest_token_by_token(opened):
-    steps = run(opened(batch=2, appends=False), PROMPTS[:2])
-    assert reading(steps) == [(6, 12, "model"), *[(1, 2, "model")] * 8, *[(1, 1, "model")] * 6]
-
-
 def test_a_static_pair_reads_whole_chunks_and_the_rest_token_by_token(opened):
     """Chunks of 5: one of both rows, then single tokens until the shorter has ended."""
     runner = opened(shapes="pair", batch=2)
@@ -125,34 +75,16 @@ def test_a_static_pair_reads_whole_chunks_and_the_rest_token_by_token(opened):
     )
 
 
-def test_a_prompt_shorter_than_a_static_chunk_never_meets_the_prefill_graph(opened):
-    runner = opened(shapes="pair", observe=True)
-    steps = run(runner, [PROMPTS[2]])
-    assert reading(steps) == [(1, 1, "decode")] * 3
-    assert row(steps) == known_tokens(PROMPTS[2], 9)
-    prefill, decode = run_facts(runner).sessions
-    assert (prefill.runs, len(decode.runs)) == ((), 4)
-
-
 @pytest.mark.parametrize("appends", [True, False])
 def test_one_graph_for_single_tokens_is_observed_in_both_phases(opened, appends):
     runner = opened(shapes="one", observe=True, appends=appends)
-    assert (runner.executor.graphs.chunk, runner.executor.graphs.logits_rows) == (1, 1)
+    assert (runner.capacity.chunk, runner.capacity.logits_rows) == (1, 1)
     steps = run(runner, [PROMPTS[2]])
     assert reading(steps) == [(1, 1, "model")] * 3
     facts = run_facts(runner)
     assert not facts.notes
     phases = [window.phase for window in facts.sessions[0].runs]
     assert (phases.count("prefill"), phases.count("decode")) == (3, 4)
-
-
-def test_a_prompt_may_fill_the_cache_of_a_graph_for_single_tokens(opened):
-    runner = opened(shapes="one", batch=2)
-    full = [(3 * i) % VOCAB for i in range(LENGTH)]
-    steps = run(runner, [full, PROMPTS[1]], new=4)
-    assert row(steps, 0) == []
-    assert row(steps, 1) == known_tokens(PROMPTS[1], 4)
-    assert steps[-1].finish == ("cache_full", "length")
 
 
 def test_a_row_that_has_finished_does_not_disturb_the_others(opened):
@@ -188,7 +120,7 @@ def test_such_a_package_can_be_placed(opened, shapes):
     runner = opened(shapes=shapes, batch=2)
     assert run_package(runner, 3) is None
     assert [step.phase for step in runner.steps] == ["prefill"] * 3 + ["decode"] * 3
-    read = runner.executor.graphs.chunk or 16
+    read = runner.capacity.chunk or 16
     assert runner.cache.filled == [read + 3] * 2, (
         "the cursors are those of the engine: the last prompt and what followed"
     )
@@ -236,7 +168,7 @@ def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
 def test_where_a_row_cannot_be_zeroed_one_sequence_is_held_at_a_time(opened, monkeypatch):
     """ONNX Runtime's Python package reads no bfloat16 back from CUDA."""
     monkeypatch.setattr(RecurrentStates, "separate", False)
-    assert [opened(batch=batch).executor.rows for batch in (1, 2)] == [1, 1]
+    assert [opened(batch=batch).rows for batch in (1, 2)] == [1, 1]
     runner = opened(batch=2)
     assert row(run(runner, PROMPTS[:1])) == known_tokens(PROMPTS[0], 9)
     assert row(run(runner, PROMPTS[1:2])) == known_tokens(PROMPTS[1], 9)
@@ -251,11 +183,3 @@ def test_reading_again_begins_with_empty_states(opened, tmp_path):
         steps = run(runner, PROMPTS[:2])
         assert any(step.again for step in steps)
         assert [row(steps, index) for index in range(2)] == [known_tokens(prompt, 9) for prompt in PROMPTS[:2]]
-
-
-def test_a_step_costs_no_more_for_its_states(opened, record_property):
-    runner = opened(batch=3)
-    steps = [step for step in run(runner, PROMPTS, new=25) if step.phase == "decode"]
-    overhead_us = 1e6 * statistics.median(step.overhead_seconds for step in steps)
-    record_property("overhead_us", overhead_us)
-    assert overhead_us < 500, f"{overhead_us:.0f} us per decode step"

@@ -53,18 +53,6 @@ class LoadedGraph:
     phases: tuple[PhaseName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How one session run went."""
-
-    run_seconds: float
-    """Wall time of the session run."""
-    observed: bool
-    """Profiling was on."""
-    file: str
-    """The ONNX file that ran."""
-
-
 class BoundGraph:
     """Buffers of one graph for S new tokens per row and K rows of logits, for all rows of the batch or those of a span.
 
@@ -95,6 +83,8 @@ class BoundGraph:
         self.binding = session.binding()
         self.is_bound = True
         """Until it is released."""
+        self.observed = False
+        """The last run was profiled."""
         cache.bind(self.binding, span)
         self._recording: Recording | None = None
         if session.captures and span is None and _repeats(phase, new_tokens):
@@ -173,9 +163,10 @@ class BoundGraph:
         self._chosen[: len(positions)] = positions
         self._chosen[len(positions) :] = positions[-1]
 
-    def run(self) -> Outcome:
-        """One session run with the buffers as they are bound; how long it took."""
+    def run(self) -> float:
+        """One session run with the buffers as they are bound; seconds that it took."""
         window = self._window
+        self.observed = window.open
         if self.tokens is not self.fed:
             np.copyto(self.fed, self.tokens[self._first : self._end])
         began = time.perf_counter()
@@ -190,7 +181,7 @@ class BoundGraph:
             seconds = time.perf_counter() - began
             self._logits.ran()
             if not window.open:
-                return Outcome(seconds, False, self.file)
+                return seconds
             self._cache.look(self._as_of_all(self.binding.output_addresses()))
             window.after_run(self.phase, self.new_tokens, self._some)
         except PartitaError:
@@ -199,7 +190,7 @@ class BoundGraph:
         except BaseException:
             window.cut_short(self.phase, self.new_tokens, self._some)
             raise
-        return Outcome(seconds, True, self.file)
+        return seconds
 
     @property
     def repeats(self) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from partita.errors import PartitaError
-from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
 
@@ -27,9 +27,6 @@ class Verified(NamedTuple):
 
 class DraftControl(Protocol):
     """Chooses how many draft tokens a step verifies."""
-
-    def rests(self, live: int) -> bool:
-        """Count a step of `live` rows while drafting is off; False when it is on."""
 
     def count(self, live: int) -> int:
         """Draft tokens per row for the next step of `live` rows; 0 for none."""
@@ -54,7 +51,7 @@ NO_DRAFTS = Drafts()
 
 
 def draft(
-    rows: Sequence[Row | None], executor: Executor, control: DraftControl | None, plan: Callable[[], StepPlan | None]
+    rows: Sequence[Row | None], runner: Runner, control: DraftControl | None, plan: Callable[[], StepPlan | None]
 ) -> Drafts:
     """Have the rows' drafters write draft tokens, and plan the step that verifies them.
 
@@ -62,13 +59,13 @@ def draft(
     gives the logits of several tokens of so many rows. `plan` makes the step of the rows as they are. Without `control`
     each row gets as many draft tokens as fit.
     """
-    began, filled = time.perf_counter(), executor.cache.filled
+    began, filled = time.perf_counter(), runner.cache.filled
     going = [(row, count) for row, count in zip(rows, filled, strict=True) if row is not None and row.finish is None]
     drafting = [(row, room) for row, count in going if (room := row.room_for_drafts(count))]
-    if not drafting or not executor.takes_back or executor.observed:
+    if not drafting or not runner.takes_back or runner.graph("decode").window.open:
         return NO_DRAFTS
     live = sum(count >= row.read_until for row, count in going)
-    if not executor.graphs.appends(live):
+    if not runner.capacity.appends(live):
         return NO_DRAFTS
     if live < len(going) and (unchanged := plan()) is not None and unchanged.reads:
         return NO_DRAFTS
@@ -85,9 +82,9 @@ def draft(
     return Drafts(live, made, time.perf_counter() - began)
 
 
-def get_ready(rows: Sequence[Row | None], executor: Executor, plan: StepPlan) -> None:
+def get_ready(rows: Sequence[Row | None], runner: Runner, plan: StepPlan) -> None:
     """Have drafters read the prompts that a step has read to their end, if the rows can draft after it."""
-    if not plan.reads or not executor.graphs.appends(sum(row is not None and row.finish is None for row in rows)):
+    if not plan.reads or not runner.capacity.appends(sum(row is not None and row.finish is None for row in rows)):
         return
     for index, _ in plan.ends:
         row = rows[index]

@@ -15,9 +15,6 @@ from partita.runtime.engine.device_choice import FAILURES, DeviceChoice, Found, 
 from partita.runtime.engine.feeds import Feed
 from partita.runtime.ort.buffers import Buffer
 
-MOST_IN_VAIN = 4
-"""Selections in a row that left the choice to the host, after which the host makes it."""
-
 
 class Logits:
     """[B, K, vocab] of the last run."""
@@ -33,7 +30,6 @@ class Logits:
         self._wide = np.empty((len(feed.array), feed.array.shape[-1]), np.float32)
         self._here, self._selected = True, False
         self._selection: Selection | None = None
-        self._in_vain = 0
         self.copied_bytes = feed.buffer.size_bytes
         """Bytes that came to the host after the last run, or would have."""
 
@@ -84,12 +80,7 @@ class Logits:
             self._choice.fail(error)
             self._let_go()
             return None
-        found = self._selection.found(row, column, count)
-        self._in_vain = 0 if found is not None else self._in_vain + 1
-        if self._in_vain == MOST_IN_VAIN:
-            self._choice = None
-            self._let_go()
-        return found
+        return self._selection.found(row, column, count)
 
     def _let_go(self) -> None:
         if self._selection is not None:

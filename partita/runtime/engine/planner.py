@@ -12,7 +12,7 @@ prompts, a step is of the rows from the first that goes on to the last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -24,7 +24,7 @@ on a CPU: prompts are read 6 (4-bit weights) to 22 (32-bit weights) times as fas
 
 
 @dataclass(frozen=True, slots=True)
-class Graphs:
+class Capacity:
     """What a package's graphs and cache can take."""
 
     max_length: int
@@ -99,34 +99,77 @@ class StepPlan(NamedTuple):
     """The run is of the rows from the first to before the second of these, and others have no tokens; None: of all."""
 
 
-def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> StepPlan | None:
+Policy = Callable[[Sequence[RowView], Capacity], list[RowView]]
+"""Chooses the rows of the next step, and tokens of each at most."""
+
+
+def prompts_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
+    """While a prompt is read, rows that only go on wait: their step would cost as much as a whole chunk.
+
+    Not where padding would spoil a state, unless the prompt is read in steps of its row: every row that has begun must
+    take part then. Nor where a prompt beside rows that have begun is read token by token: such a step costs no more
+    with them in it.
+    """
+    waits = capacity.padding_is_safe or capacity.takes_fewer_rows
+    one_by_one = (
+        not capacity.appends_chunks and not capacity.takes_fewer_rows and any(r.live and r.filled for r in rows)
+    )
+    if not waits or one_by_one or not any(row.reads and row.pending for row in rows):
+        return list(rows)
+    return [row if row.reads else row._replace(most=0) for row in rows]
+
+
+def rows_at_work_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
+    """The step between chunks of prompts: rows that only go on have it, and prompts wait. Where `prompts_first` has no
+    row wait, none does here.
+    """
+    goes_on = any(not row.reads and row.pending for row in rows)
+    if not capacity.padding_is_safe or not goes_on or prompts_first(rows, capacity) == list(rows):
+        return prompts_first(rows, capacity)
+    return [row._replace(most=0) if row.reads else row for row in rows]
+
+
+def one_row_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
+    """Like `prompts_first`, and prompts are read one after the other, where a step may be of a row alone."""
+    first = next((index for index, row in enumerate(rows) if row.reads and row.pending), None)
+    if first is None or not capacity.takes_fewer_rows:
+        return prompts_first(rows, capacity)
+    return [row if index == first else row._replace(most=0) for index, row in enumerate(rows)]
+
+
+def one_token_first(rows: Sequence[RowView], capacity: Capacity) -> list[RowView]:
+    """Like `prompts_first`, and every row begins with a single token, so that a chunk begins elsewhere than at 0."""
+    return [row._replace(most=1) if not row.filled else row for row in prompts_first(rows, capacity)]
+
+
+def plan_step(rows: Sequence[RowView], capacity: Capacity, most_tokens: int) -> StepPlan | None:
     """The next step; None when no row has a pending token. `most_tokens`: largest S, where it is not fixed."""
     ready = [row.ready for row in rows]
     if not any(ready):
         return None
-    if not graphs.takes_fewer_rows:
-        return _plan(rows, ready, graphs, most_tokens)
-    first, end = _span(rows, ready, graphs, most_tokens)
-    plan = _plan(rows[first:end], ready[first:end], graphs, most_tokens)
+    if not capacity.takes_fewer_rows:
+        return _plan(rows, ready, capacity, most_tokens)
+    first, end = _span(rows, ready, capacity, most_tokens)
+    plan = _plan(rows[first:end], ready[first:end], capacity, most_tokens)
     return plan if end - first == len(rows) else _within(plan, first, end, len(rows))
 
 
-def _plan(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int) -> StepPlan:
+def _plan(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> StepPlan:
     """A step of all these rows, of which one has a pending token at least. `ready`: tokens that each may be fed."""
     if max(ready) == 1 and not any(row.reads and count for row, count in zip(rows, ready, strict=True)):
-        return _decode_step(rows, ready, graphs)
-    graph, size, take, reads = _taken(rows, ready, graphs, most_tokens)
+        return _decode_step(rows, ready, capacity)
+    graph, size, take, reads = _taken(rows, ready, capacity, most_tokens)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
     # Where every row has to be at its beginning, one that rests is put there, too, and reads what it had anew.
-    beginning = size > 1 and not graphs.appends(len(rows))
+    beginning = size > 1 and not capacity.appends(len(rows))
     return StepPlan(
         graph=graph,
         new_tokens=size,
         take=take,
         # What is written over the last token of a full row is never read: it is fed nothing more, and a row that goes
         # back is fed its last known token once more (`Engine.rewind`).
-        starts=tuple(0 if beginning and not row.live else min(row.filled, graphs.max_length - size) for row in rows),
-        positions=_wanted_positions(rows, take, ends, graphs.logits_rows if graph == "prefill" else None),
+        starts=tuple(0 if beginning and not row.live else min(row.filled, capacity.max_length - size) for row in rows),
+        positions=_wanted_positions(rows, take, ends, capacity.logits_rows if graph == "prefill" else None),
         ends=ends,
         begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
         reads=reads,
@@ -134,19 +177,19 @@ def _plan(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_to
 
 
 def _taken(
-    rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int
+    rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int
 ) -> tuple[GraphName, int, tuple[int, ...], bool]:
     """The graph of a step of all these rows, S, the tokens of each, and whether part of a prompt is read."""
     turn = ready
-    if not graphs.padding_is_safe:
+    if not capacity.padding_is_safe:
         least = min(filter(None, ready))
         turn = [min(count, least) for count in ready]
     reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
-    graph, size = _choose_graph(rows, turn, graphs, most_tokens, reads=reads)
+    graph, size = _choose_graph(rows, turn, capacity, most_tokens, reads=reads)
     return graph, size, tuple(min(count, size) for count in turn), reads
 
 
-def _span(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_tokens: int) -> tuple[int, int]:
+def _span(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity, most_tokens: int) -> tuple[int, int]:
     """The rows of the next step, from the first to before the second, where it need not be of all.
 
     The first one with a part of a prompt to read, and neighbours for as long as a run of all is no slower than theirs
@@ -157,15 +200,15 @@ def _span(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs, most_to
         working = [index for index, count in enumerate(ready) if count]
         return working[0], working[-1] + 1
     first = reading[0]
-    _, size, taken, _ = _taken(rows[first : first + 1], ready[first : first + 1], graphs, most_tokens)
+    _, size, taken, _ = _taken(rows[first : first + 1], ready[first : first + 1], capacity, most_tokens)
     cost = max(size, FEW_TOKENS)
     for index in range(first + 1, len(rows)):
         if not (rows[index].reads and ready[index]):
             return first, index
         end = index + 1
-        _, size, alone, _ = _taken(rows[index:end], ready[index:end], graphs, most_tokens)
+        _, size, alone, _ = _taken(rows[index:end], ready[index:end], capacity, most_tokens)
         apart = cost + max(size, FEW_TOKENS)
-        _, size, together, _ = _taken(rows[first:end], ready[first:end], graphs, most_tokens)
+        _, size, together, _ = _taken(rows[first:end], ready[first:end], capacity, most_tokens)
         cost = max(size * (end - first), FEW_TOKENS)
         if together != (*taken, *alone) or cost > apart:
             return first, index
@@ -185,9 +228,9 @@ def _within(plan: StepPlan, first: int, end: int, batch: int) -> StepPlan:
     )
 
 
-def _decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) -> StepPlan:
+def _decode_step(rows: Sequence[RowView], ready: Sequence[int], capacity: Capacity) -> StepPlan:
     """One token of each row that has one: what nearly every step of a generation is."""
-    last = graphs.max_length - 1
+    last = capacity.max_length - 1
     return StepPlan(
         graph="decode",
         new_tokens=1,
@@ -200,21 +243,21 @@ def _decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) 
 
 
 def _choose_graph(
-    rows: Sequence[RowView], turn: Sequence[int], graphs: Graphs, most_tokens: int, *, reads: bool
+    rows: Sequence[RowView], turn: Sequence[int], capacity: Capacity, most_tokens: int, *, reads: bool
 ) -> tuple[GraphName, int]:
     """The graph, and S. `turn` [B]: tokens that each row may be fed."""
     longest, furthest = max(turn), max(row.filled for row in rows if row.live)
-    appends = graphs.appends(len(rows))
+    appends = capacity.appends(len(rows))
     may_append = appends or furthest == 0
-    room = graphs.max_length - furthest  # padding must not be written over what another row has in the cache
-    fixed = graphs.chunk
+    room = capacity.max_length - furthest  # padding must not be written over what another row has in the cache
+    fixed = capacity.chunk
     if fixed is None:
-        later = not graphs.prefill_reads_past and furthest > 0
-        name: GraphName = "decode" if later or (graphs.decode_takes_several and not reads) else "prefill"
+        later = not capacity.prefill_reads_past and furthest > 0
+        name: GraphName = "decode" if later or (capacity.decode_takes_several and not reads) else "prefill"
         return name, max(1, min(longest, room, most_tokens if appends else longest if may_append else 1))
     ends = {count for count in turn if 0 < count <= fixed}
-    served = len(ends) <= (graphs.logits_rows or fixed)
-    unpadded = graphs.padding_is_safe or min(filter(None, turn)) >= fixed
+    served = len(ends) <= (capacity.logits_rows or fixed)
+    unpadded = capacity.padding_is_safe or min(filter(None, turn)) >= fixed
     usable = (may_append or fixed == 1) and fixed <= room and served and unpadded
     return ("prefill", fixed) if usable else ("decode", 1)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from partita.runtime.engine.cache.cache import Cache
-from partita.runtime.engine.planner import Graphs, RowView
+from partita.runtime.engine.planner import Capacity, RowView
 from partita.runtime.engine.prefix import Prefix, Tokens, check_loads, common_tokens, cut, most_shared
 from partita.runtime.engine.request import Row
 
@@ -60,11 +60,11 @@ class Prefixes:
     def __init__(
         self,
         cache: Cache,
-        graphs: Graphs,
+        capacity: Capacity,
         usable: Callable[[int], bool] = lambda length: True,
         most_bytes: int | None = None,
     ) -> None:
-        self._cache, self._graphs, self._usable = cache, graphs, usable
+        self._cache, self._capacity, self._usable = cache, capacity, usable
         self._most_bytes = cache.full_bytes if most_bytes is None else most_bytes
         self._given: list[Prefix] = []
         """What was read in an earlier run, and stays."""
@@ -174,7 +174,7 @@ class Prefixes:
         its beginning, its first token ends that for all of them, unless another has ended it.
         """
         others = [(row, self._cache.filled[place]) for place, row in enumerate(rows) if place != index]
-        return self._graphs.appends(1) or any(row is not None and not row.finish and at for row, at in others)
+        return self._capacity.appends(1) or any(row is not None and not row.finish and at for row, at in others)
 
     def _limited(self, common: int, prompt: Tokens, *, given: bool = False) -> int:
         """Of tokens in common, those that may be copied: the last token of a prompt is always read. `given`: somebody

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from partita.contract import PhaseName
-from partita.runtime.engine.request import Finish
+from partita.runtime.engine.request import Finish, Row
 from partita.runtime.logprobs import TokenLogprobs
 
 
@@ -72,6 +72,10 @@ class Recorder:
         """Of all rows."""
         self.forgotten = 0
         """Steps that are not kept any more."""
+        self.longest = self.max_new_tokens = 0
+        """The longest text that was read, in tokens, and the largest budget."""
+        self.adapters: dict[str | None, None] = {}
+        """Adapters of the requests, in order."""
         self._requests = 0
         self._lengths: list[int] = []
         """Tokens of the prompt of each row, while no row had two."""
@@ -95,22 +99,24 @@ class Recorder:
         """Tokens of its prompt that each row reads; empty where requests take turns."""
         return () if self.takes_turns else tuple(self._reads.values())
 
-    def on_prompts(self, lengths: tuple[int, ...]) -> None:
-        """Begin with a prompt of these lengths in each row."""
-        self.begin()
-        for row, tokens in enumerate(lengths):
-            self.on_request(row, tokens)
+    def on_request(self, index: int, row: Row, loaded: int) -> None:
+        """A request gets row `index`; `loaded` tokens of its prompt are copied from a prefix."""
+        if not row.request.trial:
+            self.adapters[row.request.adapter] = None
+        self.on_turn(index, row, row.known, loaded)
 
-    def on_request(self, row: int, tokens: int, loaded: int = 0) -> None:
-        """A request gets a row, or continues, with so many tokens to read, of which `loaded` come from a prefix."""
+    def on_turn(self, index: int, row: Row, reads: int, loaded: int = 0) -> None:
+        """A request reads so many tokens, and then generates."""
+        self.longest = max(self.longest, row.known)
+        self.max_new_tokens = max(self.max_new_tokens, row.request.max_new_tokens)
         self._requests += 1
-        self._total += tokens
-        if row in self._reads:
+        self._total += reads
+        if index in self._reads:
             self.takes_turns = True
         if self.takes_turns:
             return
-        self._lengths.append(tokens)
-        self._reads[row] = tokens - loaded
+        self._lengths.append(reads)
+        self._reads[index] = reads - loaded
 
     def on_step(self, step: Step) -> None:
         """Record a step."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from partita.runtime.engine.planner import RowView
 from partita.runtime.engine.prefix import Prefix
+from partita.runtime.logprobs import TokenLogprobs, Watched
 from partita.runtime.sampling import Sampler
 
 Finish = Literal["stop", "length", "cache_full", "error"]
@@ -53,6 +54,8 @@ class Request:
     """Tokens of the prompt from here on are fed as those that follow one are; None: all are read as a prompt."""
     singly: bool = False
     """They are fed one by one, as new tokens are."""
+    trial: bool = False
+    """A warm-up request, whose adapter is not recorded."""
 
 
 @dataclass(slots=True)
@@ -139,6 +142,10 @@ class Row:
         self.request = replace(self.request, drafter=None)
         self.drafted, self.gave_up = 0, why
 
+    def read_again(self) -> None:
+        """Read all known tokens from the beginning."""
+        self.read_until, self.again = self.known, True
+
     def extend(self, tokens: Sequence[int]) -> None:
         """Give it more tokens to read, after which it goes on with its whole budget."""
         self.history[self.known : self.known + len(tokens)] = tokens
@@ -166,3 +173,23 @@ class Row:
             self.finish = "length"
         elif self.known == len(self.history):
             self.finish = "cache_full"
+
+
+Endings = tuple[tuple[Finish | None, ...], tuple[str | None, ...], tuple[str | None, ...]]
+"""[B] each: why rows have finished, their own errors, and why they gave up drafting; empty without any of the last two.
+"""
+
+
+def endings(rows: Sequence[Row | None]) -> Endings:
+    """How the rows of a batch have ended."""
+    errors = tuple(None if row is None else row.error for row in rows)
+    gave_up = tuple(None if row is None else row.gave_up for row in rows)
+    finish = tuple(None if row is None else row.finish for row in rows)
+    return finish, errors if any(errors) else (), gave_up if any(gave_up) else ()
+
+
+def logprobs(rows: Sequence[Row | None]) -> tuple[tuple[TokenLogprobs, ...], ...]:
+    """[B]: log-probabilities that samplers have noted since the last call; empty where none has."""
+    samplers = [None if row is None else row.request.sampler for row in rows]
+    found = tuple(sampler.told() if isinstance(sampler, Watched) else () for sampler in samplers)
+    return found if any(found) else ()

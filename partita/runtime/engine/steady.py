@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.runtime.engine.bound_graph import BoundGraph
-from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.planner import StepPlan
-from partita.runtime.engine.request import Finish, Row
+from partita.runtime.engine.request import Row, endings
+from partita.runtime.logprobs import Watched
 
 
 class LiveRow(NamedTuple):
@@ -31,19 +32,17 @@ class LiveRow(NamedTuple):
 class SteadyStep:
     """A decode step that can be repeated."""
 
-    def __init__(self, graph: BoundGraph, executor: Executor, rows: Sequence[Row | None], plan: StepPlan) -> None:
+    def __init__(self, graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> None:
         """`rows` [B] of the batch and the `plan` of the step that is repeated, which `graph` has run."""
         live = [(index, row) for index, row in enumerate(rows) if row is not None and plan.take[index]]
         self.graph = graph
         self.rows = tuple(LiveRow(index, row, graph.host_logits(index)) for index, row in live)
-        self.finish: tuple[Finish | None, ...] = tuple(None if row is None else row.finish for row in rows)
-        errors = tuple(None if row is None else row.error for row in rows)
-        self.errors: tuple[str | None, ...] = errors if any(errors) else ()
-        gave_up = tuple(None if row is None else row.gave_up for row in rows)
-        self.gave_up: tuple[str | None, ...] = gave_up if any(gave_up) else ()
+        self.endings = endings(rows)
+        self.watched = any(isinstance(row.request.sampler, Watched) for _, row in live)
+        """Some row notes log-probabilities."""
         self.drafts = any(entry.row.request.drafter is not None for entry in self.rows)
         """Some row may have draft tokens when drafting is on."""
-        self._filled = executor.cache.filled
+        self._filled = runner.cache.filled
         first = graph.span[0] if graph.span else 0
         cursors = graph.cursors
         flat = {role: array.reshape(-1) for role, array in cursors.items() if role in OFFSETS}
@@ -82,19 +81,19 @@ SEPARATE = frozenset({"total_length", "mask", "cache_branch"})
 """Cursors that are written otherwise."""
 
 
-def steady_step(graph: BoundGraph, executor: Executor, rows: Sequence[Row | None], plan: StepPlan) -> SteadyStep | None:
+def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> SteadyStep | None:
     """The step after one that `graph` has just run by `plan`, if it is that one again with the next tokens; else None.
 
     That is so when the step fed one token to each row that goes on, none of them ended with it, and nobody asks
     for logits. Not while runs are profiled, nor where a step needs more than tokens and cursors.
     """
-    if plan.reads or plan.new_tokens != 1 or not graph.repeats or executor.takes_rope_length:
+    if plan.reads or plan.new_tokens != 1 or not graph.repeats or runner.takes_rope_length:
         return None
-    filled = executor.cache.filled
+    filled = runner.cache.filled
     for row, take, count in zip(rows, plan.take, filled, strict=True):
         goes_on = row is not None and row.finish is None
         if goes_on != (take == 1):
             return None
         if row is not None and goes_on and (count != row.known - 1 or not row.is_plain):
             return None
-    return SteadyStep(graph, executor, rows, plan)
+    return SteadyStep(graph, runner, rows, plan)

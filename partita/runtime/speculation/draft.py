@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.runtime.engine.bound_graph import FEW_TOKENS
-from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.planner import RowView, plan_step
 
 CHUNK_TOKENS = 512
@@ -23,15 +23,15 @@ class DraftModel:
     Raises GenerationError when the draft's logits are not finite, ProviderError or ResourceError when its run fails.
     """
 
-    def __init__(self, executor: Executor, vocab_size: int) -> None:
-        """`executor`: of the draft package, batch size 1. `vocab_size`: of the model that verifies."""
-        self._executor, self._vocab_size = executor, vocab_size
-        self._fed = np.zeros(executor.contract.max_length, np.int64)
-        executor.cache.prepare()
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
+        """`runner`: of the draft package, batch size 1. `vocab_size`: of the model that verifies."""
+        self._runner, self._vocab_size = runner, vocab_size
+        self._fed = np.zeros(runner.contract.max_length, np.int64)
+        runner.cache.prepare()
 
     def __call__(self, history: Ids, most: int, /) -> list[int]:
         """At most `most` tokens that the draft model continues `history` [n] with; with 0 it only reads it."""
-        longest = self._executor.contract.max_length
+        longest = self._runner.contract.max_length
         if len(history) > longest:
             return []
         self._rewind(history)
@@ -49,7 +49,7 @@ class DraftModel:
 
     def _rewind(self, history: Ids) -> None:
         """Forget what is not the row's text, and at least its last token, whose logits are needed."""
-        cache = self._executor.cache
+        cache = self._runner.cache
         same = min(cache.filled[0], len(history) - 1)
         wrong = np.flatnonzero(self._fed[:same] != history[:same])
         same = int(wrong[0]) if len(wrong) else same
@@ -58,18 +58,18 @@ class DraftModel:
 
     def _read(self, text: Ids) -> npt.NDArray[np.float32]:
         """Feed what is not in the cache yet; the logits [vocab] after the last token."""
-        executor = self._executor
-        filled = executor.cache.filled
+        runner = self._runner
+        filled = runner.cache.filled
         logits = np.zeros(0, np.float32)
         while pending := len(text) - filled[0]:
             begin = filled[0]
             view = RowView(begin, pending, reads=pending > FEW_TOKENS or not begin)
-            plan = plan_step([view], executor.graphs, CHUNK_TOKENS)
+            plan = plan_step([view], runner.capacity, CHUNK_TOKENS)
             assert plan is not None
-            graph, count = executor.prepare(plan), plan.take[0]
+            graph, count = runner.prepare(plan), plan.take[0]
             graph.tokens.fill(0)
             graph.tokens[0, :count] = self._fed[begin : begin + count] = text[begin : begin + count]
-            executor.run(plan, graph, 0)
+            runner.run(plan, graph, 0)
             if plan.ends:
                 logits = graph.logits(0, plan.ends[0][1])
         return logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partita.observations.text_format import listing, name_families
 from partita.runtime.engine.cache.in_place import KINDS
-from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.planner import RowView, plan_step
 from partita.spelling import spelled
 
@@ -14,29 +14,29 @@ ANY = 512
 CHANGING_ROPE = "its rotary frequencies depend on the length of the text"
 
 
-def why_not(executor: Executor) -> str | None:
+def why_not(runner: Runner) -> str | None:
     """Why no step of this package can verify draft tokens; None if one can."""
-    roped = CHANGING_ROPE if executor.takes_rope_length else None
-    return _cannot_go_back(executor) or roped or _takes_no_several(executor)
+    roped = CHANGING_ROPE if runner.takes_rope_length else None
+    return _cannot_go_back(runner) or roped or _takes_no_several(runner)
 
 
-def why_no_draft(executor: Executor) -> str | None:
+def why_no_draft(runner: Runner) -> str | None:
     """Why this package cannot draft for another; None where it can."""
-    if executor.contract.batch_size != 1:
-        return f"its batch size is {executor.contract.batch_size}, and a draft has one row"
-    if executor.takes_rope_length:
+    if runner.contract.batch_size != 1:
+        return f"its batch size is {runner.contract.batch_size}, and a draft has one row"
+    if runner.takes_rope_length:
         return CHANGING_ROPE
-    return _cannot_go_back(executor)
+    return _cannot_go_back(runner)
 
 
-def _cannot_go_back(executor: Executor) -> str | None:
+def _cannot_go_back(runner: Runner) -> str | None:
     """Why a rejected draft token cannot be rewound."""
-    contract = executor.contract
+    contract = runner.contract
     if contract.rereads:
         return "its graph keeps no cache, so every step reads the whole text"
     if contract.rereads_at is not None:
         return f"cached keys do not hold beyond {contract.rereads_at} tokens, so none can be taken back"
-    if executor.cache.can_rewind(1):
+    if runner.cache.can_rewind(1):
         return None
     recurrent = [state for state in contract.states if state.kind not in KINDS]
     if recurrent:
@@ -51,14 +51,14 @@ def _cannot_go_back(executor: Executor) -> str | None:
     return "its cache grows, and here it cannot be shortened: bfloat16, or memory of a device"
 
 
-def _takes_no_several(executor: Executor) -> str | None:
+def _takes_no_several(runner: Runner) -> str | None:
     """Why no step takes several tokens after others and gives the logits of each: of all rows, or of one alone where
     that is how several are taken.
     """
-    contract, graphs = executor.contract, executor.graphs
-    live = executor.rows if graphs.appends(executor.rows) else 1
+    contract, graphs = runner.contract, runner.capacity
+    live = runner.rows if graphs.appends(runner.rows) else 1
     rows = [RowView(1, SEVERAL, every_logit=True)] * live
-    rows += [RowView(0, 0, live=False)] * (executor.rows - live)
+    rows += [RowView(0, 0, live=False)] * (runner.rows - live)
     plan = plan_step(rows, graphs, ANY)
     if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
         return None

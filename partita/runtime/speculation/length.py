@@ -13,8 +13,6 @@ from partita.runtime.engine.drafting import Verified
 
 COUNTS = (0, 2, 4, 8)
 OFF_STEPS = 32
-EMPTY_STEPS = 8
-"""Steps for which drafting rests after drafters proposed nothing."""
 REFRESH_STEPS = 64
 """Steps with draft tokens after which one without is measured again."""
 PRIOR, PRIOR_WEIGHT = 0.8, 1.0
@@ -36,10 +34,6 @@ class DraftLength:
 
     def __init__(self) -> None:
         self._by_rows: dict[int, _Measured] = {}
-
-    def rests(self, live: int) -> bool:
-        """Count a step of `live` rows while drafting is off; False when it is on."""
-        return self._of(live).rests()
 
     def count(self, live: int) -> int:
         """Draft tokens per row for the next step of `live` rows; 0 for none."""
@@ -65,23 +59,16 @@ class _Measured:
         self._off = 0
         """Steps for which drafting stays off."""
         self._since_plain = 0
-        self._asked = False
-        """Draft tokens were asked for in the step that is made now."""
-
-    def rests(self) -> bool:
-        if not self._off:
-            return False
-        self._off -= 1
-        return True
 
     def count(self) -> int:
-        self._asked = False
-        if self.rests() or 0 not in self._seconds or self._since_plain >= REFRESH_STEPS:
+        if self._off:
+            self._off -= 1
+            return 0
+        if 0 not in self._seconds or self._since_plain >= REFRESH_STEPS:
             return 0
         counts = COUNTS if self._judged else COUNTS[:2]
         best = max(counts, key=self._tokens_per_second)
         if best and self._tokens_per_second(best) > MARGIN * self._tokens_per_second(0):
-            self._asked = True
             return best
         self._off = OFF_STEPS
         self._accepted = self._judged = 0.0
@@ -95,8 +82,6 @@ class _Measured:
             fade = FADE**judged
             self._accepted = self._accepted * fade + row.accepted
             self._judged = self._judged * fade + judged
-        if self._asked and not drafted:
-            self._off = EMPTY_STEPS
         self._since_plain = self._since_plain + 1 if drafted else 0
         if drafted in COUNTS and drafted in self._made:
             average = self._seconds.get(drafted, seconds)

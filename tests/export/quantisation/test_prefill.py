@@ -19,7 +19,6 @@ from partita.package import check_files, read_manifest
 from partita.package_records import PrefillChoice
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.bound_graph import BoundGraph
-from partita.runtime.engine.bound_graph import Outcome as RunOutcome
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
@@ -98,10 +97,10 @@ def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pyt
     assert quality.phases[0].kl_mean < quality.phases[1].kl_mean, "8 bits cost less than 4"
     with open_scorer(pair, parse_chain("cpu")) as scorer:
         assert scorer.continues_at(63) == 31
-        executor, files = scorer.runner.executor, list[str]()
+        executor, files = scorer.runner, list[str]()
         run = executor.run
 
-        def noted(plan: StepPlan, graph: BoundGraph, rope_length: int) -> RunOutcome:
+        def noted(plan: StepPlan, graph: BoundGraph, rope_length: int) -> float:
             files.append(graph.file)
             return run(plan, graph, rope_length)
 
@@ -117,7 +116,7 @@ def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
 ) -> None:
     package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=text)
     with load_runner(package, parse_chain("cpu")) as runner:
-        engine = Engine(runner.executor)
+        engine = Engine(runner)
 
         def greedy(logits: object, history: object) -> int:
             return int(logits.argmax())  # type: ignore[attr-defined]

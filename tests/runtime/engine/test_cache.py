@@ -10,14 +10,13 @@ from onnx import parser
 
 from partita.contract import Contract, GraphFile, Port, State
 from partita.errors import GenerationError, PackageError
-from partita.package import MANIFEST
+from partita.package import FileRecord, read_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.loop import Engine, serve
 from partita.runtime.engine.request import Request
-from partita.runtime.engine.running import serve
-from partita.runtime.runner import load_runner, open_runner
+from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
-from tests.runtime.handmade import VOCAB, handmade, known_tokens
+from tests.runtime.handmade import VOCAB, handmade
 
 CPU = parse_chain("cpu")
 ADDING = """<ir_version: 10, opset_import: ["" : 17]>
@@ -70,20 +69,29 @@ CONTRACT = Contract(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    onnx.save(parser.parse_model(ADDING), tmp_path / "decoder.onnx")
-    return tmp_path
+    package = handmade(tmp_path / "package")
+    onnx.save(parser.parse_model(ADDING), package / "decoder.onnx")
+    return package
+
+
+def opened(folder: Path, contract: Contract) -> Runner:
+    """The graphs of a contract; the rest of the manifest is a handmade package's."""
+    manifest = read_manifest(folder)
+    graph = manifest.graph.model_copy(update={name: getattr(contract, name) for name in Contract.model_fields})
+    listed = FileRecord(name="decoder.onnx", size_bytes=(folder / "decoder.onnx").stat().st_size, sha256="")
+    files = (*manifest.files, listed)
+    return load_runner(folder, CPU, manifest=manifest.model_copy(update={"graph": graph, "files": files}))
 
 
 def test_a_cache_that_grows_runs_through_the_same_loop(folder: Path) -> None:
-    with open_runner(folder, CONTRACT, CPU) as runner:
-        executor = runner.executor
-        engine = Engine(executor, prefill_chunk=3)
+    with opened(folder, CONTRACT) as runner:
+        engine = Engine(runner, prefill_chunk=3)
         row = engine.join(Request([5, 9, 1, 7], greedy, 6))
         heard: list[int] = []
         while (step := engine.step()) is not None:
             heard += step.tokens[row]
         assert heard == adding([5, 9, 1, 7], 6)
-        assert executor.cache.buffers[0].value.shape() == [1, 9, 1], "a row for every token that was fed"
+        assert runner.cache.buffers[0].value.shape() == [1, 9, 1], "a row for every token that was fed"
         assert engine.rewind(row, 2)
         assert [token for _ in range(2) if (step := engine.step()) for token in step.tokens[row]] == heard[-2:]
         engine.leave(row)
@@ -110,8 +118,8 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
         "files": (file.model_copy(update=ports),),
         "states": (state.model_copy(update={"shape": (2, 32, 1)}),),
     }
-    with open_runner(folder, CONTRACT.model_copy(update=changes), CPU) as runner:
-        engine = Engine(runner.executor, prefill_chunk=3)
+    with opened(folder, CONTRACT.model_copy(update=changes)) as runner:
+        engine = Engine(runner, prefill_chunk=3)
         row = engine.join(Request([5, 9, 1, 7], greedy, 6))
         with pytest.raises(GenerationError, match="no row of the batch is free"):
             engine.join(Request([3], greedy, 4))
@@ -127,31 +135,15 @@ def test_a_batch_whose_cache_grows_holds_one_sequence_at_a_time(folder: Path) ->
 def test_rejected_draft_tokens_leave_a_cache_that_grows(folder: Path) -> None:
     wanted = adding([2, 3], 8)
     drafts = iter([[wanted[1], wanted[2], 63], [], [wanted[5], 63, 63], [wanted[7]]])
-    with open_runner(folder, CONTRACT, CPU) as runner:
+    with opened(folder, CONTRACT) as runner:
 
         def drafter(history: object, most: int) -> list[int]:
             return next(drafts, []) if most else []
 
         request = Request([2, 3], greedy, 8, drafter=drafter)
-        steps = list(serve(runner.executor, [request]))
+        steps = list(serve(runner, [request]))
     assert [token for step in steps for token in step.tokens[0]] == wanted
     assert [len(step.tokens[0]) for step in steps] == [1, 3, 1, 2, 1]
-
-
-def test_graphs_are_opened_by_a_contract_alone(tmp_path: Path) -> None:
-    """What another exporter wrote has no manifest."""
-    folder = handmade(tmp_path / "package", batch=2)
-    with load_runner(folder, CPU) as runner:
-        contract = runner.contract
-    (folder / MANIFEST).unlink()
-    with open_runner(
-        folder, Contract.model_validate(contract.model_dump(include=set(Contract.model_fields))), CPU
-    ) as runner:
-        prompts = [[4, 8, 15], [16, 23, 42, 7]]
-        steps = list(serve(runner.executor, [Request(prompt, greedy, 5) for prompt in prompts]))
-    assert [[token for step in steps for token in step.tokens[row]] for row in range(2)] == [
-        known_tokens(prompt, 5) for prompt in prompts
-    ]
 
 
 @pytest.mark.parametrize(
@@ -165,4 +157,4 @@ def test_graphs_are_opened_by_a_contract_alone(tmp_path: Path) -> None:
 def test_a_contract_that_the_folder_does_not_keep_is_refused(folder: Path, change, says) -> None:
     file = CONTRACT.files[0].model_copy(update=change)
     with pytest.raises(PackageError, match=says):
-        open_runner(folder, CONTRACT.model_copy(update={"files": (file,)}), CPU)
+        opened(folder, CONTRACT.model_copy(update={"files": (file,)}))

@@ -15,7 +15,7 @@ from partita.runtime import selection
 from partita.runtime.engine import device_choice
 from partita.runtime.engine.device_choice import SELECTED, DeviceChoice
 from partita.runtime.engine.feeds import Feed
-from partita.runtime.engine.logits import MOST_IN_VAIN, Logits
+from partita.runtime.engine.logits import Logits
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
 from partita.runtime.sampling import MOST_DRAWN
@@ -167,35 +167,14 @@ def test_one_selection_serves_all_rows_and_a_draw_from_all_logits_copies_them():
 
 
 @pytest.mark.usefixtures("fast")
-def test_equal_logits_at_the_edge_are_all_there_or_the_host_looks():
-    logits, made, _ = logits_of(Device())
-    made.held[:] = np.linspace(0, 1, VOCAB)
-    made.held[0, 0, 100:112] = 2.0  # 12 at the edge of 5
-    made.held[1, 0, 100:180] = 2.0  # more than are selected
-    logits.ran()
-    found = logits.largest(0, 0, 5)
-    assert found is not None and found[0].tolist() == list(range(100, 112))
-    assert logits.largest(1, 0, 5) is None
-
-
-@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_not_finite_are_looked_at_on_the_host_and_after_some_times_always(value):
+def test_logits_that_are_not_finite_are_looked_at_on_the_host(value):
     logits, made, _ = logits_of(Device())
-    for step in range(4 * MOST_IN_VAIN):
+    for step in range(8):
         made.held[0, 0, 7] = 0.0 if step % 2 else value
         made.held[0, 0, 8] = 1.0
         logits.ran()
         assert (logits.largest(0, 0, 1) is None) == (step % 2 == 0)
-    made.held[0, 0, 7] = value
-    for _ in range(MOST_IN_VAIN):
-        logits.ran()
-        assert logits.largest(0, 0, 1) is None
-    assert not np.isfinite(logits.row(0, 0).max())
-    made.held[:] = 0
-    made.held[0, 0, 7] = 1.0
-    logits.ran()
-    assert logits.largest(0, 0, 1) is None
 
 
 @pytest.mark.usefixtures("fast")

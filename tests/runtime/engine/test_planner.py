@@ -10,14 +10,20 @@ from dataclasses import replace
 
 import pytest
 
-from partita.runtime.engine.planner import Graphs, RowView, StepPlan, plan_step
-from partita.runtime.engine.scheduler import one_row_first, one_token_first, prompts_first
+from partita.runtime.engine.planner import (
+    Capacity,
+    RowView,
+    StepPlan,
+    one_token_first,
+    plan_step,
+    prompts_first,
+)
 
-ANY = Graphs(max_length=64)
-PAIR = Graphs(max_length=64, chunk=8, logits_rows=4)
-SUMS = Graphs(max_length=64, padding_is_safe=False)
-SUMS_PAIR = Graphs(max_length=64, chunk=8, padding_is_safe=False)
-WHOLE = Graphs(max_length=64, appends_chunks=False)
+ANY = Capacity(max_length=64)
+PAIR = Capacity(max_length=64, chunk=8, logits_rows=4)
+SUMS = Capacity(max_length=64, padding_is_safe=False)
+SUMS_PAIR = Capacity(max_length=64, chunk=8, padding_is_safe=False)
+WHOLE = Capacity(max_length=64, appends_chunks=False)
 FEWER = replace(WHOLE, takes_fewer_rows=True)
 SUMS_FEWER = replace(SUMS, appends_chunks=False, takes_fewer_rows=True)
 SUMS_PAIR_FEWER = replace(SUMS_PAIR, logits_rows=1, takes_fewer_rows=True)
@@ -25,8 +31,8 @@ SUMS_PAIR_FEWER = replace(SUMS_PAIR, logits_rows=1, takes_fewer_rows=True)
 GRAPHS = (ANY, PAIR, SUMS, SUMS_PAIR, WHOLE, FEWER, SUMS_FEWER, SUMS_PAIR_FEWER)
 
 
-def planned(rows: list[RowView], graphs: Graphs = ANY, most: int = 512) -> StepPlan:
-    plan = plan_step(prompts_first(rows, graphs), graphs, most)
+def planned(rows: list[RowView], capacity: Capacity = ANY, most: int = 512) -> StepPlan:
+    plan = plan_step(prompts_first(rows, capacity), capacity, most)
     assert plan is not None
     return plan
 
@@ -35,13 +41,13 @@ def shape(plan: StepPlan) -> tuple[str, int, tuple[int, ...]]:
     return plan.graph, plan.new_tokens, plan.take
 
 
-def read_all(lengths: list[int], graphs: Graphs, most: int = 512, *, policy=prompts_first) -> list[StepPlan]:
+def read_all(lengths: list[int], capacity: Capacity, most: int = 512, *, policy=prompts_first) -> list[StepPlan]:
     """Plans until every prompt is read."""
     filled = [0] * len(lengths)
     plans: list[StepPlan] = []
     while True:
         rows = [RowView(done, length - done, reads=True) for done, length in zip(filled, lengths, strict=True)]
-        plan = plan_step(policy(rows, graphs), graphs, most)
+        plan = plan_step(policy(rows, capacity), capacity, most)
         if plan is None:
             return plans
         plans.append(plan)
@@ -67,22 +73,6 @@ def test_a_prompt_is_read_in_chunks_and_ends_with_its_last_position():
     assert all(plan.reads for plan in plans)
 
 
-def test_a_prompt_of_one_token_is_read_and_not_decoded():
-    assert shape(planned([RowView(0, 1, reads=True)])) == ("prefill", 1, (1,))
-
-
-def test_one_token_of_each_row_is_a_decode_step():
-    plan = planned([RowView(9, 1), RowView(20, 1), RowView(30, 0, live=False)])
-    assert shape(plan) == ("decode", 1, (1, 1, 0)) and not plan.reads
-    assert plan.ends == ((0, 0), (1, 0)) and plan.starts == (9, 20, 30)
-
-
-def test_several_tokens_of_a_row_that_generates_are_fed_at_once_as_speculation_needs_it():
-    plan = planned([RowView(9, 4, every_logit=True)])
-    assert shape(plan) == ("prefill", 4, (4,)) and not plan.reads
-    assert plan.positions == (0, 1, 2, 3) and plan.ends == ((0, 3),)
-
-
 def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
     apart = replace(ANY, decode_takes_several=True)
     assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
@@ -94,72 +84,12 @@ def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
     assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
 
 
-def test_shorter_prompts_are_padded_and_each_ends_where_it_ends():
-    plan = planned([RowView(0, 7, reads=True), RowView(0, 3, reads=True)])
-    assert shape(plan) == ("prefill", 7, (7, 3)) and plan.ends == ((0, 6), (1, 2)) and plan.positions == (2, 6)
-
-
-def test_a_row_that_generates_waits_while_another_reads():
-    plan = planned([RowView(12, 1), RowView(0, 30, reads=True)], most=16)
-    assert plan.take == (0, 16) and plan.ends == ()
-
-
-def test_a_row_that_generates_does_not_wait_for_what_is_read_token_by_token():
-    assert shape(planned([RowView(10, 1), RowView(0, 6, reads=True)], WHOLE)) == ("prefill", 1, (1, 1))
-    assert shape(planned([RowView(10, 1), RowView(0, 6, reads=True)], FEWER))[2] == (0, 6)
-
-
-def test_padding_stays_inside_the_cache_of_a_row_that_waits():
-    """A row that joins late may not write its padding over what the others have."""
-    plan = planned([RowView(60, 1), RowView(0, 30, reads=True)])
-    assert plan.new_tokens == 4 and plan.starts == (60, 0)
-
-
-def test_a_finished_row_restricts_nobody():
-    plan = planned([RowView(64, 0, live=False), RowView(0, 30, reads=True)])
-    assert plan.new_tokens == 30 and plan.starts[0] == 34
-
-
 def test_a_fixed_chunk_is_padded_and_what_does_not_fit_is_read_by_the_decode_graph():
     assert [shape(plan) for plan in read_all([11], PAIR)] == [("prefill", 8, (8,)), ("prefill", 8, (3,))]
     near_the_end = read_all([63], PAIR)
     assert [plan.graph for plan in near_the_end] == ["prefill"] * 8
-    short = Graphs(max_length=60, chunk=8)
+    short = Capacity(max_length=60, chunk=8)
     assert [plan.graph for plan in read_all([59], short)] == ["prefill"] * 7 + ["decode"] * 3
-
-
-def test_more_ends_than_rows_of_logits_are_read_by_the_decode_graph():
-    few = replace(PAIR, logits_rows=1)
-    assert planned([RowView(0, 3, reads=True), RowView(0, 5, reads=True)], few).graph == "decode"
-    assert planned([RowView(0, 3, reads=True), RowView(0, 3, reads=True)], few).graph == "prefill"
-
-
-def test_a_graph_that_takes_no_later_chunks_reads_the_whole_and_then_single_tokens():
-    assert shape(planned([RowView(0, 30, reads=True)], WHOLE, most=8)) == ("prefill", 30, (30,))
-    assert shape(planned([RowView(4, 30, reads=True)], WHOLE)) == ("prefill", 1, (1,))
-
-
-def test_where_padding_spoils_a_state_no_row_that_has_tokens_is_padded():
-    plans = read_all([21, 6, 3], SUMS)
-    assert [plan.take for plan in plans] == [(3, 3, 3), (3, 3, 0), (15, 0, 0)]
-    assert [plan.begins for plan in plans] == [(0, 1, 2), (), ()]
-    assert [plan.ends for plan in plans] == [((2, 2),), ((1, 2),), ((0, 14),)]
-
-
-def test_a_row_that_joins_others_at_work_is_read_beside_them_token_by_token():
-    """Rows with a state that have begun may not be padded, so everybody gets one token of its own."""
-    plan = planned([RowView(12, 1), RowView(0, 30, reads=True)], SUMS)
-    assert shape(plan) == ("prefill", 1, (1, 1)) and plan.begins == (1,) and plan.ends == ((0, 0),)
-
-
-def test_a_fixed_chunk_with_states_is_never_padded():
-    assert [shape(plan) for plan in read_all([19], SUMS_PAIR)] == [
-        ("prefill", 8, (8,)),
-        ("prefill", 8, (8,)),
-        ("decode", 1, (1,)),
-        ("decode", 1, (1,)),
-        ("decode", 1, (1,)),
-    ]
 
 
 def test_a_row_that_joins_others_is_read_by_itself_in_chunks_where_a_step_need_not_be_of_all():
@@ -169,13 +99,6 @@ def test_a_row_that_joins_others_is_read_by_itself_in_chunks_where_a_step_need_n
     plan = planned([rows[0], RowView(16, 14, reads=True), rows[2]], FEWER, most=16)
     assert (shape(plan), plan.span, plan.starts) == (("prefill", 14, (0, 14, 0)), (1, 2), (0, 16, 0))
     assert plan.ends == ((1, 13),)
-
-
-def test_states_of_the_others_are_left_alone_while_a_row_is_read_by_itself():
-    rows = [RowView(12, 1), RowView(0, 30, reads=True)]
-    assert shape(planned(rows, SUMS_FEWER)) == ("prefill", 30, (0, 30))
-    assert planned(rows, SUMS_FEWER).span == (1, 2)
-    assert shape(planned(rows, SUMS_PAIR_FEWER)) == ("prefill", 8, (0, 8))
 
 
 @pytest.mark.parametrize(
@@ -205,12 +128,6 @@ def test_a_decode_step_is_of_the_rows_from_the_first_that_goes_on_to_the_last():
     assert plan.ends == ((1, 0), (3, 0)) and plan.starts[1:4] == (9, 30, 20)
 
 
-def test_one_prompt_after_the_other_is_read_by_itself_when_that_is_asked_for():
-    plans = read_all([5, 3], FEWER, policy=one_row_first)
-    assert [(plan.span, plan.take) for plan in plans] == [((0, 1), (5, 0)), ((1, 2), (0, 3))]
-    assert [plan.take for plan in read_all([5, 3], ANY, policy=one_row_first)] == [(5, 3)]
-
-
 def test_a_single_row_has_draft_tokens_verified_where_a_batch_takes_one_token_of_each():
     alone = [RowView(0, 0, live=False), RowView(9, 4, every_logit=True)]
     assert shape(planned(alone, FEWER)) == ("prefill", 4, (0, 4)) and planned(alone, FEWER).span == (1, 2)
@@ -223,13 +140,6 @@ def test_every_logit_is_wanted_by_a_listener_and_the_last_ones_come_where_there_
     assert planned([heard], PAIR).positions == (4, 5, 6, 7)
 
 
-@pytest.mark.parametrize("graphs", [ANY, PAIR, SUMS, SUMS_PAIR], ids=["any", "pair", "states", "pair with states"])
-def test_a_row_with_more_known_tokens_does_not_end_with_the_first_of_them(graphs):
-    """Its next token is known already, so nothing is to be sampled after this one."""
-    plan = planned([RowView(5, 3, most=1), RowView(7, 1)], graphs)
-    assert (plan.take, plan.ends) == ((1, 1), ((1, 0),))
-
-
 def test_verification_makes_a_chunk_begin_elsewhere_than_at_the_beginning():
     plans = read_all([11], PAIR, policy=one_token_first)
     assert [(plan.starts[0], plan.take[0]) for plan in plans] == [(0, 1), (1, 8), (9, 2)]
@@ -240,33 +150,33 @@ def test_verification_makes_a_chunk_begin_elsewhere_than_at_the_beginning():
 def test_whatever_the_rows_are_each_token_is_fed_once_in_order_and_nothing_is_spoiled(seed):
     """The rules, on random rows: who has begun and would be spoiled is never padded, and no cache is written beyond."""
     rng = random.Random(seed)
-    for graphs, batch in itertools.product(GRAPHS, (1, 2, 3)):
+    for capacity, batch in itertools.product(GRAPHS, (1, 2, 3)):
         lengths = [rng.randint(1, 60) for _ in range(batch)]
         filled = [0] * batch
         for _ in range(400):
             rows = [RowView(done, size - done, reads=True) for done, size in zip(filled, lengths, strict=True)]
-            plan = plan_step(prompts_first(rows, graphs), graphs, rng.choice((1, 5, 512)))
+            plan = plan_step(prompts_first(rows, capacity), capacity, rng.choice((1, 5, 512)))
             if plan is None:
                 break
             first, end = plan.span or (0, batch)
-            assert graphs.takes_fewer_rows or plan.span is None
+            assert capacity.takes_fewer_rows or plan.span is None
             assert not any(plan.take[:first]) and not any(plan.take[end:])
             begun = any(row.filled for row in rows[first:end])
             assert (
-                graphs.appends_chunks
+                capacity.appends_chunks
                 or not begun
                 or plan.new_tokens == 1
-                or (end - first == 1 and graphs.takes_fewer_rows)
+                or (end - first == 1 and capacity.takes_fewer_rows)
             )
             for row, took in list(zip(rows, plan.take, strict=True))[first:end]:
                 assert took <= row.pending
-                assert graphs.padding_is_safe or took == plan.new_tokens or not row.filled or not row.pending
-                assert row.filled + plan.new_tokens <= graphs.max_length or not row.live
+                assert capacity.padding_is_safe or took == plan.new_tokens or not row.filled or not row.pending
+                assert row.filled + plan.new_tokens <= capacity.max_length or not row.live
             assert {row for row, _ in plan.ends} == {
                 index for index, row in enumerate(rows) if row.pending and row.pending == plan.take[index]
             }
             filled = [done + took for done, took in zip(filled, plan.take, strict=True)]
-        assert filled == lengths, (graphs, lengths)
+        assert filled == lengths, (capacity, lengths)
 
 
 def test_beside_a_row_that_rests_a_prompt_begins_where_every_row_has_to() -> None:

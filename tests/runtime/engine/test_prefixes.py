@@ -8,34 +8,17 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.providers.resolve import parse_chain
 from partita.runtime.engine import prefixes
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.engine.request import Request
-from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
-from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
+from tests.runtime.handmade import ALL, PHASES, VOCAB, known_tokens
 
 SYSTEM = [(5 * i + 1) % VOCAB for i in range(24)]
 QUESTIONS = [[9, 4, 33], [2], [7, 7, 1, 50, 3], [60, 1]]
 PROMPTS = [[*SYSTEM, *question] for question in QUESTIONS]
 STATES = [("key",), ALL, ("recurrent",)]
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Make a package and open it on the CPU provider."""
-    runners: list[Runner] = []
-
-    def factory(**options):
-        runner = load_runner(handmade(tmp_path / str(len(runners)), **options), parse_chain("cpu"), threads=1)
-        runners.append(runner)
-        return runner
-
-    yield factory
-    for runner in runners:
-        runner.close()
 
 
 def some(engine: Engine, steps: int, found: dict[int, list[int]]) -> int:
@@ -60,7 +43,7 @@ def finish(engine: Engine) -> tuple[dict[int, list[int]], int]:
 @pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", PHASES)
 def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, states, shapes):
-    engine = Engine(opened(batch=3, states=states, shapes=shapes).executor, shares=True)
+    engine = Engine(opened(batch=3, states=states, shapes=shapes), shares=True)
     rows = [engine.join(Request(prompt, greedy, 4)) for prompt in PROMPTS[:3]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 4, states) for prompt in PROMPTS[:3]]
@@ -71,7 +54,7 @@ def test_rows_that_begin_together_read_what_they_have_in_common_once(opened, sta
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch):
     """Of one row after the other: what two of them have in common is known with the second, and copied by the third."""
-    engine = Engine(opened(batch=batch, states=states).executor, shares=True)
+    engine = Engine(opened(batch=batch, states=states), shares=True)
     read = []
     for prompt in PROMPTS:
         row = engine.join(Request(prompt, greedy, 3))
@@ -84,22 +67,11 @@ def test_a_row_that_joins_later_begins_with_what_was_kept(opened, states, batch)
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-def test_what_is_said_to_be_shared_is_kept_from_the_first_row_on(opened, states):
-    engine = Engine(opened(states=states).executor, shares=True)
-    for prompt in PROMPTS[:2]:
-        engine.join(Request(prompt, greedy, 3, shares=len(SYSTEM)))
-        found, taken = finish(engine)
-        assert found[0] == known_tokens(prompt, 3, states)
-        engine.leave(0)
-    assert taken == len(QUESTIONS[1]) + 2
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
 @pytest.mark.parametrize("shapes", ["any", "pair"])
 @pytest.mark.parametrize(("appends", "fewer"), [(True, False), (False, False), (False, True)])
 def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, states, shapes, appends, fewer):
     runner = opened(batch=3, states=states, shapes=shapes, appends=appends, fewer=fewer)
-    engine = Engine(runner.executor, shares=True)
+    engine = Engine(runner, shares=True)
     first = engine.join(Request(PROMPTS[0], greedy, 14))
     found: dict[int, list[int]] = {}
     some(engine, 4, found)
@@ -114,25 +86,8 @@ def test_a_row_that_joins_others_at_work_changes_nothing_for_anybody(opened, sta
 
 
 @pytest.mark.parametrize("states", STATES, ids="+".join)
-def test_what_follows_a_copy_is_read_in_one_step_where_a_row_may_be_read_alone(opened, states):
-    engine = Engine(opened(batch=2, states=states, appends=False, fewer=True).executor, shares=True)
-    found: dict[int, list[int]] = {}
-    first = engine.join(Request(PROMPTS[0], greedy, 9, shares=len(SYSTEM)))
-    some(engine, 3, found)
-    second = engine.join(Request(PROMPTS[2], greedy, 4))
-    step = engine.step()
-    assert step is not None and step.row_tokens == len(QUESTIONS[2]) and sum(step.copied) == len(SYSTEM)
-    found[second] = list(step.tokens[second])
-    some(engine, 99, found)
-    assert found == {
-        first: known_tokens(PROMPTS[0], 9, states),
-        second: known_tokens(PROMPTS[2], 4, states),
-    }
-
-
-@pytest.mark.parametrize("states", STATES, ids="+".join)
 def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
-    engine = Engine(opened(batch=2, states=states).executor, prefill_chunk=5, shares=True)
+    engine = Engine(opened(batch=2, states=states), prefill_chunk=5, shares=True)
     first = engine.join(Request(PROMPTS[0], greedy, 4))
     second = engine.join(Request(PROMPTS[1], greedy, 4))
     assert engine.step() is not None
@@ -145,11 +100,11 @@ def test_a_row_whose_source_leaves_reads_its_prompt_itself(opened, states):
 @pytest.mark.parametrize(("batch", "appends", "fewer"), [(1, True, False), (3, True, False), (3, False, True)])
 def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened, states, batch, appends, fewer):
     runner = opened(batch=batch, states=states, appends=appends, fewer=fewer)
-    before = Engine(runner.executor)
+    before = Engine(runner)
     row = before.join(Request(SYSTEM))
     finish(before)
     saved = before.saved(row)
-    engine = Engine(runner.executor, shares=True)
+    engine = Engine(runner, shares=True)
     engine.give(saved)
     for round in range(prefixes.KEPT + 2):  # others come between, and what is kept of them goes again
         other = [round + 1, *SYSTEM]
@@ -163,11 +118,11 @@ def test_a_prefix_of_an_earlier_run_is_copied_by_the_first_row_and_stays(opened,
 
 def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
     runner = opened(batch=1, states=("key",))
-    before = Engine(runner.executor)
+    before = Engine(runner)
     row = before.join(Request(SYSTEM))
     finish(before)
     saved = before.saved(row)
-    engine = Engine(runner.executor, shares=True)
+    engine = Engine(runner, shares=True)
     engine.give(replace(saved, adapter="other"))
     engine.join(Request(PROMPTS[0], greedy, 3))
     _, taken = finish(engine)
@@ -176,29 +131,15 @@ def test_a_prefix_is_copied_only_for_the_adapter_that_it_was_read_with(opened):
 
 def test_a_prefix_that_no_row_can_begin_with_is_refused(opened):
     keeps = Prefix(np.array(SYSTEM), {})
-    engine = Engine(opened(graph="rope", rereads_at=30).executor, shares=True)
+    engine = Engine(opened(graph="rope", rereads_at=30), shares=True)
     engine.give(keeps)
     for options in ({"graph": "rope"}, {"graph": "rope", "rereads_at": 10}):
         with pytest.raises(GenerationError, match="cannot begin with a prefix: the rotary frequencies"):
-            Engine(opened(**options).executor, shares=True).give(keeps)
-
-
-def test_what_was_kept_of_texts_of_several_lengths_is_found_again(opened):
-    """The one that is copied is put behind the others, and is not the first of them."""
-    engine = Engine(opened(batch=1, states=("key",)).executor, shares=True)
-    texts = [[base, *SYSTEM[:count]] for base, count in ((40, 20), (41, 18), (42, 23))]
-    for _ in range(3):
-        for text in texts:
-            for question in QUESTIONS[:2]:
-                row = engine.join(Request([*text, *question], greedy, 2))
-                found, _ = finish(engine)
-                assert found[row] == known_tokens([*text, *question], 2, ("key",))
-                engine.leave(row)
-    assert engine.prefixes is not None and len({len(prefix.tokens) for prefix in engine.prefixes.kept}) > 1
+            Engine(opened(**options), shares=True).give(keeps)
 
 
 def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first(opened):
-    engine = Engine(opened(batch=1, states=ALL).executor, shares=True)
+    engine = Engine(opened(batch=1, states=ALL), shares=True)
     texts = [[number, *SYSTEM] for number in range(12)]
     for text in texts:
         for question in QUESTIONS[:2]:
@@ -210,7 +151,7 @@ def test_only_as_much_is_kept_as_may_be_and_what_was_used_longest_ago_goes_first
     kept = engine.prefixes.kept
     assert [int(prefix.tokens[0]) for prefix in kept] == sorted(int(prefix.tokens[0]) for prefix in kept)
     assert kept[-1].tokens.tolist() == texts[-1]
-    assert sum(prefix.size_bytes for prefix in kept) <= engine.executor.cache.size_bytes
+    assert sum(prefix.size_bytes for prefix in kept) <= engine.runner.cache.size_bytes
 
 
 @pytest.mark.parametrize("bytes_per_second", [1e-3, 1e12])
@@ -218,7 +159,7 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
     runner = opened(batch=1, states=("key",))
     monkeypatch.setattr(type(runner.cache), "on_host", False)
     monkeypatch.setattr("partita.runtime.engine.prefixes.DEVICE_BYTES_PER_SECOND", bytes_per_second)
-    engine = Engine(runner.executor, shares=True)
+    engine = Engine(runner, shares=True)
     for prompt in PROMPTS[:3]:
         engine.join(Request(prompt, greedy, 3, shares=len(SYSTEM)))
         assert finish(engine)[0][0] == known_tokens(prompt, 3, ("key",))
@@ -229,7 +170,7 @@ def test_a_row_of_a_device_copies_only_what_takes_longer_to_read(opened, monkeyp
 def test_keys_that_depend_on_the_length_of_the_text_are_not_shared_beyond_it(opened):
     runner = opened(graph="rope", batch=2, rereads_at=28)
     for prompts, shared in ((PROMPTS[:2], True), ([PROMPTS[0], [*PROMPTS[1], *range(8)]], False)):
-        engine = Engine(runner.executor, shares=True)
+        engine = Engine(runner, shares=True)
         for prompt in prompts:
             engine.join(Request(prompt, greedy, 1))
         finish(engine)
@@ -252,9 +193,9 @@ def saved(engine: Engine, tokens: list[int]):
 @pytest.mark.parametrize("shapes", PHASES)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shapes, batch):
-    prefix = saved(Engine(opened(states=states, shapes=shapes).executor), SYSTEM)
+    prefix = saved(Engine(opened(states=states, shapes=shapes)), SYSTEM)
     assert prefix.tokens.tolist() == SYSTEM
-    engine = Engine(opened(states=states, shapes=shapes, batch=batch).executor)
+    engine = Engine(opened(states=states, shapes=shapes, batch=batch))
     rows = [engine.join(Request(prompt, greedy, 5, prefix=prefix)) for prompt in PROMPTS[:batch]]
     found, taken = finish(engine)
     assert [found[row] for row in rows] == [known_tokens(prompt, 5, states) for prompt in PROMPTS[:batch]]
@@ -263,7 +204,7 @@ def test_rows_begin_with_a_prefix_that_another_run_gave_out(opened, states, shap
 
 def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
     """A tokenizer may join the end of a prefix with what follows it."""
-    engine = Engine(opened(states=("key",)).executor)
+    engine = Engine(opened(states=("key",)))
     prefix = saved(engine, SYSTEM)
     prompt = [*SYSTEM[:-2], 8, 9, 10]
     engine.join(Request(prompt, greedy, 4, prefix=prefix))
@@ -275,7 +216,7 @@ def test_of_keys_and_values_as_much_is_taken_as_the_prompt_begins_with(opened):
 
 
 def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opened):
-    engine = Engine(opened().executor)
+    engine = Engine(opened())
     prefix = saved(engine, SYSTEM)
     for prompt in ([*SYSTEM[:-2], 8, 9], SYSTEM):
         with pytest.raises(GenerationError, match="sums up or drops tokens cannot go back"):
@@ -285,19 +226,11 @@ def test_a_recurrent_state_cannot_go_back_to_what_a_prompt_has_of_a_prefix(opene
     assert finish(engine)[0][0] == known_tokens(PROMPTS[0], 4)
 
 
-def test_a_prefix_that_fills_the_cache_leaves_no_room_for_another_token(opened):
-    engine = Engine(opened(states=("key",)).executor)
-    prefix = saved(engine, [i % VOCAB for i in range(LENGTH)])
-    engine.join(Request([i % VOCAB for i in range(LENGTH)], greedy, 4, prefix=prefix))
-    step = engine.step()
-    assert step is not None and step.finish == ("cache_full",)
-
-
 def test_prefixes_of_texts_whose_keys_depend_on_their_length_are_refused(opened):
     runner = opened(graph="rope", rereads_at=20)
     with pytest.raises(GenerationError, match="24 tokens cannot be kept as a prefix: the rotary frequencies"):
-        saved(Engine(runner.executor), SYSTEM)
-    engine = Engine(runner.executor)
+        saved(Engine(runner), SYSTEM)
+    engine = Engine(runner)
     prefix = saved(engine, SYSTEM[:10])
     with pytest.raises(GenerationError, match="a prompt of 27 tokens cannot begin with a prefix"):
         engine.join(Request(PROMPTS[0], greedy, 2, prefix=prefix))
@@ -335,7 +268,7 @@ def test_rows_of_a_device_go_by_way_of_the_host(dtype, kind):
 
 def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
     """What it waited for is what its text was."""
-    engine = Engine(opened(batch=2, states=("key",)).executor, prefill_chunk=5, shares=True)
+    engine = Engine(opened(batch=2, states=("key",)), prefill_chunk=5, shares=True)
     first = engine.join(Request(PROMPTS[0], greedy, 4))
     second = engine.join(Request(PROMPTS[1], greedy, 4))
     engine.step()
@@ -343,9 +276,9 @@ def test_a_row_that_goes_back_waits_for_nothing_any_more(opened):
     kept = 4
     assert engine.rewind(second, engine.row(second).known - kept)
     engine.halt(second)
-    while engine.executor.cache.filled[first] < len(SYSTEM):
+    while engine.runner.cache.filled[first] < len(SYSTEM):
         engine.step()
-    assert engine.executor.cache.filled[second] <= kept
+    assert engine.runner.cache.filled[second] <= kept
     engine.extend(second, (9, 8, 7), greedy, 4)
     found, _ = finish(engine)
     assert found[second] == known_tokens([*PROMPTS[1][:kept], 9, 8, 7], 4, ("key",))

@@ -13,7 +13,7 @@ from partita.options import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine import loop
 from partita.runtime.engine.loop import Engine
-from partita.runtime.engine.recorder import Recorder, Step
+from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.steady import SteadyStep
 from partita.runtime.runner import Runner, load_runner
@@ -70,26 +70,25 @@ class Both:
         with self.monkeypatch.context() as patch:
             patch.setattr(loop, "steady_step", lambda *given: None)
             general = self._facts(package, script, observe=observe, shares=shares)
-        again = Engine.step_again
+        again = Engine._step_again
 
-        def counted(engine: Engine, steady: SteadyStep) -> Step:
+        def counted(engine: Engine, steady: SteadyStep, *more: Any) -> Step:
             self.steady += 1
-            return again(engine, steady)
+            return again(engine, steady, *more)
 
         with self.monkeypatch.context() as patch:
-            patch.setattr(Engine, "step_again", counted)
+            patch.setattr(Engine, "_step_again", counted)
             return [general, self._facts(package, script, observe=observe, shares=shares)]
 
     def _facts(self, package, script: Script, *, observe: bool, shares: bool) -> list[object]:
-        recorder = Recorder()
         with load_runner(package, parse_chain("cpu"), threads=1, observe=observe) as runner:
-            engine = Engine(runner.executor, 8, [recorder], shares=shares)
+            engine = Engine(runner, 8, records=True, shares=shares)
             raised = None
             try:
                 script(engine)
             except GenerationError as error:
                 raised = str(error)
-            untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in recorder.steps]
+            untimed = [step._replace(run_seconds=0, overhead_seconds=0, draft_seconds=0) for step in runner.steps]
             cache = runner.cache
             values = [np.array(buffer.seen()) for buffer in cache.buffers]
             return [untimed, raised, cache.facts(), [*cache.filled], cache.dirty, cache.unjudged, cache.spoiled, values]
@@ -154,7 +153,7 @@ def test_the_graph_of_another_adapter_is_bound_anew(both):
         row = engine.join(Request(PROMPTS[1], greedy, 20))
         steps(engine, 6)
         assert engine.steady is None or engine.steady.graph.is_bound
-        runner.use_adapter("one")
+        runner.use_adapters("one")
         steps(engine, 5)
         engine.leave(row)
 
@@ -166,7 +165,6 @@ def test_the_graph_of_another_adapter_is_bound_anew(both):
                 context.setattr(loop, "steady_step", lambda *given: None)
             runner: Runner
             with load_runner(package, parse_chain("cpu"), threads=1) as runner:
-                recorder = Recorder()
-                script(Engine(runner.executor, 8, [recorder]))
-                found.append([step.tokens for step in recorder.steps])
+                script(Engine(runner, 8, records=True))
+                found.append([step.tokens for step in runner.steps])
     assert found[0] == found[1]

@@ -82,7 +82,7 @@ def test_a_session_that_is_closed_early_or_cannot_be_opened_leaves_nothing(tiny_
 
 def test_nothing_is_written_to_stderr(tiny_package, capfd, open_runner):
     runner = open_runner(observe=True)
-    feed = runner.executor.bound("decode", 1, 1)
+    feed = runner.bound("decode", 1, 1)
     feed.place(np.zeros(1, np.int64), 1)
     feed.run()
     runner.close()
@@ -179,7 +179,7 @@ def test_truncated_and_missing_weights_are_package_errors(package_copy):
 
 def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
     runner = open_runner()
-    feed = runner.executor.bound("decode", 1, 1)
+    feed = runner.bound("decode", 1, 1)
     feed.place(np.zeros(1, np.int64), 1)
     feed.tokens.fill(10_000)
     with pytest.raises(GenerationError, match=r"model\.onnx: a run failed: .*out of data bounds") as caught:
@@ -335,7 +335,7 @@ def test_logits_of_every_dtype_come_out_as_float32(open_runner):
         ("float16", wanted.astype(np.float16)),
         ("bfloat16", (wanted.view(np.uint32) >> 16).astype(np.uint16)),
     ):
-        feed = open_runner().executor.bound("decode", 1, 1)
+        feed = open_runner().bound("decode", 1, 1)
         buffer = host_buffer((1, 1, 4), dtype)
         feed._logits = Logits(Feed(buffer, buffer.host), None, None)
         buffer.host[0, 0] = stored

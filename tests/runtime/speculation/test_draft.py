@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from partita.options import Sampling
-from partita.providers.resolve import parse_chain
+from partita.runtime.engine.loop import serve
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
-from partita.runtime.engine.running import serve
-from partita.runtime.runner import Runner, load_runner
-from partita.runtime.sampling import Draws, greedy, make_sampler
+from partita.runtime.runner import Runner
+from partita.runtime.sampling import Draws, make_sampler
 from partita.runtime.speculation.draft import DraftModel
 from partita.runtime.speculation.eligibility import why_no_draft, why_not
-from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, known_logits, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(12)]
 KEYS = ("key",)
@@ -26,18 +24,9 @@ Opened = Callable[..., Runner]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Make a package and open it on the CPU provider."""
-    runners: list[Runner] = []
-
-    def factory(**options: object) -> Runner:
-        folder = handmade(tmp_path / str(len(runners)), **{"states": KEYS, **options})  # type: ignore[arg-type]
-        runners.append(load_runner(folder, parse_chain("cpu"), threads=1))
-        return runners[-1]
-
-    yield factory
-    for runner in runners:
-        runner.close()
+def opened(opened: Opened) -> Opened:
+    """Packages with keys and values alone."""
+    return lambda **options: opened(**{"states": KEYS, **options})
 
 
 def drafted(drafter: DraftModel, text: list[int], most: int = 4) -> list[int]:
@@ -46,7 +35,7 @@ def drafted(drafter: DraftModel, text: list[int], most: int = 4) -> list[int]:
 
 @pytest.mark.parametrize("shapes", ["any", "pair", "one"])
 def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened: Opened, shapes: str) -> None:
-    drafter = DraftModel(opened(shapes=shapes).executor, VOCAB)
+    drafter = DraftModel(opened(shapes=shapes), VOCAB)
     assert drafted(drafter, PROMPT, 0) == []
     text = [*PROMPT]
     for added in ([7], [7, 9], [], [3] * 5, known_tokens([*PROMPT, 7, 7, 9, 3, 3, 3, 3, 3], 3, KEYS)):
@@ -57,7 +46,7 @@ def test_a_draft_goes_on_as_it_would_by_itself_whatever_it_drafted_before(opened
 
 
 def test_a_draft_reads_what_it_missed_in_one_run(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = opened().executor
+    executor = opened()
     drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
 
     def noted(plan: StepPlan, *rest: Any) -> Any:
@@ -75,7 +64,7 @@ def test_a_draft_reads_what_it_missed_in_one_run(opened: Opened, monkeypatch: py
 
 
 def test_a_draft_whose_cache_cannot_be_rewound_reads_anew(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = opened().executor
+    executor = opened()
     drafter, runs, run = DraftModel(executor, VOCAB), list[int](), executor.run
     assert drafted(drafter, PROMPT)
 
@@ -90,42 +79,35 @@ def test_a_draft_whose_cache_cannot_be_rewound_reads_anew(opened: Opened, monkey
 
 
 def test_a_draft_with_a_shorter_cache_ends_where_it_is_full(opened: Opened) -> None:
-    drafter = DraftModel(opened().executor, VOCAB)
+    drafter = DraftModel(opened(), VOCAB)
     full = [*known_tokens(PROMPT, LENGTH, KEYS)][:LENGTH]
     assert len(drafted(drafter, full)) == 1, "the token after the last one that it holds"
     assert drafted(drafter, [*full, 4]) == []
 
 
 def test_tokens_that_the_larger_model_does_not_have_are_not_drafted(opened: Opened) -> None:
-    drafter = DraftModel(opened().executor, 1)
+    drafter = DraftModel(opened(), 1)
     assert drafted(drafter, PROMPT) == ([0] * 4 if known_tokens(PROMPT, 1, KEYS) == [0] else [])
 
 
-def test_a_draft_changes_the_number_of_steps_and_no_token(opened: Opened) -> None:
-    runner, drafter = opened(), DraftModel(opened().executor, VOCAB)
-    steps = list(serve(runner.executor, [Request(PROMPT, greedy, 20, drafter=drafter)]))
-    assert [token for step in steps for token in step.tokens[0]] == known_tokens(PROMPT, 20, KEYS)
-    assert sum(step.accepted for step in steps) == sum(step.drafted for step in steps) > 5
-
-
 def test_a_package_that_cannot_draft_says_why(opened: Opened) -> None:
-    assert why_no_draft(opened().executor) is None and why_no_draft(opened(shapes="pair").executor) is None
+    assert why_no_draft(opened()) is None and why_no_draft(opened(shapes="pair")) is None
     for options, says in (
         ({"batch": 2}, "its batch size is 2"),
         ({"graph": "rope"}, "rotary frequencies"),
         ({"states": ALL}, "take in every token"),
     ):
-        assert says in str(why_no_draft(opened(**options).executor))
+        assert says in str(why_no_draft(opened(**options)))
 
 
 def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(opened: Opened) -> None:
     """The second token of 3,000 draws against its exact distribution, by chi-squared; with a seed the same tokens."""
     runner, draft = opened(), opened()
-    drafter = DraftModel(draft.executor, VOCAB)
+    drafter = DraftModel(draft, VOCAB)
 
     def drawn(sampler: object, speculates: bool) -> tuple[int, ...]:
         request = Request(PROMPT, sampler, 3, drafter=drafter if speculates else None)  # type: ignore[arg-type]
-        return tuple(token for step in serve(runner.executor, [request]) for token in step.tokens[0])
+        return tuple(token for step in serve(runner, [request]) for token in step.tokens[0])
 
     sampler = make_sampler(Sampling(40.0, top_k=4, seed=5))
     found = [drawn(sampler, True) for _ in range(3000)]
@@ -162,5 +144,5 @@ def test_a_package_that_cannot_verify_draft_tokens_is_told_by_name(
     from partita.spelling import read_by
 
     with read_by("python"):
-        found = why_not(opened(**options).executor)
+        found = why_not(opened(**options))
     assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found

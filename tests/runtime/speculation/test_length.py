@@ -53,18 +53,6 @@ def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
     assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
 
 
-def test_drafting_rests_after_drafters_proposed_nothing() -> None:
-    control = DraftLength()
-    for _ in range(3):
-        control.count(1)
-        control.record(1, 0, 0.001, [])
-    counts = []
-    for _ in range(20):
-        counts.append(control.count(1))
-        control.record(1, 0, 0.001, [])
-    assert [step for step, count in enumerate(counts) if count] == [8, 17], "once in nine steps"
-
-
 def test_rows_have_times_of_their_own() -> None:
     control = DraftLength()
     for _ in range(2):
