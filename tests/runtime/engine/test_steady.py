@@ -168,3 +168,14 @@ def test_the_graph_of_another_adapter_is_bound_anew(both):
                 script(Engine(runner, 8, records=True))
                 found.append([step.tokens for step in runner.steps])
     assert found[0] == found[1]
+
+
+def test_a_drafter_that_finds_nothing_keeps_the_steady_step(both):
+    def script(engine: Engine) -> None:
+        drafts = iter([[], [], [], [3], []])
+        engine.join(Request(PROMPTS[1], greedy, 20, drafter=lambda history, most: next(drafts, []) if most else []))
+        steps(engine)
+
+    general, steady = both.run(script, batch=1, states=("key",))
+    assert_equal(general, steady)
+    assert both.steady > 10 and any(step.drafted for step in steady[0])
