@@ -18,7 +18,6 @@ WRONG = 7
 
 def always_draft(patch: pytest.MonkeyPatch, most: int = 5) -> None:
     """So many draft tokens in each step, whatever steps cost."""
-    patch.setattr(DraftLength, "rests", lambda self, live: False)
     patch.setattr(DraftLength, "count", lambda self, live: most)
 
 

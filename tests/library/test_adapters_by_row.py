@@ -117,11 +117,11 @@ def test_a_request_that_nobody_asked_for_is_not_told_with_its_adapter(tmp_path: 
         scheduler.submit(work)
     while scheduler.step():
         pass
-    assert engine._recorded.used_adapters is None
+    assert list(engine.runner.recorder.adapters) == [None]
     scheduler.submit(Work((5,), one, adapter="small"))
     while scheduler.step():
         pass
-    assert engine._recorded.used_adapters == "none / small"
+    assert list(engine.runner.recorder.adapters) == [None, "small"]
 
 
 @pytest.mark.parametrize("shapes", ["any", "pair"])

@@ -28,6 +28,7 @@ from partita.library.speculation import Speculation
 from partita.options import Process
 from partita.package import read_manifest
 from partita.runtime.engine.loop import Engine as Loop
+from partita.runtime.engine.request import Request
 from partita.runtime.logprobs import IMPOSSIBLE, token_logprobs
 from partita.runtime.ort.binding import Binding
 from partita.runtime.text import load_text
@@ -488,8 +489,8 @@ class Rows(Scheduler):
     def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Any:
         return self
 
-    def join(self, work: Work, tokens: Any, sampling: Any, shares: int) -> int:
-        self.joined.append(len(work.prompt))
+    def join(self, request: Request) -> int:
+        self.joined.append(len(request.prompt))
         return len(self.joined) - 1
 
     def _share(self) -> None:
