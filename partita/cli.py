@@ -26,9 +26,9 @@ import partita
 from partita import extras, options, streams
 from partita.commands.build import Verb, add
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
+from partita.options import with_flags
 from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
-from partita.spelling import read_by
 
 VERBS = (
     Verb("export", options.ExportCommand, "export ./my-checkpoint ./package --precision fp16 --max-length 512"),
@@ -174,8 +174,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     if terminal is not None:  # from an earlier command line of this process
         terminal.stdout_used = False  # type: ignore[attr-defined]
     try:
-        with read_by("shell"):
-            result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
+        result = app(arguments, standalone_mode=False, prog_name=PROGRAM)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
@@ -211,7 +210,7 @@ def _explained(error: BaseException, debug: bool) -> tuple[str, str, int, Partit
     if isinstance(error, MemoryError):
         ours = ResourceError("out of memory; close other models, or use a smaller one")
     if ours is not None:
-        return public_type(ours), str(ours), ours.exit_code, ours
+        return public_type(ours), with_flags(str(ours)), ours.exit_code, ours
     hint = "" if debug else "; this is a bug in Partita, --debug shows where"
     return "InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1, None
 

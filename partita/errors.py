@@ -44,7 +44,7 @@ class PartitaError(Exception):
     def __init__(self, said: str, *, where: Path | None = None, remedy: Remedy | None = None) -> None:
         if len(said) > LONGEST:
             said = f"{said[:LONGEST]}... ({len(said) - LONGEST:,} more characters)"
-        self.said, self.where, self.remedy = said, where, None if remedy is None else remedy.bound()
+        self.said, self.where, self.remedy = said, where, remedy
         self.problem = said if where is None else f"{where}: {said}"
         help_text = "" if remedy is None else str(remedy)
         super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)

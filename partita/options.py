@@ -5,18 +5,19 @@ Python API take its fields as arguments, and rows of prompt files and bodies of 
 options that verbs share are base classes. Imports nothing heavy.
 """
 
+import functools
 import math
 import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from partita.errors import UsageError
-from partita.spelling import spelled
+from partita.messages import as_flag, rename_options
 
 T = TypeVar("T")
 
@@ -126,8 +127,14 @@ class Described:
 
     @property
     def argument(self) -> str:
-        """Name in messages, as `spelled` takes it."""
+        """Name in messages."""
         return self.option.argument or self.name
+
+    @property
+    def flag(self) -> str:
+        """Name on the command line, of a switch that is on by default without `no-`."""
+        own = next((flag for flag in self.option.flags if not flag.startswith("--no-")), None)
+        return own or f"--{self.name.replace('_', '-')}"
 
     @property
     def several(self) -> bool:
@@ -165,6 +172,18 @@ def _describe(field: Field[Any], hint: Any, option: Option) -> Described:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     given = tuple(part for part in parts if part is not NoneType)
     return Described(field.name, given[0] if len(given) == 1 else Union[given], NoneType in parts, option, field)  # noqa: UP007
+
+
+@functools.cache
+def option_flags() -> Mapping[str, str]:
+    """Flag of the command line by the name of the argument, of every option of every verb."""
+    groups = [each for each in globals().values() if isinstance(each, type) and is_dataclass(each)]
+    return {each.argument: each.flag for cls in groups for each in described(cls) if not each.option.positional}
+
+
+def with_flags(text: str) -> str:
+    """A message with its options as flags: `--max-length 5` for `` `max_length=5` ``."""
+    return rename_options(text, option_flags(), as_flag) if "`" in text else text
 
 
 def checked(options: T) -> T:
@@ -205,19 +224,19 @@ def _checked(each: Described, value: Any) -> Any:
     if each.type not in (int, float):
         return value
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise UsageError(f"{spelled(each.argument)} is an integer of more than 300 digits, which no option takes")
+        raise UsageError(f"`{each.argument}` is an integer of more than 300 digits, which no option takes")
     if isinstance(value, bool) or not isinstance(value, int if each.type is int else (int, float)):
         kind = "an integer" if each.type is int else "a number"
-        raise UsageError(f"{spelled(each.argument)} is {value!r}; it must be {kind}")
+        raise UsageError(f"`{each.argument}` is {value!r}; it must be {kind}")
     if each.option.range is not None and value not in each.option.range:
-        raise UsageError(f"{spelled(each.argument)} is {value}; it must be {each.option.range}")
+        raise UsageError(f"`{each.argument}` is {value}; it must be {each.option.range}")
     return value
 
 
 def _typed(each: Described, value: Any, kind: Any, words: str, convert: Callable[[Any], Any] | None = None) -> Any:
     """The value, converted unless it is so already. Raises UsageError where it is of another type."""
     if not isinstance(value, kind):
-        raise UsageError(f"{spelled(each.argument)} is {value!r}; it must be {words}")
+        raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
     return value if convert is None or isinstance(value, convert) else convert(value)  # type: ignore[arg-type]
 
 
@@ -225,7 +244,7 @@ def _several(each: Described, value: Any) -> Any:
     if get_origin(each.type) is Mapping:
         return _typed(each, value, Mapping, "a mapping", dict)
     if isinstance(value, (str, bytes)):
-        raise UsageError(f"{spelled(each.argument)} must be a list of strings, not the string {value!r}")
+        raise UsageError(f"`{each.argument}` must be a list of strings, not the string {value!r}")
     found = _typed(each, value, Sequence, "a list", tuple)
     path = get_args(each.type)[0] == PathText
     return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
@@ -235,7 +254,7 @@ def _chosen(each: Described, value: str) -> str:
     choices = each.option.choices
     if choices and value not in choices:
         allowed = f"the only value is {choices[0]}" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
-        raise UsageError(f"{spelled(each.argument, value)}: {allowed}")
+        raise UsageError(f"`{each.argument}={value}`: {allowed}")
     return value
 
 

@@ -1,8 +1,6 @@
-"""What to do about something, as data: words, and the command line or the options that do it.
+"""Remedies: what to do about an error or a fallback, in words and as a command line or options of it.
 
-Every remedy of the house is a constant of its module, with blanks in braces for what only the moment knows, so that a
-test can find each of them and try it. Whoever shows one has it written here, quoted for a shell or as a call in
-Python, and nowhere else. Knows what a file's permissions say of who may read it; knows nothing of models or providers.
+A remedy is a constant of its module, with blanks in braces, so that a test can find each of them and try it.
 """
 
 from __future__ import annotations
@@ -12,12 +10,10 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from partita.spelling import Reader, arguments, as_call, reader
 
 SPECIAL = frozenset('"$`\\!%\n')
 """Characters that mean something to a shell inside double quotes."""
@@ -37,8 +33,6 @@ class Remedy:
     """What to add to the command line that was given."""
     otherwise: Remedy | None = None
     """Something else that helps as well."""
-    reader: Reader | None = field(default=None, compare=False)
-    """For whom it is written as text; None: whoever reads where that is done."""
 
     def filled(self, **blanks: object) -> Remedy:
         """With its blanks filled in; a tuple makes several words of one. Raises KeyError when a blank is left."""
@@ -47,39 +41,23 @@ class Remedy:
             tuple(filled_word for word in self.command for filled_word in _fill(word, blanks)),
             tuple(filled_word for word in self.options for filled_word in _fill(word, blanks)),
             self.otherwise.filled(**blanks) if self.otherwise is not None else None,
-            self.reader,
         )
 
-    def bound(self) -> Remedy:
-        """The same for whoever reads now, wherever it is written as text later."""
-        return self if self.reader is not None else replace(self, reader=reader())
-
     def __str__(self) -> str:
-        """All of it on one line: `let it be read: chmod u+r 'my model'`, `try it: providers='cpu'` in Python."""
-        return self.written(self.reader or reader())
+        """All of it on one line: `let it be read: chmod u+r 'my model'`, `try it: --provider cpu`."""
+        own = ": ".join(part for part in (self.text, self.words) if part)
+        return own if self.otherwise is None else f"{own}, or {self.otherwise}"
 
-    def written(self, to: Reader) -> str:
-        """The same for this reader."""
-        own = ": ".join(part for part in (self.text, self.words(to)) if part)
-        return own if self.otherwise is None else f"{own}, or {self.otherwise.written(to)}"
-
-    def words(self, to: Reader) -> str:
+    @property
+    def words(self) -> str:
         """The command, or the options, alone."""
-        if to == "shell":
-            return shell(self.command or self.options)
-        return command_line(self.command, to) if self.command else arguments(self.options)
+        return shell(self.command or self.options)
 
 
 def _fill(word: str, blanks: Mapping[str, object]) -> tuple[str, ...]:
     """The words that one word with blanks becomes."""
     several = blanks.get(word[1:-1]) if word[:1] == "{" and word[-1:] == "}" else None
     return several if isinstance(several, tuple) else (word.format(**blanks),)
-
-
-def command_line(words: Sequence[str], to: Reader | None = None) -> str:
-    """A command line for its reader: for a program the call that does the same, where there is one."""
-    call = as_call(words) if (to or reader()) == "python" else None
-    return shell(words) if call is None else call
 
 
 def shell(words: Iterable[str]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from partita.spelling import called, read_as_fields, read_by, reader, spelled
 
 from partita.errors import PartitaError
 from partita.remedies import Remedy, command_line
-from partita.spelling import called, read_as_fields, read_by, reader, spelled
 from tests.conftest import REPOSITORY
 
 OPTION = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")

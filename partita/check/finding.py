@@ -26,7 +26,6 @@ from partita.partition_reports.groups import provider_of, total_us
 from partita.partition_reports.node_keys import INSIDE, Part, inlined_parts, is_added, parts_of
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import NodePlacement, Phase, Report
-from partita.spelling import spelled
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
@@ -68,7 +67,7 @@ def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tup
     if measure.field in STATED:
         return _decide(MEASURES[measure.field](report), measure)
     if beside is None:
-        raise UsageError(f"{measure.field} needs {spelled('baseline')}: {LOST[measure.field]}")
+        raise UsageError(f"{measure.field} needs `baseline`: {LOST[measure.field]}")
     return _decide(COMPARED[measure.field](beside), measure)
 
 

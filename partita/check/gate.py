@@ -14,7 +14,6 @@ from partita.check.requirements import Requirement, short_form
 from partita.observations.records import Record
 from partita.partition_reports.outcome import failure_of, is_known
 from partita.partition_reports.records import Report
-from partita.spelling import spelled
 
 KEPT = {
     "wanted_other": "preferred provider",
@@ -46,15 +45,15 @@ class Gate:
         """All of it in the words of --require, with the names of the short forms."""
         asked = [*self.limits.requirements()]
         if self.max_unexplained is not None:
-            written = spelled("max_unexplained", self.max_unexplained)
+            written = f"`max_unexplained={self.max_unexplained}`"
             asked.append(short_form(written, "unexplained", "<=", self.max_unexplained))
         if self.cache_in_place:
-            asked.append(short_form(spelled("cache_in_place", True), "cache_in_place", "=", 1))
+            asked.append(short_form("`cache_in_place=True`", "cache_in_place", "=", 1))
         if (least := self.min_tokens_per_second) is not None:
-            asked.append(short_form(spelled("min_tokens_per_second", least), "decode_tokens_per_second", ">=", least))
+            asked.append(short_form(f"`min_tokens_per_second={least}`", "decode_tokens_per_second", ">=", least))
         asked += self.requirements
         if self.max_slowdown is not None:
-            asked.append(short_form(spelled("max_slowdown", self.max_slowdown), "slowdown", "<=", self.max_slowdown))
+            asked.append(short_form(f"`max_slowdown={self.max_slowdown}`", "slowdown", "<=", self.max_slowdown))
         return tuple(asked)
 
 
@@ -84,7 +83,7 @@ def _kept_up(asked: Sequence[Requirement], beside: Beside) -> tuple[Requirement,
     """What a baseline asks for, without that for which there is a requirement."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
-        short_form(f"{spelled('baseline')}: {name}", field, "=", 0)
+        short_form(f"`baseline`: {name}", field, "=", 0)
         for field, name in KEPT.items()
         if field not in own and is_of_use(field, beside)
     )

@@ -10,9 +10,8 @@ from partita.check.finding import find
 from partita.check.requirements import Requirement, short_form
 from partita.errors import UsageError
 from partita.observations.names import CPU
-from partita.options import PlacementLimits
+from partita.options import PlacementLimits, option_flags
 from partita.partition_reports.records import Report
-from partita.spelling import flag_of, spelled
 
 FIELD_OF = {"max_cpu_nodes": "cpu_nodes", "max_copies": "memcpy_nodes", "max_copy_bytes_per_token": "copy_bytes"}
 
@@ -39,11 +38,11 @@ class Limits:
 
     def by_option(self) -> dict[str, int]:
         """The same by option of the command line, as a report has them."""
-        return {flag_of(name): value for name, value in self.given().items()}
+        return {option_flags()[name]: value for name, value in self.given().items()}
 
     def requirements(self) -> tuple[Requirement, ...]:
         """The same in the words of `--require`."""
-        return tuple(short_form(spelled(name, most), FIELD_OF[name], "<=", most) for name, most in self.given().items())
+        return tuple(short_form(f"`{name}={most}`", FIELD_OF[name], "<=", most) for name, most in self.given().items())
 
 
 def check_limits(limits: Limits, chain: Sequence[str]) -> None:
@@ -52,7 +51,7 @@ def check_limits(limits: Limits, chain: Sequence[str]) -> None:
         most = limits.max_cpu_nodes
         if most is not None:
             raise UsageError(
-                f"{spelled('max_cpu_nodes', most)} contradicts {spelled('providers')}, whose first provider is cpu: "
+                f"`max_cpu_nodes={most}` contradicts `providers`, whose first provider is cpu: "
                 "every node belongs there; leave the limit out or name another provider first"
             )
 

@@ -15,7 +15,6 @@ from decimal import Decimal
 
 from partita.errors import UsageError
 from partita.observations.text_format import listing
-from partita.spelling import spelled
 
 SELECTORS = {
     "phase": "prefill, decode or run; without it: every phase",
@@ -119,30 +118,28 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
     for part in text.split(","):
         found = CONDITION.fullmatch(part)
         if found is None:
-            raise UsageError(
-                f"{spelled('requirements', text)}: {part.strip()!r} is not FIELD OP VALUE, as in share>=0.95"
-            )
+            raise UsageError(f"`require={text}`: {part.strip()!r} is not FIELD OP VALUE, as in share>=0.95")
         field, sign, value = found.groups()
         if field in SELECTORS:
             selectors.append(_parse_selector(text, field, sign, value, words))
         elif field in FIELDS:
             measures.append(Measure(field, sign, _parse_number(text, field, value)))
         else:
-            raise UsageError(f"{spelled('requirements', text)}: {_unknown(field, FIELDS, 'field')}")
+            raise UsageError(f"`require={text}`: {_unknown(field, FIELDS, 'field')}")
     _check_sense(text, selectors, measures)
-    return Requirement(spelled("requirements", text), text, tuple(selectors), tuple(measures))
+    return Requirement(f"`require={text}`", text, tuple(selectors), tuple(measures))
 
 
 def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
     """A condition on nodes."""
     if sign not in ("=", "==", "!="):
-        raise UsageError(f"{spelled('requirements', text)}: {field} takes = or !=, not {sign}")
+        raise UsageError(f"`require={text}`: {field} takes = or !=, not {sign}")
     if not value:
-        raise UsageError(f"{spelled('requirements', text)}: {field} has no value")
+        raise UsageError(f"`require={text}`: {field} has no value")
     if field == "phase" and value not in PHASES:
-        raise UsageError(f"{spelled('requirements', text)}: {_unknown(value, PHASES, 'phase')}")
+        raise UsageError(f"`require={text}`: {_unknown(value, PHASES, 'phase')}")
     if field == "reason" and value not in words.reasons:
-        raise UsageError(f"{spelled('requirements', text)}: {_unknown(value, words.reasons, 'reason')}")
+        raise UsageError(f"`require={text}`: {_unknown(value, words.reasons, 'reason')}")
     return Selector(field, sign != "!=", words.provider(value) if field == "provider" else value)
 
 
@@ -154,9 +151,9 @@ def _parse_number(text: str, field: str, value: str) -> float:
     except ArithmeticError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{spelled('requirements', text)}: {field} is compared with a number, not {value!r}")
+        raise UsageError(f"`require={text}`: {field} is compared with a number, not {value!r}")
     if field.endswith("share") and not 0 <= number <= 1:
-        raise UsageError(f"{spelled('requirements', text)}: {field} is between 0 and 1, or 0% and 100%, not {value}")
+        raise UsageError(f"`require={text}`: {field} is between 0 and 1, or 0% and 100%, not {value}")
     return number
 
 
@@ -164,22 +161,18 @@ def _check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Me
     """Raise UsageError when the conditions together say nothing."""
     if not measures:
         every = ", ".join((*COUNTED, *MEASURED, *STATED, *LOST))
-        raise UsageError(f"{spelled('requirements', text)}: nothing is measured; add one of {every}, as in share>=0.95")
+        raise UsageError(f"`require={text}`: nothing is measured; add one of {every}, as in share>=0.95")
     fields = [entry.field for entry in selectors]
     whole = [entry.field for entry in measures if entry.field in MEASURED]
     if whole and set(fields) - {"phase"}:
         extra = listing(field for field in fields if field != "phase")
-        raise UsageError(f"{spelled('requirements', text)}: {whole[0]} measures a whole phase; use it without {extra}")
+        raise UsageError(f"`require={text}`: {whole[0]} measures a whole phase; use it without {extra}")
     stated = [entry.field for entry in measures if entry.field in STATED or entry.field in LOST]
     if stated and fields:
-        raise UsageError(
-            f"{spelled('requirements', text)}: {stated[0]} measures a whole report; use it without {fields[0]}"
-        )
+        raise UsageError(f"`require={text}`: {stated[0]} measures a whole report; use it without {fields[0]}")
     shares = [entry.field for entry in measures if entry.field.endswith("share")]
     if shares and not {"provider", "reason"} & set(fields):
-        raise UsageError(
-            f"{spelled('requirements', text)}: {shares[0]} needs provider or reason, as in provider=cuda,share>=0.95"
-        )
+        raise UsageError(f"`require={text}`: {shares[0]} needs provider or reason, as in provider=cuda,share>=0.95")
 
 
 def _unknown(word: str, known: Iterable[str], noun: str) -> str:

@@ -19,7 +19,6 @@ from partita.errors import PackageError, UsageError
 from partita.options import Described as Field
 from partita.options import ExportOptions, PathText, checked, described
 from partita.providers.resolve import parse_chain
-from partita.spelling import spelled
 from partita.strangers import recognise
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -212,9 +211,9 @@ def split_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, equals, listed = text.rpartition("=")
-        written = spelled("shapes", text)
+        written = f"`shapes={text}`"
         if not equals or not name:
-            example = f"{spelled('shapes', 'x=1,3,224,224')} or {spelled('shapes', 'batch=1')}"
+            example = "`shapes=x=1,3,224,224` or `shapes=batch=1`"
             raise UsageError(f"{written}: write NAME=SIZES, e.g. {example}")
         if name in found:
             raise UsageError(f"{written}: {name} is given twice; give it once")
@@ -231,7 +230,7 @@ def split_pairs(texts: Sequence[str]) -> dict[str, str]:
     for part in ",".join(texts).split(","):
         name, equals, value = (each.strip() for each in part.partition("="))
         if not (name and equals and value):
-            raise UsageError(f"{spelled('keep')}: {part.strip() or 'nothing'!r} is not NAME=VALUE")
+            raise UsageError(f"`keep`: {part.strip() or 'nothing'!r} is not NAME=VALUE")
         found.pop(name, None)  # what is said last counts
         found[name] = value
     return found
@@ -243,9 +242,9 @@ def split_folders(texts: Sequence[str]) -> dict[str, Path]:
     for text in texts:
         name, equals, folder = text.partition("=")
         if not (name and equals):
-            raise UsageError(f"{spelled('with_adapters')}: {text[:80]!r} is not NAME=FOLDER")
+            raise UsageError(f"`with_adapters`: {text[:80]!r} is not NAME=FOLDER")
         if name in found:
-            raise UsageError(f"{spelled('with_adapters')}: {name} is given more than once")
+            raise UsageError(f"`with_adapters`: {name} is given more than once")
         found[name] = Path(folder)
     return found
 
@@ -256,7 +255,7 @@ def split_inputs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, _, file = text.partition("=")
         if name in found:
-            raise UsageError(f"{spelled('inputs', text)}: {name} is given twice; give it once")
+            raise UsageError(f"`inputs={text}`: {name} is given twice; give it once")
         found[name] = file
     return found
 

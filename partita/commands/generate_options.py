@@ -19,7 +19,6 @@ from partita.library.speculation import Speculation
 from partita.observations.text_format import listing
 from partita.options import GenerateCommand, RunOptions, group
 from partita.runtime.text import MOST_BYTES
-from partita.spelling import spelled
 
 
 class RunGroups(RunOptions):
@@ -105,7 +104,7 @@ def _check_saving(options: GenerateOptions) -> None:
     given = [name for name, value in beside.items() if value is not None] + ["--json"] * options.as_json
     given += [f"--{name}" for name in options.speculation.told]
     asked = {**options.sampling.figures(), "sampling": options.sampling.source}
-    given += [spelled(name) for name, value in asked.items() if value is not None]
+    given += [f"`{name}`" for name, value in asked.items() if value is not None]
     given += ["--stop"] * bool(options.stop)
     if given:
         raise UsageError(f"--save-prefix generates nothing, so {listing(given)} cannot be given with it")

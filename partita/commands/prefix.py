@@ -11,9 +11,9 @@ from partita.commands.terminal import note
 from partita.errors import GenerationError
 from partita.library.chain import Target
 from partita.observations.text_format import human_bytes
+from partita.options import option_flags
 from partita.package import Manifest
 from partita.remedies import shell
-from partita.spelling import flag_of
 
 
 def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
@@ -39,7 +39,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
 def _as_read(options: GenerateOptions) -> Iterator[str]:
     """Words without which a command does not go on with the prefix: how the folder is opened, what it was read as."""
     for name in options.choice.given:
-        yield from (flag_of(name), str(getattr(options.choice, name)))
+        yield from (option_flags()[name], str(getattr(options.choice, name)))
     if options.token_ids:
         yield "--token-ids"
     if options.adapter is not None:

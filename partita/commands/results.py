@@ -21,7 +21,7 @@ from partita.inspection.records import Inspection
 from partita.library.batches.cluster import WorkerFact
 from partita.library.batches.running import FileAnswers
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
-from partita.options import SamplingValues
+from partita.options import SamplingValues, with_flags
 from partita.package import Manifest
 from partita.package_records import Quality, StepError, Verification
 from partita.partition_reports.speculation import Speculation
@@ -69,7 +69,7 @@ def fact_of(error: PartitaError) -> ErrorFact:
     nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
         kind=public_type(error),
-        message=" ".join(str(error).split()),
+        message=with_flags(" ".join(str(error).split())),
         remedy=None if error.remedy is None else " ".join(str(error.remedy).split()),
         remedies=remedy_records(error.remedy),
         details=tuple(render_refusal(nodes).splitlines()) if nodes else (),

@@ -15,7 +15,6 @@ from partita.library.supporting import chain_options, measure_support
 from partita.observations.text_format import listing
 from partita.options import SupportCommand, described
 from partita.partition_reports.render.view import load_view
-from partita.spelling import flag_of
 
 VIEWS = "partita.support.views"
 DIFF_VIEWS = "partita.support.diff.views"
@@ -79,7 +78,7 @@ def _diff(files: Sequence[str], options: SupportCommand) -> int:
     """Show the differences between two tables, and return the exit code. Raises UsageError, ReportError."""
     shown = ("operators", "out", "markdown", "html", "view", "as_json")
     given = [each for each in described(SupportCommand) if each.name not in shown]
-    refused = [flag_of(each.argument) for each in given if getattr(options, each.name) != each.field.default]
+    refused = [each.flag for each in given if getattr(options, each.name) != each.field.default]
     if refused:
         raise UsageError(f"support diff compares two tables that were written, and takes no {listing(refused)}")
     if len(files) != 2:

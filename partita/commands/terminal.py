@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from partita.export.progress import Stage
 from partita.observations.text_format import human_bytes
+from partita.options import with_flags
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -47,9 +48,9 @@ def stdout_console() -> Console:
 
 
 def note(text: str) -> None:
-    """One line on stderr, where that takes one: what a verb does is not to fail because a log is full."""
+    """One line on stderr, its options as flags. A full or closed stderr is no error."""
     with suppress(OSError):
-        stderr.print(text, markup=False)
+        stderr.print(with_flags(text), markup=False)
 
 
 def write_stdout(text: str) -> bool:

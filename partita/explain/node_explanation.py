@@ -17,7 +17,6 @@ from partita.partition_reports.groups import is_about, share, total_us
 from partita.partition_reports.outcome import active_of, failure_of, fallbacks_of
 from partita.partition_reports.records import Copy, Disagreement, NodePlacement, Phase, RejectedPart, Report
 from partita.partition_reports.request_records import BlockingNode
-from partita.spelling import spelled
 
 NEAR = 5
 """Most names that are suggested for one that is not there."""
@@ -240,7 +239,7 @@ def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
             yield f"a node in a control-flow subgraph of {phase.name} has the name {name} as well, and is on {CPU}"
     if report.probing is not None and runs_in & set(report.probing.unprobed):
         budget = f"{report.probing.budget_seconds:g} seconds"
-        yield f"experiments are missing; their time budget was {budget}, {spelled('probe_seconds')} raises it"
+        yield f"experiments are missing; their time budget was {budget}, `probe_seconds` raises it"
     if report.dry_run is not None:
         yield f"a dry run as {report.dry_run.device_name}: there are no times"
 

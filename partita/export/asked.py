@@ -8,7 +8,6 @@ from typing import Any
 
 from partita.options import ExportOptions as Options
 from partita.options import described
-from partita.spelling import PAIRS, flag_of
 
 Asked = Mapping[str, tuple[str, ...]]
 """Name of an option of `partita export`, without dashes before it, to the values that it was given; none for a flag."""
@@ -23,9 +22,9 @@ def asked_options(options: Options) -> dict[str, tuple[str, ...]]:
         value = getattr(options, each.name)
         if each.name in _OF_A_PLACE or value == each.field.default or not (value or value is False):
             continue
-        flag = flag_of(each.argument).removeprefix("--")
+        flag = each.flag.removeprefix("--")
         values = _values(value)
-        found[f"no-{flag}" if value is False else flag] = (",".join(values),) if each.name in PAIRS else values
+        found[f"no-{flag}" if value is False else flag] = (",".join(values),) if each.name == "keep" else values
     return found
 
 

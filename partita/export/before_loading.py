@@ -12,7 +12,6 @@ from partita.errors import CheckpointError, UsageError
 from partita.export.options import ExportOptions, check_options
 from partita.export.publish import check_target
 from partita.package import MANIFEST, check_folder
-from partita.spelling import spelled
 
 HUB_ID = r"[\w.-]+/[\w.-]+"
 
@@ -52,6 +51,5 @@ def _check_folder(options: ExportOptions, folder: Path) -> None:
     most = None if name is None else text[name]
     if type(most) is int and 1 < most < options.max_length:
         raise UsageError(
-            f"{spelled('max_length', options.max_length)}: the model supports at most {most} positions ({name} in "
-            "config.json)"
+            f"`max_length={options.max_length}`: the model supports at most {most} positions ({name} in config.json)"
         )

@@ -33,7 +33,6 @@ from partita.export.target import Question, Target
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
 from partita.package import Graph, Manifest, record_file
 from partita.package_records import RoundedCache
-from partita.spelling import spelled
 
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 ROUNDED = "int8"
@@ -58,9 +57,9 @@ def ask(options: ExportOptions, target: Target | None) -> None:
         return
     if not target.takes([question(options.computing.dtype)])[0]:
         raise ProviderError(
-            f"{spelled('cache_precision', options.cache_precision)}: {target.provider} has no kernel of {OPERATOR} "
+            f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel of {OPERATOR} "
             f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; leave it out, "
-            f"or name another {spelled('target')}, as cpu"
+            f"or name another `target`, as cpu"
         )
 
 
@@ -164,7 +163,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     taken = found.part(begin, begin + TEXT_TOKENS)
     if len(taken.ids) < FEWEST_TOKENS:
         raise UsageError(
-            f"{spelled(option, path)}: too short: {len(taken.ids)} tokens, and at least {FEWEST_TOKENS} are needed to "
+            f"`{option}={path}`: too short: {len(taken.ids)} tokens, and at least {FEWEST_TOKENS} are needed to "
             "find the scales of the cache"
         )
     return Text(name, sha256, taken.windows(length))
@@ -181,7 +180,7 @@ def apply(folder: Path, manifest: Manifest, text: Text, open_reader: OpenScorer,
     named = set.intersection(*able)
     if not named:
         raise UnsupportedModelError(
-            f"{spelled('cache_precision', ROUNDED)}: no {OPERATOR} keeps the states of this model "
+            f"`cache_precision={ROUNDED}`: no {OPERATOR} keeps the states of this model "
             f"(attention {manifest.graph.attention}); leave it out",
             option="cache_precision",
         )

@@ -36,7 +36,6 @@ from partita.export.weight_files import (
     unreadable,
 )
 from partita.package import COMPANIONS, MANIFEST, check_folder, is_of_others
-from partita.spelling import spelled
 
 EMBEDDED = "adapter_config.json"
 """In the folder of a model it is of an adapter that transformers loads with it."""
@@ -140,7 +139,7 @@ def open_checkpoint(given: str) -> Checkpoint:
     if (folder / EMBEDDED).is_file():
         raise UnsupportedModelError(
             f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
-            f"to a folder of its own, and give that with {spelled('adapter')} if it is wanted"
+            f"to a folder of its own, and give that with `adapter` if it is wanted"
         )
     architecture = _architecture(config)
     return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)

@@ -44,7 +44,6 @@ from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
 from partita.package import left_out
 from partita.package_records import Calibration, PackedKind
-from partita.spelling import spelled
 
 
 @dataclass(slots=True)
@@ -183,7 +182,7 @@ class Draft:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(
-                f"{spelled('opset', options.opset)}: {chosen.name} needs {chosen.min_opset} or newer",
+                f"`opset={options.opset}`: {chosen.name} needs {chosen.min_opset} or newer",
                 option="opset",
             )
         with stage(work.progress, "trace", work.seconds, of=str(way)):
@@ -236,8 +235,8 @@ class Draft:
         if fixed and (options.prefill_chunk or 0) > self.max_length:
             tell(
                 self.work,
-                f"{spelled('prefill_chunk', options.prefill_chunk)} does not fit the cache "
-                f"({spelled('max_length', self.max_length)}): prefill.onnx reads {self.max_length} tokens at a time",
+                f"`prefill_chunk={options.prefill_chunk}` does not fit the cache "
+                f"(`max_length={self.max_length}`): prefill.onnx reads {self.max_length} tokens at a time",
             )
         chosen = lowering(way.attention)
         plans = [self.plan, self.beside]
@@ -340,7 +339,7 @@ def _rewrite(graphs: Graphs) -> None:
         for note in packing_notes(draft.plan, graphs.packing):
             tell(work, note)
         for each in without_weights(draft.plan.keep, graphs.packing):
-            said = spelled("keep", f"{each.pattern}={each.precision}")
+            said = f"`keep={each.pattern}={each.precision}`"
             tell(work, f"{said} made no difference: no weight that could be packed is known by such a name")
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
@@ -356,7 +355,7 @@ def _add_prefill(graphs: Graphs, own_plan: Plan, fits: Callable[[Plain], bool]) 
     model = unpacked.clone()
     counts = {} if reason else prefill.pack(model, context, own_plan, plan, own, shared, fits)
     if not own.placed:
-        said = spelled("prefill_precision", graphs.draft.work.options.prefill_precision)
+        said = f"`prefill_precision={graphs.draft.work.options.prefill_precision}`"
         why = reason or "no product of the model can be packed so"
         raise UnsupportedModelError(f"{said}: {why}; leave it out", option="prefill_precision")
     counts |= keep_narrow(model, context, plan, shared, graphs.draft.takes)

@@ -41,7 +41,6 @@ from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER, Manifest
 from partita.process import address_space_left, give_back
-from partita.spelling import either, spelled
 from partita.tokenizer_limits import load_full
 
 SCHEMA = "partita.known_answer/1"
@@ -101,18 +100,18 @@ def check_memory(
     """
     free = free_bytes()
     takes = int(parameters * 4 * MEMORY_MARGIN) + beside_bytes
-    without = spelled("verify", False)
+    without = "`verify=False`"
     if takes > free:
         otherwise = "" if needed else f", or export with {without} and verify on a machine with more memory"
         raise ResourceError(
             f"the original model needs about {human_bytes(takes)} {use}, and {human_bytes(int(free))} are free; free "
-            f"more, or have room for its weights in float32 on the disk of {either('OUT', 'out')}{otherwise}"
+            f"more, or have room for its weights in float32 on the disk of `out`{otherwise}"
         )
     if cache_bytes > free:
         otherwise = "" if needed else f", or with {without}"
         raise ResourceError(
             f"the cache takes {human_bytes(cache_bytes)} and {human_bytes(int(free))} are free; export with a smaller "
-            f"{spelled('max_length')} or {spelled('batch_size')}{otherwise}"
+            f"`max_length` or `batch_size`{otherwise}"
         )
 
 

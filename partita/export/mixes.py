@@ -30,7 +30,6 @@ from partita.export.work import tell
 from partita.observations.text_format import human_bytes
 from partita.package_records import Mix, TriedMix, UnitCost
 from partita.process import give_back
-from partita.spelling import spelled
 
 SHARES = (1.0, 0.5, 0.25)
 """Of the divergence that the ratio stands for: mixes that are written one after the other where the package, with 8-bit
@@ -159,7 +158,7 @@ def check_size(graphs: Graphs, most: int | None, how: str) -> None:
     """Raise ResourceError where the weight file takes more than it may. `how`: what its size is of, for the message."""
     if most is not None and _size(graphs) > most:
         takes = f"the weights take {human_bytes(_size(graphs))} {how}"
-        raise ResourceError(f"{spelled('max_weight_size', human_bytes(most))}: {takes}; nothing was written")
+        raise ResourceError(f"`max_weight_size={human_bytes(most)}`: {takes}; nothing was written")
 
 
 def _size(graphs: Graphs) -> int:

@@ -31,7 +31,6 @@ from partita.export.target import Question, TakesEach, Target
 from partita.export.weight_files import TensorInfo
 from partita.export.weight_sources import Plain, StoredPart, stored
 from partita.package_records import NarrowWeights
-from partita.spelling import spelled
 
 WIDE = "float32"
 OPSET, IR_VERSION = 21, 10
@@ -94,7 +93,7 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
         why = f"casts what it multiplies in {computing.dtype} ({times})"
     told(
         f"{target.provider} {why}: weights are stored in it and computed with in {WIDE}; "
-        f"{spelled('activations', options.precision)} writes {computing.dtype} arithmetic"
+        f"`activations={options.precision}` writes {computing.dtype} arithmetic"
     )
     return replace(options, activations="fp32")
 

@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
 from partita.export.passes.rewriting import constant, drop_unused_initializers
-from partita.spelling import spelled
 
 OPSET, WRITTEN = 17, 18
 AXES_AS_INPUT = frozenset(
@@ -91,6 +90,6 @@ def _refused(node: ir.Node) -> UnsupportedModelError:
     """The error for a node that cannot be written."""
     return UnsupportedModelError(
         f"{node.name or node.op_type}: {node.op_type} cannot be written in opset {OPSET}; use "
-        f"{spelled('opset', WRITTEN)} or another {spelled('attention')}",
+        f"`opset={WRITTEN}` or another `attention`",
         option="opset",
     )

@@ -17,7 +17,6 @@ from partita.export.attention import GROWING, lowering
 from partita.export.quantisation.keep import read_keep
 from partita.options import ExportOptions as Options
 from partita.options import checked
-from partita.spelling import spelled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -99,15 +98,11 @@ def check_options(options: ExportOptions) -> None:
     checked(options)
     if options.named not in PRECISIONS:
         names = ", ".join((AUTO, *PRECISIONS))
-        raise UsageError(f"{spelled('precision', options.precision)}: choose one of {names}")
+        raise UsageError(f"`precision={options.precision}`: choose one of {names}")
     if options.prefill_chunk is not None and not options.static_shapes:
-        raise UsageError(
-            f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
-        )
+        raise UsageError("`prefill_chunk` fixes the shape of prefill.onnx: it needs `static_shapes=True`")
     if options.verify_length is not None and not options.verify:
-        raise UsageError(
-            f"{spelled('verify_length')}: {spelled('verify', False)} compares nothing; leave one of them out"
-        )
+        raise UsageError("`verify_length`: `verify=False` compares nothing; leave one of them out")
     _check_adapters(options)
     _check_layout(options)
     _check_cache(options)
@@ -120,21 +115,20 @@ def check_options(options: ExportOptions) -> None:
         chosen = lowering(options.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UsageError(
-                f"{spelled('opset', options.opset)}: {spelled('attention', chosen.name)} needs opset "
-                f"{chosen.min_opset} or newer"
+                f"`opset={options.opset}`: `attention={chosen.name}` needs opset {chosen.min_opset} or newer"
             )
     if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
-        raise UsageError(f"{spelled('opset', options.opset)}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
+        raise UsageError(f"`opset={options.opset}`: must be between {OLDEST_OPSET} and {MAX_OPSET}")
 
 
 def _check_adapters(options: ExportOptions) -> None:
     """Check what is said of adapters. Raises UsageError."""
-    said = spelled("with_adapters")
+    said = "`with_adapters`"
     if options.adapter is not None and options.with_adapters:
-        raise UsageError(f"{said} keeps adapters apart from weights into which {spelled('adapter')} merges one; choose")
+        raise UsageError(f"{said} keeps adapters apart from weights into which `adapter` merges one; choose")
     if options.with_adapters and options.prefill_precision is not None:
         raise UsageError(
-            f"{said}: with {spelled('prefill_precision', options.prefill_precision)} prompts have weights of their "
+            f"{said}: with `prefill_precision={options.prefill_precision}` prompts have weights of their "
             "own; leave one of the two out"
         )
     names = list(options.with_adapters or {})
@@ -154,17 +148,17 @@ def with_layout(options: ExportOptions) -> ExportOptions:
 
 def _check_layout(options: ExportOptions) -> None:
     """Check what is said of the layout of the cache. Raises UsageError."""
-    said = spelled("cache", options.cache)
+    said = f"`cache={options.cache}`"
     if options.cache == FIXED:
         if options.attention == GROWING:
-            raise UsageError(f"{spelled('attention', GROWING)}: ask for it with {spelled('cache', GROWING)}")
+            raise UsageError(f"`attention={GROWING}`: ask for it with `cache={GROWING}`")
         return
     only = with_layout(options).attention
     others = {
-        spelled("attention", options.attention): options.attention not in ("auto", only),
-        spelled("static_shapes", True): options.static_shapes,
-        spelled("cache_precision", options.cache_precision): options.cache_precision is not None,
-        spelled("prefill_precision", options.prefill_precision): options.cache == GROWING
+        f"`attention={options.attention}`": options.attention not in ("auto", only),
+        "`static_shapes=True`": options.static_shapes,
+        f"`cache_precision={options.cache_precision}`": options.cache_precision is not None,
+        f"`prefill_precision={options.prefill_precision}`": options.cache == GROWING
         and options.prefill_precision is not None,
     }
     for other, given in others.items():
@@ -176,22 +170,20 @@ def _check_cache(options: ExportOptions) -> None:
     """Check what is said of the cache. Raises UsageError."""
     if options.cache_precision is None:
         return
-    said = spelled("cache_precision", options.cache_precision)
+    said = f"`cache_precision={options.cache_precision}`"
     if options.cache_precision not in CACHE_PRECISIONS:
         raise UsageError(f"{said}: choose one of {', '.join(CACHE_PRECISIONS)}, or leave it out")
     if options.attention not in ("auto", CACHE_LOWERING):
         raise UsageError(
-            f"{said}: {spelled('attention', options.attention)} keeps its cache in floats; it needs "
-            f"{spelled('attention', CACHE_LOWERING)}"
+            f"{said}: `attention={options.attention}` keeps its cache in floats; it needs `attention={CACHE_LOWERING}`"
         )
     if options.computing.twin is not None:
         raise UsageError(
-            f"{said}: cannot be verified with {options.computing.dtype} activations; add "
-            f"{spelled('activations', 'fp32')}"
+            f"{said}: cannot be verified with {options.computing.dtype} activations; add `activations=fp32`"
         )
     if not options.verify:
         raise UsageError(
-            f"{said} is written with its quality, which takes the original model: leave {spelled('verify', False)} out"
+            f"{said} is written with its quality, which takes the original model: leave `verify=False` out"
         )
 
 
@@ -201,8 +193,7 @@ def _check_packing(options: ExportOptions) -> None:
     allowed = multiplied_with(PRECISIONS[options.named if known else PACKED])
     if options.activations is not None and options.activations not in allowed:
         raise UsageError(
-            f"{spelled('activations', options.activations)}: with {spelled('precision', options.precision)} choose "
-            f"{' or '.join(allowed)}"
+            f"`activations={options.activations}`: with `precision={options.precision}` choose {' or '.join(allowed)}"
         )
     quantisers.check_name(options.rounding)
     read_keep(
@@ -221,28 +212,26 @@ def _check_packing(options: ExportOptions) -> None:
         ):
             if value is None or (name == "calibrate" and options.rounds):
                 continue
-            raise UsageError(
-                f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
-            )
+            raise UsageError(f"`{name}={value}` is about packed weights: it needs `precision=int4` or int8")
         _check_quality_text(options)
         return
     calibrates = options.rounding in quantisers.CALIBRATING
     if calibrates and options.calibrate is None:
-        raise UsageError(f"{spelled('quantiser', options.rounding)} rounds on a text: add {spelled('calibrate')}")
+        raise UsageError(f"`quantiser={options.rounding}` rounds on a text: add `calibrate`")
     if options.calibrate is not None and not calibrates:
         raise UsageError(
-            f"{spelled('quantiser', options.rounding)} takes no text: leave {spelled('calibrate')} out, or choose "
-            f"{spelled('quantiser', quantisers.CALIBRATED)}"
+            f"`quantiser={options.rounding}` takes no text: leave `calibrate` out, or choose "
+            f"`quantiser={quantisers.CALIBRATED}`"
         )
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
-        raise UsageError(f"{spelled('block_size', options.block_size)}: choose one of {sizes}")
+        raise UsageError(f"`block_size={options.block_size}`: choose one of {sizes}")
     _check_activations(options)
     _check_prefill(options)
     if not options.verify:
         raise UsageError(
-            f"{spelled('precision', options.precision)} is written with its quality, which takes the original model: "
-            f"leave {spelled('verify', False)} out"
+            f"`precision={options.precision}` is written with its quality, which takes the original model: "
+            f"leave `verify=False` out"
         )
 
 
@@ -250,51 +239,49 @@ def _check_quality_text(options: ExportOptions) -> None:
     """Check that there is something to measure on a text, of weights that are not packed. Raises UsageError."""
     if options.quality_text is None:
         return
-    said = spelled("quality_text", options.quality_text)
+    said = f"`quality_text={options.quality_text}`"
     if not options.measures and options.precision != AUTO:  # of `auto` it shows when the checkpoint is known
         raise UsageError(
-            f"{said} is about what rounding costs, and {spelled('precision', options.precision)} rounds nothing: "
+            f"{said} is about what rounding costs, and `precision={options.precision}` rounds nothing: "
             "choose another, or leave it out"
         )
     if not options.verify:
         raise UsageError(
-            f"{said}: the quality is measured beside the original model, which {spelled('verify', False)} leaves out; "
+            f"{said}: the quality is measured beside the original model, which `verify=False` leaves out; "
             "leave one of the two out"
         )
 
 
 def _check_activations(options: ExportOptions) -> None:
     """Check what packed weights are to be multiplied with. Raises UsageError."""
-    said = spelled("activations", options.activations)
+    said = f"`activations={options.activations}`"
     if options.activations != INTEGERS:
         return
     if options.precision != "int8":
-        raise UsageError(
-            f"{said}: products of 8-bit integers take weights of 8 bits: it needs {spelled('precision', 'int8')}"
-        )
+        raise UsageError(f"{said}: products of 8-bit integers take weights of 8 bits: it needs `precision=int8`")
     if options.block_size is not None:
-        raise UsageError(f"{said}: every row of a weight has one scale: leave {spelled('block_size')} out")
+        raise UsageError(f"{said}: every row of a weight has one scale: leave `block_size` out")
 
 
 def _check_prefill(options: ExportOptions) -> None:
     """Check what is said of a graph for prompts beside one of packed weights. Raises UsageError."""
     if options.prefill_precision is None:
         return
-    said = spelled("prefill_precision", options.prefill_precision)
+    said = f"`prefill_precision={options.prefill_precision}`"
     if options.prefill_precision != INTEGERS:
         raise UsageError(f"{said}: choose {INTEGERS}, the only precision of a graph for prompts")
     if options.activations == INTEGERS:
         raise UsageError(
-            f"{said}: with {spelled('activations', INTEGERS)} the package computes so anyway; leave one of the two out"
+            f"{said}: with `activations={INTEGERS}` the package computes so anyway; leave one of the two out"
         )
     if options.activations not in (None, EXACT.name):
         raise UsageError(
             f"{said}: the graph for prompts computes in float32 between its products, and both share a cache: leave "
-            f"{spelled('activations', options.activations)} out"
+            f"`activations={options.activations}` out"
         )
     if options.static_shapes:
         raise UsageError(
-            f"{said}: it is for processors that multiply integers fast, {spelled('static_shapes', True)} for "
+            f"{said}: it is for processors that multiply integers fast, `static_shapes=True` for "
             "compilers; leave one of the two out"
         )
 
@@ -327,7 +314,7 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
     most = most_positions(checkpoint)
     if most is not None and options.max_length > most:
-        asked = spelled("max_length", options.max_length)
+        asked = f"`max_length={options.max_length}`"
         raise UsageError(f"{asked}: the model supports at most {most} positions ({name} in config.json)")
     return options.max_length
 

@@ -38,7 +38,6 @@ from partita.export.weights import translate_space
 from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
 from partita.observations.text_format import plural
-from partita.spelling import spelled
 
 Refusal = UnsupportedModelError | ParityError
 Offer = Callable[[Refusal, Checkpoint, ExportOptions], Refusal]
@@ -89,10 +88,9 @@ def export(
             raise translate_space(error, place.folder) from error
         except MemoryError as error:
             # What rounds is not written without its quality, which takes the original model.
-            skips = "" if options.rounds else f", or {spelled('verify', False)}, which skips the original model"
+            skips = "" if options.rounds else ", or `verify=False`, which skips the original model"
             raise ResourceError(
-                f"{options.checkpoint}: out of memory; use a smaller {spelled('max_length')} or "
-                f"{spelled('batch_size')}{skips}"
+                f"{options.checkpoint}: out of memory; use a smaller `max_length` or `batch_size`{skips}"
             ) from error
     return summary
 
@@ -165,11 +163,11 @@ def _first_that_runs(attempts: Attempts, exported: Exported | None, work: Work, 
 def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
     """The error when no mix of widths keeps the ratio that was asked for."""
     options, best = work.options, min(missed, key=lambda error: error.ratio)
-    said = spelled("max_perplexity_ratio", options.max_perplexity_ratio)
-    within = "" if options.max_weight_size is None else f" and {spelled('max_weight_size')}"
+    said = f"`max_perplexity_ratio={options.max_perplexity_ratio}`"
+    within = "" if options.max_weight_size is None else " and `max_weight_size`"
     return ParityError(
         f"{options.checkpoint}: {said}{within} cannot be kept: the best of {plural(len(missed), 'mix')} has {best}; "
-        f"nothing was published; allow more, or name another {spelled('precision')}, as fp16"
+        f"nothing was published; allow more, or name another `precision`, as fp16"
     )
 
 
@@ -186,14 +184,12 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
         finally:
             _empty(work)
         if work.options.cache == WINDOW:  # for which there is one way
-            return f"; leave {spelled('cache', WINDOW)} out: {exported.label} runs there, and caches the whole length"
-        return f"; {exported.label} runs there; {spelled('attention', 'auto')} would choose it"
-    precision = f" or {spelled('precision')}" if work.options.computing is not EXACT else ""
+            return f"; leave `cache={WINDOW}` out: {exported.label} runs there, and caches the whole length"
+        return f"; {exported.label} runs there; `attention=auto` would choose it"
+    precision = " or `precision`" if work.options.computing is not EXACT else ""
     kept = work.options.cache_precision
-    rounded = (
-        "" if kept is None else f", or leave {spelled('cache_precision', kept)} out, which this lowering alone has"
-    )
-    return f"; name another {spelled('target')}{precision}{rounded}"
+    rounded = "" if kept is None else f", or leave `cache_precision={kept}` out, which this lowering alone has"
+    return f"; name another `target`{precision}{rounded}"
 
 
 def _empty(work: Work) -> None:

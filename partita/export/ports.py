@@ -18,7 +18,6 @@ from partita.export.rope import static_up_to
 from partita.export.spec import TraceSpec
 from partita.export.state import LayerState
 from partita.observations.text_format import listing
-from partita.spelling import spelled
 
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
 """GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
@@ -69,7 +68,7 @@ def _widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
 
 def check_grows(fake: FakeModel, spec: TraceSpec) -> None:
     """Raise UnsupportedModelError for a model whose states or inputs have no place in the layout that grows."""
-    said = spelled("cache", "growing")
+    said = "`cache=growing`"
     if fake.probed.extras:
         kind = fake.probed.extras[0].kind
         raise UnsupportedModelError(
@@ -92,7 +91,7 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
     """Raise UsageError for a model with no layer whose cache could roll, and for a fixed number of tokens:
     what fills them up would push out what the window holds.
     """
-    said = spelled("cache", "window")
+    said = "`cache=window`"
     layers = fake.probed.layers
     windows = sorted({layer.window for layer in layers if layer.window is not None})
     if not any(layer.rolls for layer in layers):
@@ -100,7 +99,7 @@ def check_rolls(fake: FakeModel, spec: TraceSpec) -> None:
             f"its windows ({listing([f'{each:,} tokens' for each in windows])}) are read by several layers, or in a "
             "way that no operator has"
             if windows
-            else f"it has no layer with a window of less than {spelled('max_length', spec.max_length)}"
+            else f"it has no layer with a window of less than `max_length={spec.max_length}`"
         )
         raise UsageError(f"{said}: {why}; leave it out")
     if spec.sequence_length is not None:

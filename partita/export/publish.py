@@ -25,7 +25,6 @@ from partita.files import files_in, resolved
 from partita.package import MANIFEST, SCHEMA
 from partita.remedies import Remedy, is_temporary
 from partita.signals import held
-from partita.spelling import spelled
 
 Snapshot = frozenset[tuple[str, int, int, int]]
 """Every file of a folder: path, inode, size in bytes, time of the last change in ns."""
@@ -116,7 +115,7 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
     if not force:
         raise PackageError("exists already", where=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
-        raise PackageError(f"{out}: a link or a file, not a package; {spelled('force', True)} replaces packages only")
+        raise PackageError(f"{out}: a link or a file, not a package; `force=True` replaces packages only")
     if Path.cwd().is_relative_to(out.resolve()):  # it would be gone, and whoever stands in it nowhere
         raise PackageError(f"{out}: is the current folder, or holds it; go to another one to replace it")
     for index, given in enumerate(read):
@@ -128,9 +127,7 @@ def check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
             raise PackageError(f"{out}: holds the file that {linked} of the {what} links to; choose another folder")
     strange = _not_ours(out)
     if strange is not None:
-        raise PackageError(
-            f"{out}: {spelled('force', True)} replaces packages only, and this folder {strange}; remove it yourself"
-        )
+        raise PackageError(f"{out}: `force=True` replaces packages only, and this folder {strange}; remove it yourself")
 
 
 def _is_linked_into(path: Path, out: Path) -> bool:

@@ -13,7 +13,6 @@ from partita.errors import ProviderError
 from partita.export.element_types import to_ir
 from partita.export.options import WINDOW, ExportOptions
 from partita.export.target import Question, Target
-from partita.spelling import spelled
 
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"
 OPSET, IR_VERSION = 21, 10
@@ -27,8 +26,8 @@ def ask(options: ExportOptions, target: Target | None) -> None:
     """
     if options.cache != WINDOW or target is None:
         return
-    said = f"{spelled('cache', WINDOW)}: {target.provider}"
-    rest = f"nothing was written; leave it out, or name another {spelled('target')}, as cpu"
+    said = f"`cache={WINDOW}`: {target.provider}"
+    rest = "nothing was written; leave it out, or name another `target`, as cpu"
     if not target.rolls:
         raise ProviderError(
             f"{said} is not known to keep a cache of a window alone ({OPERATOR} with sliding_window_cache); {rest}"

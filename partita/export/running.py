@@ -24,7 +24,6 @@ from partita.export.target import Smoke, Target
 from partita.export.work import Work, tell
 from partita.package import Manifest
 from partita.package_records import SmokeRecord, Verification
-from partita.spelling import spelled
 
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
@@ -198,7 +197,7 @@ def _refuse_other_results(work: Work, target: Target, result: Verification) -> N
     if result.status != "verified":
         raise TargetParityError(
             f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
-            f"nothing was written; name another {spelled('attention')} or another {spelled('target')}",
+            f"nothing was written; name another `attention` or another `target`",
             result.detail,
         )
 
@@ -213,8 +212,8 @@ def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeReco
     tell(
         work,
         f"this bf16 package {error.detail}; its float32 twin was verified, so it runs wherever a provider has bfloat16 "
-        f"kernels ({spelled('target')} queries one); for {target.provider}, export with "
-        f"{spelled('precision', 'fp16')} or fp32",
+        f"kernels (`target` queries one); for {target.provider}, export with "
+        f"`precision=fp16` or fp32",
     )
     return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
 

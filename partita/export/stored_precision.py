@@ -18,7 +18,6 @@ from partita.export.options import AUTO, ExportOptions, check_options
 from partita.export.stored_formats import Quantised
 from partita.export.weight_files import few
 from partita.package import QuantisedSource
-from partita.spelling import spelled
 
 OF_ROUNDING = (
     "block_size",
@@ -38,38 +37,33 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
     found = checkpoint.quantised
     if found is None:
         if options.requantise:
-            raise UsageError(
-                f"{spelled('requantise', True)}: the weights of {checkpoint.given} are floats; leave it out"
-            )
+            raise UsageError(f"`requantise=True`: the weights of {checkpoint.given} are floats; leave it out")
         return _checked(options, EXACT.name) if options.precision == AUTO else options
     bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
     if options.requantise:
         if bits is None:
-            raise UsageError(
-                f"{spelled('requantise', True)} rounds weights a second time: it needs {spelled('precision', 'int4')} "
-                "or int8"
-            )
+            raise UsageError("`requantise=True` rounds weights a second time: it needs `precision=int4` or int8")
         return options
     if options.precision != AUTO and bits is None:
         return options
     own = EXACT.name if options.precision == AUTO and codable(found) else _own(found, checkpoint)
     if options.precision not in (AUTO, own):
         raise UsageError(
-            f"{spelled('precision', options.precision)}: {checkpoint.given} is quantised with {found.method}, which is "
-            f"{own} as it is stored; leave it out, or add {spelled('requantise', True)}, which rounds the weights a "
+            f"`precision={options.precision}`: {checkpoint.given} is quantised with {found.method}, which is "
+            f"{own} as it is stored; leave it out, or add `requantise=True`, which rounds the weights a "
             "second time"
         )
     for name in OF_ROUNDING:
         value = getattr(options, name)
         if value is not None and name == "calibrate" and options.cache_precision is not None:
             raise UsageError(
-                f"{spelled(name, value)}: the weights of {checkpoint.given} are taken as they are stored, and the "
-                f"ranges of its cache are found on {spelled('quality_text')}: name the text there"
+                f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored, and the "
+                f"ranges of its cache are found on `quality_text`: name the text there"
             )
         if value is not None:
             raise UsageError(
-                f"{spelled(name, value)}: the weights of {checkpoint.given} are taken as they are stored "
-                f"({found.method}), and not rounded; leave it out, or add {spelled('requantise', True)}, which rounds "
+                f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored "
+                f"({found.method}), and not rounded; leave it out, or add `requantise=True`, which rounds "
                 "them a second time"
             )
     return _checked(options, own)
@@ -98,10 +92,10 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
     ]
     if changed:
         raise UnsupportedModelError(
-            f"{spelled('adapter', str(options.adapter))}: it is merged into weights that {checkpoint.where} stores as "
+            f"`adapter={options.adapter}`: it is merged into weights that {checkpoint.where} stores as "
             f"integers ({checkpoint.quantised.method}), and is none of them: {few(changed)}; put it beside them "
-            f"with {spelled('with_adapters')}, name {spelled('precision', 'bf16')}, fp16 or fp32, which keep the "
-            f"numbers, or add {spelled('requantise', True)}, which rounds the weights a second time"
+            f"with `with_adapters`, name `precision=bf16`, fp16 or fp32, which keep the "
+            f"numbers, or add `requantise=True`, which rounds the weights a second time"
         )
 
 
@@ -144,7 +138,7 @@ def _own(found: Quantised, checkpoint: Checkpoint) -> str:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
     raise UnsupportedModelError(
         f"{checkpoint.where}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
-        f"package can have as they are stored; name {spelled('precision', 'bf16')}, fp16 or fp32, which keep the "
-        f"numbers and need more room, or add {spelled('requantise', True)} to {spelled('precision', 'int8')} or int4, "
+        f"package can have as they are stored; name `precision=bf16`, fp16 or fp32, which keep the "
+        f"numbers and need more room, or add `requantise=True` to `precision=int8` or int4, "
         "which rounds them a second time"
     )

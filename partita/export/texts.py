@@ -14,7 +14,6 @@ import numpy.typing as npt
 from partita.errors import PartitaError, UsageError
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
-from partita.spelling import spelled
 from partita.tokenizer_limits import load_full
 
 WINDOW_TOKENS = 512
@@ -71,7 +70,7 @@ def read(path: Path, option: str) -> tuple[str, str]:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a pipe or a device, which is read once, and may never end"
-            raise UsageError(f"{spelled(option, path)}: {what}; a text is read from a file")
+            raise UsageError(f"`{option}={path}`: {what}; a text is read from a file")
         with path.open("rb") as file:
             begin = file.read(MOST_BYTES)
             digest = hashlib.sha256(begin)
@@ -82,9 +81,9 @@ def read(path: Path, option: str) -> tuple[str, str]:
         cut = max(map(text.rfind, " \n"))
         return text if whole or cut < len(text) // 2 else text[:cut], digest.hexdigest()
     except OSError as error:
-        raise UsageError(f"{spelled(option, path)}: cannot be read ({error.strerror or error})") from error
+        raise UsageError(f"`{option}={path}`: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{spelled(option, path)}: not UTF-8 text ({error.reason})") from error
+        raise UsageError(f"`{option}={path}`: not UTF-8 text ({error.reason})") from error
 
 
 def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
@@ -115,8 +114,8 @@ def asked_for(found: Tokens | None, fewest: int, path: Path, option: str) -> Tok
     """
     if found is None:
         raise UsageError(
-            f"{spelled(option, path)}: no tokenizer of the checkpoint loads, so that no text can be read; leave "
-            f"{spelled(option)} out"
+            f"`{option}={path}`: no tokenizer of the checkpoint loads, so that no text can be read; leave "
+            f"`{option}` out"
         )
     refuse_useless(found, fewest, path, option)
     return found
@@ -127,12 +126,10 @@ def refuse_useless(found: Tokens, fewest: int, path: Path, option: str) -> None:
     does not know: a text of one token says nothing of a model.
     """
     if len(found.ids) < fewest:
-        raise UsageError(
-            f"{spelled(option, path)}: too short: {len(found.ids):,} tokens, and at least {fewest:,} are needed"
-        )
+        raise UsageError(f"`{option}={path}`: too short: {len(found.ids):,} tokens, and at least {fewest:,} are needed")
     unknown = 0 if found.unknown_id is None else found.ids.count(found.unknown_id)
     if unknown > MOST_UNKNOWN * len(found.ids):
         raise UsageError(
-            f"{spelled(option, path)}: the tokenizer does not know {unknown:,} of its {len(found.ids):,} tokens; name "
+            f"`{option}={path}`: the tokenizer does not know {unknown:,} of its {len(found.ids):,} tokens; name "
             "a text like those that the model was made for"
         )

@@ -18,7 +18,6 @@ from partita.export.checkpoint import of_tokenizer
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import PROMPT_TEXT
 from partita.package import TokenizerKind
-from partita.spelling import either
 from partita.tokenizer_limits import load_full
 
 TEXTS = (
@@ -50,7 +49,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
     A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
     """
     if not of_tokenizer(names):
-        notes.append(f"the checkpoint has no tokenizer: generate will need {either('--token-ids', 'token ids')}")
+        notes.append("the checkpoint has no tokenizer: generate will need token ids")
         return Probed("none", loads=False)
     from tokenizers import Tokenizer
 
@@ -64,7 +63,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> P
             plain.no_padding()
             return Probed("tokenizers" if _same(full, plain) else "transformers", loads=True)
     except PartitaError as error:
-        need = either("--token-ids", "token ids")
+        need = "token ids"
         notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need {need}")
         return Probed("transformers", loads=False)
 

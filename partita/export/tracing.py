@@ -48,7 +48,6 @@ from partita.export.rope import rope_by_length
 from partita.export.spec import TraceSpec
 from partita.export.state import layer_count
 from partita.export.translations import TABLE
-from partita.spelling import spelled
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
 SMALL_SIZES = 130
@@ -282,7 +281,7 @@ def _settle_length(model: ir.Model, batch: int) -> None:
         if users and batch > 1:
             raise UnsupportedModelError(
                 "the model derives positions from the length of the cache, the same for all rows; export it with "
-                f"{spelled('batch_size', 1)}",
+                "`batch_size=1`",
                 option="batch_size",
             )
         positions = node.inputs[0]
@@ -312,7 +311,7 @@ def _check_rolled(model: ir.Model) -> None:
         if node.domain == DOMAIN and node.op_type == ROLLED:
             reader = next((use.node.op_type for use in node.outputs[0].uses()), "the graph's output")
             raise UnsupportedModelError(
-                f"{spelled('cache', 'window')}: {reader} reads all that a layer has cached, and not its attention "
+                f"`cache=window`: {reader} reads all that a layer has cached, and not its attention "
                 "alone; leave it out",
                 option="cache",
             )

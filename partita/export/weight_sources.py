@@ -20,7 +20,6 @@ from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Interleaved, Joined, Origin, Rescaled, Stored, blocks
 from partita.export.weight_files import OpenFiles
-from partita.spelling import spelled
 
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size."""
@@ -152,8 +151,8 @@ class Plain:
                 if target is torch.float16:
                     raise CheckpointError(
                         f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; "
-                        f"ask for bf16 or fp32 in its place: {spelled('precision')}, or beside packed weights "
-                        f"{spelled('activations', 'fp32')}"
+                        f"ask for bf16 or fp32 in its place: `precision`, or beside packed weights "
+                        f"`activations=fp32`"
                     )
                 yield 0, cast.contiguous()
 

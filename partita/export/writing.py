@@ -64,7 +64,6 @@ from partita.package import (
 )
 from partita.package_records import Verification
 from partita.process import peak_rss_bytes
-from partita.spelling import spelled
 
 Result = TypeVar("Result")
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
@@ -162,8 +161,8 @@ def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
     if found is not None and text is not None and found.text_sha256 == text.sha256:
         tell(
             work,
-            f"quality is measured on the text of {spelled('calibrate')}, so its figures are better than they would be "
-            f"on another; name one with {spelled('quality_text')}",
+            "quality is measured on the text of `calibrate`, so its figures are better than they would be "
+            "on another; name one with `quality_text`",
         )
 
 
@@ -178,7 +177,7 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
         with stage(work.progress, "calibrate", work.seconds, size) as current:
             found, kinds = exported.calibrate(Path(name), current)
         if found.not_calibrated:
-            tell(work, f"rounded without {spelled('calibrate')}: {', '.join(found.not_calibrated)}")
+            tell(work, f"rounded without `calibrate`: {', '.join(found.not_calibrated)}")
         yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found, "kinds": kinds}))
 
 
@@ -222,7 +221,7 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
         except GenerationError as error:
             raise UnsupportedModelError(
                 f"{work.options.checkpoint}: in {work.options.precision} it cannot read {text.name}, which its quality "
-                f"is measured on: {error}; nothing was written; name another {spelled('precision')}, as bf16 or fp32",
+                f"is measured on: {error}; nothing was written; name another `precision`, as bf16 or fp32",
                 option="precision",
             ) from error
     files = (*manifest.files, record_file(work.folder, QUALITY))
@@ -416,7 +415,7 @@ def _other_results(exported: Exported, work: Work, answer: KnownAnswer, result: 
     told = "; ".join(filter(None, (result.detail, answer.caution)))
     said = f"{where}: the exported graph does not compute what the model computes: {told}"
     if rounded is not None:
-        return ParityError(f"{said}; {rounded}; nothing was written; name another {spelled('precision')}, as fp32")
+        return ParityError(f"{said}; {rounded}; nothing was written; name another `precision`, as fp32")
     if self_check.rounds(work.options.computing):
         return RoundingParityError(f"{said}{exported.caution}", result.detail)
     return ParityError(f"{said}{exported.caution}")

@@ -44,7 +44,6 @@ from partita.package import (
     unreadable,
 )
 from partita.package_records import ForeignRecord, Verification
-from partita.spelling import spelled
 
 NO_ANSWER = "Partita did not write it, so it has no known answer"
 TOKENIZERS: Mapping[str, TokenizerKind] = {
@@ -119,13 +118,11 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
     """
     if not is_foreign(folder):
         if choice.given and (folder / MANIFEST).is_file():
-            raise UsageError(
-                f"{spelled(choice.given[0])} is for folders that Partita did not write; {folder} is a package"
-            )
+            raise UsageError(f"`{choice.given[0]}` is for folders that Partita did not write; {folder} is a package")
         return read_manifest(folder)
     written = NOTHING if choice.contract is None else read_written(choice.contract)
     if choice.max_length is not None and not 1 <= choice.max_length <= LONGEST:
-        raise UsageError(f"{spelled('max_length')} is {choice.max_length}; it must be between 1 and {LONGEST:,}")
+        raise UsageError(f"`max_length` is {choice.max_length}; it must be between 1 and {LONGEST:,}")
     evidence = read_evidence(folder)
     found = _candidates(folder, evidence, written)
     chosen = choose(folder, found, choice.variant)
@@ -155,7 +152,7 @@ def _candidates(folder: Path, evidence: Evidence, written: Written) -> tuple[Can
         files: tuple[tuple[str, Phase], ...] = tuple((entry.file, entry.phase) for entry in written.files)
         if sorted(phase for _, phase in files) not in (["any"], ["decode", "prefill"]):
             raise UsageError(
-                f"{spelled('contract')}: its files are {listing(f'{file} ({phase})' for file, phase in files)}; name "
+                f"`contract`: its files are {listing(f'{file} ({phase})' for file, phase in files)}; name "
                 "one for any phase, or one for prefill and one for decode"
             )
         files = tuple(sorted(files, key=lambda entry: entry[1] == "decode"))

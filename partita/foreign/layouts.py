@@ -16,7 +16,6 @@ from typing import Literal
 from partita.errors import PackageError, UsageError
 from partita.observations.text_format import listing
 from partita.remedies import DECODERS_ONLY, Remedy
-from partita.spelling import spelled
 
 Phase = Literal["any", "prefill", "decode"]
 SUBFOLDER = "onnx"
@@ -119,7 +118,7 @@ def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> C
             or [each for each in found if any(_is_called(file, variant) for file, _ in each.files)]
         )
         if not named:
-            raise UsageError(f"{spelled('variant', variant)}: {folder} has {listing(_shown(found))}")
+            raise UsageError(f"`variant={variant}`: {folder} has {listing(_shown(found))}")
     else:
         plain = [each for each in found if not each.variant]
         named = plain or list(found)

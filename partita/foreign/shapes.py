@@ -14,7 +14,6 @@ from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.states import ROWS_AXIS, Pair, appends, growing_axis, rolls, shares_buffer, window_of
 from partita.foreign.written import Written, WrittenStates
 from partita.remedies import Remedy
-from partita.spelling import spelled
 
 MOST_TOKENS = 4096
 """N where nobody says: buffers of a cache that is not told to be longer take no more."""
@@ -64,12 +63,10 @@ def length_of(
     wanted, most = asked or written.max_length, fixed or evidence.max_length
     if wanted is not None and most and wanted > most:
         source = "the graph" if fixed else evidence.source
-        raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
+        raise PackageError(f"{where}: `max_length={wanted}`: {source} allows {most}")
     usual = min(filter(None, (evidence.usual_length, most)), default=0)
     if fixed and asked is not None and asked < fixed:
-        notes.append(
-            f"{spelled('max_length', asked)}: the cache of this graph holds {fixed:,} tokens, whatever is asked"
-        )
+        notes.append(f"`max_length={asked}`: the cache of this graph holds {fixed:,} tokens, whatever is asked")
     length = fixed or wanted or min(usual or UNKNOWN_LENGTH, MOST_TOKENS)
     if short is not None and short.length < length:
         if fixed or wanted:

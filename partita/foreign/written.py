@@ -28,7 +28,6 @@ from partita.contract import Record, Role
 from partita.errors import UsageError
 from partita.foreign.states import Kind, layer_in
 from partita.package import refuse_absent
-from partita.spelling import spelled
 
 LAYER = "{layer}"
 LARGEST = 1 << 31
@@ -87,19 +86,19 @@ def read_written(path: Path) -> Written:
     the file may not be read.
     """
     if not path.is_file():
-        raise UsageError(f"{spelled('contract', str(path))}: no such file")
+        raise UsageError(f"`contract={path}`: no such file")
     refuse_absent(path)
     try:
         raw = tomllib.loads(read_capped(path))
         # By way of JSON types can be strict and arrays be tuples: "3" is no number, and true is none either.
         return Written.model_validate_json(json.dumps(raw, default=str), strict=True)
     except RecursionError as error:
-        raise UsageError(f"{spelled('contract', str(path))}: it is nested too deep for a contract") from error
+        raise UsageError(f"`contract={path}`: it is nested too deep for a contract") from error
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"{spelled('contract', str(path))}: {_place(first['loc'])}: {first['msg']}") from error
+        raise UsageError(f"`contract={path}`: {_place(first['loc'])}: {first['msg']}") from error
     except ValueError as error:  # tomllib raises its own kind, and this one for numbers of thousands of digits
-        raise UsageError(f"{spelled('contract', str(path))}: it is no TOML: {error}") from error
+        raise UsageError(f"`contract={path}`: it is no TOML: {error}") from error
 
 
 def _place(parts: Sequence[int | str]) -> str:

@@ -11,14 +11,13 @@ from partita.errors import ReportError, UsageError
 from partita.files import claim, refuse_same
 from partita.foreign.folder import Choice
 from partita.library.bench_subjects import Subject, packages_of
-from partita.library.chain import COMMAND_LINE, PROGRAM, ChainOptions, read_by, read_chain_options
+from partita.library.chain import ChainOptions, read_by, read_chain_options
 from partita.observations.records import ChainEntry
 from partita.options import BenchOptions, PathText
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import all_names, parse_chain
-from partita.spelling import reader, spelled
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
     for text in _texts(options):
         found = Lineup(text, parse_chain(text, libraries, argument="chains"))
         if found.name in chains:
-            raise UsageError(f"{spelled('chains', text)}: {found.name} is listed twice; name each chain once")
+            raise UsageError(f"`chains={text}`: {found.name} is listed twice; name each chain once")
         chains[found.name] = found
     return tuple(chains.values())
 
@@ -83,7 +82,7 @@ def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
     parse_options(options.provider_options or {}, every)
     unused = [library.name for library in libraries if library not in every]
     if unused:
-        raise UsageError(f"{spelled('provider_libraries')}: {unused[0]} is in no chain; add it to {spelled('chains')}")
+        raise UsageError(f"`provider_libraries`: {unused[0]} is in no chain; add it to `chains`")
 
 
 def default_chain(options: BenchOptions) -> Lineup:
@@ -108,7 +107,7 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Mappin
     found = next((entry.name for entry in first if entry.chain == chain), None)
     if found is None:
         there = " ".join(",".join(provider.name for provider in entry.chain) for entry in first)
-        raise UsageError(f"{spelled('baseline', asked)}: not among the chains to measure, which are: {there}")
+        raise UsageError(f"`baseline={asked}`: not among the chains to measure, which are: {there}")
     return found
 
 
@@ -120,7 +119,6 @@ def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, seve
         provider_options=_of_chain(options.provider_options, names),
         provider_libraries=_of_chain(options.provider_libraries, names),
         threads=options.threads,
-        source=COMMAND_LINE if reader() == "shell" else PROGRAM,
         skipped=lineup.skipped,
     )
     notes = (*([lineup.note] if lineup.note else []), *read_chain_options(where).notes)
@@ -150,7 +148,7 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
     folder = Path(options.reports)
     reads = read_paths(options, entries)
     for read in reads:
-        refuse_same(folder, read, spelled("reports"))
+        refuse_same(folder, read, "`reports`")
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -162,5 +160,5 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
         for number, entry in enumerate(entries, start=1)
     }
     for file in files.values():
-        claim(file, "report", reads, option=spelled("reports"))
+        claim(file, "report", reads, option="`reports`")
     return files

@@ -11,7 +11,6 @@ from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
 from partita.library.asking import prompt_rows
 from partita.options import BenchOptions
 from partita.package import Manifest, check_files
-from partita.spelling import either, spelled
 
 PROMPT_TOKENS = 64
 """Default length of a generated prompt."""
@@ -43,13 +42,11 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     sizes = {manifest.graph.vocab_size for manifest in manifests}
     if len(sizes) > 1:
         counts = ", ".join(f"{size:,}" for size in sorted(sizes))
-        raise UsageError(
-            f"{spelled('against')}: vocabularies of {counts} tokens; packages of one model can be compared"
-        )
+        raise UsageError(f"`against`: vocabularies of {counts} tokens; packages of one model can be compared")
     folders = [path.resolve().name for path in packages]
     names = folders if len(set(folders)) == len(folders) else [str(path) for path in packages]
     if len(set(names)) < len(names):
-        raise UsageError(f"{spelled('against')}: a package is listed twice; name each one once")
+        raise UsageError("`against`: a package is listed twice; name each one once")
     prompts = _read_prompt(options, manifests)
     return tuple(
         Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size, choice)
@@ -68,13 +65,10 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         pairs = zip(packages_of(options), manifests, strict=True)
         ids, *others = (_encode(path, manifest, prompt) for path, manifest in pairs)
         if any(other != ids for other in others):
-            raise UsageError(
-                f"{spelled('against')}: the packages read {spelled('prompt')} as different tokens; give "
-                f"{either('--token-ids', 'token ids')}"
-            )
+            raise UsageError("`against`: the packages read `prompt` as different tokens; give token ids")
     if len(ids) + options.max_new_tokens > longest:
         raise GenerationError(
-            f"a prompt of {len(ids)} tokens and {spelled('max_new_tokens', options.max_new_tokens)} are more than the "
+            f"a prompt of {len(ids)} tokens and `max_new_tokens={options.max_new_tokens}` are more than the "
             f"{longest} that the cache of this package holds; reduce one of them"
         )
     return tuple(ids)
@@ -102,7 +96,7 @@ def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) ->
     else:
         ids = list(prompt)
     if not ids:
-        raise GenerationError(f"the prompt is empty; give some text or token ids, or leave out {spelled('prompt')}")
+        raise GenerationError("the prompt is empty; give some text or token ids, or leave out `prompt`")
     wrong = [token for token in ids if not 0 <= token < manifest.graph.vocab_size]
     if wrong:
         raise GenerationError(

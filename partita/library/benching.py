@@ -32,7 +32,6 @@ from partita.library.notes import unverified
 from partita.library.report import put_text
 from partita.options import BenchOptions
 from partita.partition_reports import storage
-from partita.spelling import spelled
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
@@ -119,8 +118,7 @@ class Plan:
         """Check everything. Raises UsageError, PackageError, ReportError and GenerationError."""
         if options.prompt is not None and options.prompt_tokens is not None:
             raise UsageError(
-                f"{spelled('prompt')} and {spelled('prompt_tokens')}: give one of them; the second is the length of a "
-                "generated prompt"
+                "`prompt` and `prompt_tokens`: give one of them; the second is the length of a generated prompt"
             )
         named = named_chains(options)
         self.options, self.subjects = options, read_subjects(options)
@@ -179,9 +177,7 @@ def _build(
     contenders = build_contenders(lanes, baseline)
     notes = [NOT_ALONE] if len(lanes) > 1 else []
     if asked is not None and asked != baseline:
-        notes.append(
-            f"{spelled('baseline', asked)} was not measured" + (f"; {baseline} takes its place" if baseline else "")
-        )
+        notes.append(f"`baseline={asked}` was not measured" + (f"; {baseline} takes its place" if baseline else ""))
     if interrupted:
         complete = len(complete_rounds(lanes))
         partly = "" if complete else "; the figures are of the first one, as far as it got"

@@ -17,10 +17,8 @@ from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
 from partita.providers.resolve import all_names, known_providers, parse_chain
-from partita.spelling import reader, spelled
 
-COMMAND_LINE = "command line"
-PROGRAM = "program"
+GIVEN = "given"
 """Source of a chain in a report."""
 
 
@@ -36,7 +34,7 @@ class ChainOptions:
     threads: int | None = None
     graph_capture: bool = False
     """Decode steps are to be recorded once and replayed."""
-    source: str = COMMAND_LINE
+    source: str = GIVEN
     """Source of the chain in a report."""
     skipped: tuple[ChainEntry, ...] = ()
     """Installed providers that the default chain leaves out."""
@@ -59,7 +57,6 @@ def chain_of(options: ProviderChain) -> ChainOptions:
         provider_libraries={name: os.fspath(path) for name, path in (options.provider_libraries or {}).items()},
         pins=tuple(options.pins),
         threads=options.threads,
-        source=COMMAND_LINE if reader() == "shell" else PROGRAM,
     )
 
 
@@ -69,7 +66,7 @@ def _merged(named: Sequence[Mapping[str, ProviderValues]], options: ProviderChai
     for word, values in (pair for given in (*named, options.provider_options or {}) for pair in given.items()):
         for name, value in values.items():
             if name in found.setdefault(word, {}):
-                written = spelled("provider_options", f"{word}.{name}={value}")
+                written = f"`provider_options={word}.{name}={value}`"
                 raise UsageError(f"{written}: {word}.{name} is given twice; give it once")
             found[word][name] = value
     return dict(found)
@@ -92,12 +89,10 @@ def _recording(chain: Sequence[Provider], options: Mapping[str, Mapping[str, str
     first = chain[0]
     if not first.capture_option:
         able = listing(sorted(entry.name for entry in known_providers().values() if entry.capture_option))
-        raise UsageError(f"{spelled('graph_capture')}: {first.name} leads the chain and records no graphs; {able} do")
+        raise UsageError(f"`graph_capture`: {first.name} leads the chain and records no graphs; {able} do")
     kept = {name: dict(pairs) for name, pairs in options.items()}
     if kept.setdefault(first.name, {}).setdefault(first.capture_option, "1") != "1":
-        raise UsageError(
-            f"{spelled('graph_capture')}: {first.name}.{first.capture_option} is given as off; leave one out"
-        )
+        raise UsageError(f"`graph_capture`: {first.name}.{first.capture_option} is given as off; leave one out")
     return kept
 
 
@@ -145,8 +140,8 @@ def read_chain_options(given: ChainOptions) -> Target:
     unused = [library.name for library in libraries if library not in chain]
     if unused:
         names = ", ".join(provider.name for provider in chain)
-        what = f"{spelled('provider_libraries')}: {unused[0]} is not in the provider chain ({names})"
-        raise UsageError(f"{what}; add it to {spelled('providers')}")
+        what = f"`provider_libraries`: {unused[0]} is not in the provider chain ({names})"
+        raise UsageError(f"{what}; add it to `providers`")
     options = parse_options(given.provider_options, chain)
     if given.graph_capture:
         options = _recording(chain, options)

@@ -10,7 +10,6 @@ from partita.errors import UsageError
 from partita.options import CheckOptions
 from partita.partition_reports.records import Report
 from partita.providers.resolve import parse_chain
-from partita.spelling import spelled
 
 
 def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
@@ -21,7 +20,7 @@ def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
     limits = Limits.of(wanted)
     check_limits(limits, ())
     if wanted.max_slowdown is not None and not baseline:
-        raise UsageError(f"{spelled('max_slowdown')} needs {spelled('baseline')} to compare with")
+        raise UsageError("`max_slowdown` needs `baseline` to compare with")
     return Gate(
         limits=limits,
         max_unexplained=wanted.max_unexplained,

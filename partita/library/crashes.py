@@ -15,7 +15,6 @@ from partita.errors import PartitaError, ProviderError, ResourceError
 from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.base import Provider
 from partita.runtime.worker.parent import WorkerLostError
-from partita.spelling import spelled
 
 T = TypeVar("T")
 CRASHES = frozenset(
@@ -38,7 +37,7 @@ class CrashError(ProviderError):
     def __init__(self, chain: Sequence[Provider], how: str) -> None:
         super().__init__(
             f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
-            f"provider starts at all, or leave it out of {spelled('providers')}"
+            f"provider starts at all, or leave it out of `providers`"
         )
         self.how = how
 

@@ -21,7 +21,6 @@ from partita.runtime.speculation.draft import DraftModel
 from partita.runtime.speculation.eligibility import why_no_draft, why_not
 from partita.runtime.speculation.length import DraftLength
 from partita.runtime.speculation.ngram import NgramDrafter
-from partita.spelling import spelled
 
 Drafting = tuple[Callable[[], Drafter] | None, DraftControl | None]
 
@@ -44,7 +43,7 @@ class Drafters:
             return None, None
         why = why_not(runner)
         if why is not None:
-            option = spelled("draft", asked.draft) if asked.draft else spelled("speculate", asked.speculate)
+            option = f"`draft={asked.draft}`" if asked.draft else f"`speculate={asked.speculate}`"
             raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {why}")
         control = self._lengths.setdefault(asked.draft, DraftLength())
         if asked.draft is None:
@@ -78,6 +77,6 @@ class Drafters:
         why = why_no_draft(runner)
         if why is not None:
             runner.close()
-            raise UsageError(f"{spelled('draft', path)}: this package cannot draft: {why}")
+            raise UsageError(f"`draft={path}`: this package cannot draft: {why}")
         self._drafts[path] = runner
         return runner

@@ -17,7 +17,6 @@ from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
 from partita.options import checked
 from partita.remedies import what_to_do
-from partita.spelling import read_by
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,13 +41,9 @@ def of_system(error: Exception) -> ResourceError | None:
 
 @contextmanager
 def one_tree() -> Iterator[None]:
-    """Raise UsageError as ArgumentError, and errors of the system and of imports as errors of ours; others pass.
-
-    Messages name the arguments of functions, unless a command line has called.
-    """
+    """Raise UsageError as ArgumentError, and errors of the system and of imports as errors of ours; others pass."""
     try:
-        with read_by("python"):
-            yield
+        yield
     except PartitaError as error:
         if not isinstance(error, UsageError) or isinstance(error, ArgumentError):
             raise

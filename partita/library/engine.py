@@ -20,7 +20,6 @@ from partita.partition_reports.records import Report
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.engine.recorder import Step
 from partita.runtime.text import Text
-from partita.spelling import spelled
 
 CLOSED = "this model is closed; load the package again"
 FORKED = "this model was loaded before this process was forked, and its threads are not here; load the package here"
@@ -248,6 +247,6 @@ def completion_of(text: Text | None, work: Work, prompt: tuple[int, ...], before
     """
     if text is None:
         if work.stop:
-            raise UsageError(f"{spelled('stop')} is a text, and there is no tokenizer; give token ids to stop at")
+            raise UsageError("`stop` is a text, and there is no tokenizer; give token ids to stop at")
         return Completion(prompt, None)
     return Completion(prompt, text.stream(before, work.stop, work.stop_ids))

@@ -21,7 +21,6 @@ from partita.options import group
 from partita.package import Manifest, TokenizerKind
 from partita.package_records import SmokeRecord, Verification
 from partita.providers.resolve import parse_chain
-from partita.spelling import spelled
 
 if TYPE_CHECKING:
     from partita.export.companions import Reader
@@ -112,9 +111,9 @@ def run_export(given: Options, progress: Progress | None = None, audience: Audie
 def check_before_loading(options: Options) -> None:
     """Make the checks that need neither torch nor transformers. Raises UsageError, CheckpointError, PackageError."""
     if options.target is None and options.target_libraries:
-        raise UsageError(f"{spelled('target_libraries')} brings a provider that {spelled('target')} names; add it")
+        raise UsageError("`target_libraries` brings a provider that `target` names; add it")
     if options.target is None and options.target_options:
-        raise UsageError(f"{spelled('target_options')} is about the provider that {spelled('target')} names; add it")
+        raise UsageError("`target_options` is about the provider that `target` names; add it")
     if options.target is not None and not options.target_libraries:  # a library may bring a provider of another name
         parse_chain(options.target, argument="target")
     check(group(options, ExportOptions))
@@ -126,7 +125,7 @@ def _warn_without_integer_unit(audience: Audience) -> None:
 
     if integer_unit() == "":
         audience.note(
-            f"{spelled('activations', 'int8')}: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
+            f"`activations=int8`: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
             "is likely to be slower here than without it"
         )
 
@@ -138,9 +137,7 @@ def _choose_target(options: Options, audience: Audience = QUIET) -> Target | Non
     """
     if options.target is None and options.attention != "auto":
         if options.target_default:
-            raise UsageError(
-                f"{spelled('target_default')} is about the provider that {spelled('target')} names; add it"
-            )
+            raise UsageError("`target_default` is about the provider that `target` names; add it")
         return None
     from partita.library.target import find_target
 

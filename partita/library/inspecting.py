@@ -13,7 +13,6 @@ from partita.inspection.records import Inspection
 from partita.library.edge import public
 from partita.options import InspectOptions, checked
 from partita.package import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
-from partita.spelling import spelled
 from partita.strangers import recognise
 
 ONNX_SUFFIX = ".onnx"
@@ -94,7 +93,7 @@ def choice_of_other(options: InspectOptions) -> Choice:
     for name in ("against_variant", "against_contract"):
         value = getattr(options, name)
         if options.against is None and value is not None:
-            raise UsageError(f"{spelled(name, str(value))} is about {spelled('against')}, which is not given")
+            raise UsageError(f"`{name}={value}` is about `against`, which is not given")
     contract = None if options.against_contract is None else Path(options.against_contract)
     return Choice(options.against_variant, contract)
 
@@ -109,9 +108,7 @@ def read(path: Path, choice: Choice = AS_IT_IS, *, hashes: bool = False) -> Insp
             refuse_absent(path)
             check_folder(path.absolute().parent, COMPANIONS)
             if choice.given:
-                raise UsageError(
-                    f"{spelled(choice.given[0])} is for folders that Partita did not write, not for a file"
-                )
+                raise UsageError(f"`{choice.given[0]}` is for folders that Partita did not write, not for a file")
             found = look(path, None, (), hashes=hashes)
             if not found.graphs:
                 raise PackageError(found.findings[0].what)

@@ -9,7 +9,6 @@ from partita.observations.records import ChainEntry, remedy_of
 from partita.package import Manifest
 from partita.package_records import Verification
 from partita.providers.resolve import Resolution
-from partita.spelling import spelled
 
 
 def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
@@ -39,7 +38,7 @@ def chunk_ignored(asked: int | None, chunk: Chunk) -> tuple[str, ...]:
     if asked is None or asked == chunk.tokens:
         return ()
     why = "its prefill graph has a fixed size" if chunk.is_fixed else "its attention reads a batch's prompts whole"
-    given = spelled("prefill_chunk", asked)
+    given = f"`prefill_chunk={asked}`"
     return (f"{given} is ignored: a run of this package takes {chunk.tokens}, for {why}",)
 
 

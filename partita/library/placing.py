@@ -17,7 +17,6 @@ from partita.library.report import Report
 from partita.options import PlaceOptions
 from partita.partition_reports import records
 from partita.providers.cuda import PROVIDER as CUDA
-from partita.spelling import spelled
 
 
 class PlacementError(PartitaError):
@@ -62,8 +61,7 @@ def read_place(options: PlaceOptions) -> Target:
     check_limits(Limits.of(options), target.asked_names)
     if options.dry_run and target.chain[0].ort_name != CUDA.ort_name:
         raise UsageError(
-            f"{spelled('dry_run', True)} is for CUDA: {spelled('providers')} has to begin with cuda, not with "
-            f"{target.chain[0].ort_name}"
+            f"`dry_run=True` is for CUDA: `providers` has to begin with cuda, not with {target.chain[0].ort_name}"
         )
     return target
 
@@ -78,15 +76,15 @@ def _check_options(options: PlaceOptions) -> None:
         of_files["run_seconds"] = "runs of a package have no limit"
         for name, why in of_files.items():
             if getattr(options, name):
-                raise UsageError(f"{spelled(name)} is for ONNX files; {why}")
+                raise UsageError(f"`{name}` is for ONNX files; {why}")
     elif Choice.of(options).given:
         name = Choice.of(options).given[0]
-        raise UsageError(f"{spelled(name)} is for folders that Partita did not write, not for a file")
+        raise UsageError(f"`{name}` is for folders that Partita did not write, not for a file")
     for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:
-            raise UsageError(f"{spelled(name)} is part of a dry run; add {spelled('dry_run', True)}")
+            raise UsageError(f"`{name}` is part of a dry run; add `dry_run=True`")
     if options.dry_run and options.providers is None:
-        needs = f"{spelled('dry_run', True)} needs {spelled('providers', 'cuda')}, or cuda,cpu"
+        needs = "`dry_run=True` needs `providers=cuda`, or cuda,cpu"
         raise UsageError(f"{needs}: only CUDA can be placed without its device")
 
 

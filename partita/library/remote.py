@@ -50,7 +50,6 @@ from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step
 from partita.runtime.text import Text
 from partita.runtime.worker.parent import Worker, WorkerLostError
-from partita.spelling import read_by, reader
 
 PROCESS = "partita.library.engine_process"
 RETRY_SECONDS = 5.0
@@ -97,7 +96,6 @@ class RemoteEngine:
         self._chain, self._load_timeout = target.chain, load_timeout
         self._inbox = _Inbox(audience)
         self._with_text = False
-        self._reader = reader()
         self._process = os.getpid()
         self._stepping = RLock()
         """Held by the thread that takes updates, or changes requests otherwise."""
@@ -171,10 +169,9 @@ class RemoteEngine:
         self, work: Work, listener: Listener | None = None, on_step: Callable[[Step], object] | None = None
     ) -> Ticket:
         """Queue a request. Raises GenerationError for a prompt that the package cannot take, UsageError."""
-        with read_by(self._reader):
-            check_work(work, self.manifest)
-            if not self._with_text:
-                completion_of(None, work, (), ())  # no stop strings then
+        check_work(work, self.manifest)
+        if not self._with_text:
+            completion_of(None, work, (), ())  # no stop strings then
         self._check_open()
         ticket = Ticket(work, Completion(work.prompt, None), listener, on_step, weak(self._cancel))
         with self._sending:

@@ -17,7 +17,6 @@ from partita.package import Manifest
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import TextStream
-from partita.spelling import spelled
 
 State = Literal["waiting", "running", "over"]
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
@@ -210,13 +209,12 @@ def check_work(work: object, manifest: Manifest, name: str = "the prompt") -> No
     checked(work.sampling)
     if work.logprobs is not None and not 0 <= work.logprobs <= vocab_size:
         raise UsageError(
-            f"{spelled('logprobs')} is {work.logprobs}; it must be between 0 and {vocab_size}, the size of the "
-            "vocabulary"
+            f"`logprobs` is {work.logprobs}; it must be between 0 and {vocab_size}, the size of the vocabulary"
         )
     names = [record.name for record in manifest.switchable]
     if work.adapter is not None and work.adapter not in names:
         there = f"choose one of {', '.join(names)}, or leave it out" if names else "it has none"
-        raise UsageError(f"{spelled('adapter', work.adapter)}: the package has no adapter of this name; {there}")
+        raise UsageError(f"`adapter={work.adapter}`: the package has no adapter of this name; {there}")
 
 
 def tell(pieces: Sequence[tuple[Ticket, Piece]]) -> None:

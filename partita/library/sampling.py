@@ -10,7 +10,6 @@ from partita.errors import PackageError
 from partita.observations.text_format import listing
 from partita.options import GREEDY, Sampling, checked, sampling_options
 from partita.runtime.suggested import Suggestion, suggestion
-from partita.spelling import either, spelled
 
 __all__ = ["CHECKPOINT", "MAX_NEW_TOKENS", "SEED_BITS", "Sampling", "completed", "completed_for", "ignored"]
 
@@ -47,7 +46,7 @@ def completed_for(
     if not of_rows:
         notes.append(_ignored_note(full, asked))
         if hints and full.seed != asked.seed:
-            notes.append(f"seed {full.seed} was drawn; {spelled('seed', full.seed)} repeats this run")
+            notes.append(f"seed {full.seed} was drawn; `seed={full.seed}` repeats this run")
     return full, tuple(filter(None, notes))
 
 
@@ -60,11 +59,11 @@ def ignored(full: Sampling, asked: Sampling) -> tuple[str, ...]:
 
 
 def _ignored_note(full: Sampling, asked: Sampling) -> str:
-    given = [spelled(name) for name in ignored(full, asked)]
+    given = [f"`{name}`" for name in ignored(full, asked)]
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"
-    why = f"temperature 0 always takes the most likely token; give {spelled('temperature')} to sample"
+    why = "temperature 0 always takes the most likely token; give `temperature` to sample"
     return f"{listing(given)} {verb} ignored: {why}"
 
 
@@ -84,5 +83,4 @@ def _hint(asked: Sampling, folder: Path) -> str:
         return ""
     if not suggests.sampled:  # transformers uses no_repeat_ngram_size, for one, in greedy decoding too
         return _unsupported(suggests, also="")
-    how = either("--sampling checkpoint", "sampling='checkpoint'")
-    return f"greedy by default; the checkpoint suggests {suggests.words()}: {how}"
+    return f"greedy by default; the checkpoint suggests {suggests.words()}: `sampling=checkpoint`"

@@ -40,7 +40,6 @@ from partita.runtime.engine.request import Request
 from partita.runtime.logprobs import Watched
 from partita.runtime.sampling import make_sampler
 from partita.runtime.text import Text
-from partita.spelling import read_by, reader
 
 LOOKAHEAD = 8
 """Waiting requests that are compared, to find what they begin with alike."""
@@ -72,7 +71,6 @@ class Scheduler(ABC):
         self.restarts: Restarts | None = None
         self.copied_tokens = 0
         self._text: Text | None = None
-        self._reader = reader()
         self._options, self._takes_turns = BatchOptions(), True
         self._loop: Engine | None = None
         """None: nothing was opened yet, or an error of a run has ended it and the next request opens another."""
@@ -131,9 +129,8 @@ class Scheduler(ABC):
         """Queue a request. Raises GenerationError for a prompt that the package cannot take, and once the model is
         closed; UsageError for an option.
         """
-        with read_by(self._reader):
-            check_work(work, self.manifest)
-            completion = completion_of(self._text, work, work.prompt, work.prompt)
+        check_work(work, self.manifest)
+        completion = completion_of(self._text, work, work.prompt, work.prompt)
         with self._changed:
             self._check_open()
             ticket = Ticket(work, completion, listener, on_step, weak(self._wake))

@@ -13,7 +13,6 @@ from partita.observations.facts import SpeculationFact
 from partita.options import SpeculationOptions
 from partita.package import Manifest
 from partita.runtime.speculation.vocabulary import differing
-from partita.spelling import spelled
 
 NGRAM: Literal["ngram"] = "ngram"
 
@@ -61,23 +60,21 @@ def check_speculation(folder: Path, manifest: Manifest, asked: Speculation) -> N
     of another vocabulary, PackageError for a draft that is no package.
     """
     if asked.speculate not in (None, NGRAM):
-        raise UsageError(
-            f"{spelled('speculate', asked.speculate)}: the only value is {NGRAM}; or give {spelled('draft')} a package"
-        )
+        raise UsageError(f"`speculate={asked.speculate}`: the only value is {NGRAM}; or give `draft` a package")
     if asked.draft is None:
         return
     if asked.speculate is not None:
-        raise UsageError(f"{spelled('speculate', asked.speculate)} and {spelled('draft')}: give only one of them")
+        raise UsageError(f"`speculate={asked.speculate}` and `draft`: give only one of them")
     if manifest.graph.batch_size != 1:
         raise UsageError(
-            f"{spelled('draft', asked.draft)} works at batch size 1, and {folder} has {manifest.graph.batch_size}; "
-            f"give {spelled('speculate', NGRAM)}, or export with {spelled('batch_size', 1)}"
+            f"`draft={asked.draft}` works at batch size 1, and {folder} has {manifest.graph.batch_size}; "
+            f"give `speculate={NGRAM}`, or export with `batch_size=1`"
         )
     other = Path(asked.draft)
     draft = open_folder(other, AS_IT_IS)
     found = differing((folder, manifest.graph.vocab_size), (other, draft.graph.vocab_size))
     if found is not None:
         raise UsageError(
-            f"{spelled('draft', asked.draft)}: its vocabulary is another than that of {folder}: {found}; "
+            f"`draft={asked.draft}`: its vocabulary is another than that of {folder}: {found}; "
             "a draft needs the same tokenizer"
         )

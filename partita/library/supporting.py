@@ -13,12 +13,12 @@ from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target, chain_of, read_chain_options
 from partita.library.dry_run import dry_environment
 from partita.library.edge import takes
+from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing
 from partita.options import ProviderChain, SupportOptions
 from partita.package import check_folder
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.resolve import Resolution, resolve_one
-from partita.spelling import did_you_mean, either, nearest, spelled
 from partita.support.records import ProviderFacts, SupportTable, Versions
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -99,14 +99,11 @@ def chain_options(options: SupportOptions) -> ProviderChain:
 def _check_options(options: SupportOptions) -> None:
     """Check what can be checked without a provider. Raises UsageError."""
     if _operators(options) and options.model is not None:
-        raise UsageError(
-            f"name operators (Cast, com.microsoft:MatMulNBits), or a {either('model', 'model=')}, or "
-            f"{either('--all', 'nothing for all')}; one of them"
-        )
+        raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), or a `model`, or `all`; one of them")
     if options.device is not None and not options.dry_run:
-        raise UsageError(f"{spelled('device')} is part of a dry run; add {spelled('dry_run', True)}")
+        raise UsageError("`device` is part of a dry run; add `dry_run=True`")
     if options.dry_run and options.provider is None:
-        raise UsageError(f"{spelled('dry_run', True)} needs {word()} cuda: only CUDA can be asked without its device")
+        raise UsageError("`dry_run=True` needs `provider=cuda`: only CUDA can be asked without its device")
 
 
 def _operators(options: SupportOptions) -> tuple[str, ...]:
@@ -114,19 +111,14 @@ def _operators(options: SupportOptions) -> tuple[str, ...]:
     return (options.operators,) if isinstance(options.operators, str) else tuple(options.operators or ())
 
 
-def word() -> str:
-    """The argument that names the provider."""
-    return either("--provider", "provider")
-
-
 def _one_of(target: Target, options: SupportOptions) -> Any:
     """The provider that is asked: the only one of the chain, or the first of the default one. Raises UsageError."""
     if target.by_default is None and len(target.chain) != 1:
         names = ",".join(provider.name for provider in target.chain)
-        raise UsageError(f"{word()} {names}: name one provider; a support table covers exactly one")
+        raise UsageError(f"`provider={names}`: name one provider; a support table covers exactly one")
     provider = target.chain[0]
     if options.dry_run and provider.ort_name != CUDA.ort_name:
-        raise UsageError(f"{spelled('dry_run', True)} is for CUDA: {word()} has to be cuda, not {provider.name}")
+        raise UsageError(f"`dry_run=True` is for CUDA: `provider` has to be cuda, not {provider.name}")
     return provider
 
 
@@ -180,7 +172,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
     (tried,) = check([resolution])
     if not tried.usable:
         why = tried.resolution
-        dry = f"; or add {spelled('dry_run', True)}, without a GPU" if resolution.provider is CUDA else ""
+        dry = "; or add `dry_run=True`, without a GPU" if resolution.provider is CUDA else ""
         raise ProviderError(
             f"{resolution.provider.name}: it cannot be queried here: {why.reason}: {why.evidence}; {why.remedy}{dry}"
         )

@@ -27,7 +27,6 @@ from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import Resolution, all_names, parse_chain, resolve_one
-from partita.spelling import spelled
 
 if TYPE_CHECKING:
     from partita.runtime.lab.laboratory import Lab
@@ -115,9 +114,9 @@ def _not_usable(
             return target(how=how, ask=_asker(stub, environment), takes=_taker(stub, environment), not_here=cause)
     if not default_allowed:
         raise ProviderError(
-            f"{spelled('target', provider.name)}: it cannot be queried here: {cause}; {tried.remedy}; or add "
-            f"{spelled('target_default', True)} to take {spelled('attention', provider.preferred_attention)} without "
-            f"asking, or name an {spelled('attention')} and no {spelled('target')}"
+            f"`target={provider.name}`: it cannot be queried here: {cause}; {tried.remedy}; or add "
+            f"`target_default=True` to take `attention={provider.preferred_attention}` without "
+            f"asking, or name an `attention` and no `target`"
         )
     return target(how=f"which could not be queried: {cause}", not_here=cause)
 
@@ -129,13 +128,11 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     """
     chain = parse_chain(name, libraries, argument="target")
     if len(chain) != 1:
-        raise UsageError(
-            f"{spelled('target', name)}: name one provider; a package is made for one, and still runs on others"
-        )
+        raise UsageError(f"`target={name}`: name one provider; a package is made for one, and still runs on others")
     unused = [library.name for library in libraries if library not in chain]
     if unused:
-        what = f"{spelled('target_libraries')}: {unused[0]} is not the provider"
-        raise UsageError(f"{what} that {spelled('target')} names ({chain[0].name})")
+        what = f"`target_libraries`: {unused[0]} is not the provider"
+        raise UsageError(f"{what} that `target` names ({chain[0].name})")
     return chain[0]
 
 
@@ -172,7 +169,7 @@ def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Itera
     with Lab(resolution, cache_for(resolution, environment), time.monotonic() + ASK_SECONDS, environment) as lab:
         yield lab
     if lab.unusable:
-        raise ProviderError(f"{spelled('target', resolution.provider.name)}: it could not be queried: {lab.unusable}")
+        raise ProviderError(f"`target={resolution.provider.name}`: it could not be queried: {lab.unusable}")
 
 
 def taken_by_cpu(questions: Sequence[Question]) -> list[bool]:

@@ -26,7 +26,6 @@ from partita.runtime.evaluate import evaluate as measure
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.verify import replay
-from partita.spelling import spelled
 
 if TYPE_CHECKING:
     from partita.export.checkpoint import Checkpoint
@@ -137,9 +136,7 @@ def verify_against(
     and as `verify` does.
     """
     if manifest.foreign is None:
-        raise UsageError(
-            f"{spelled('reference')} is for folders that Partita did not write; {folder} has its own known answer"
-        )
+        raise UsageError(f"`reference` is for folders that Partita did not write; {folder} has its own known answer")
     try:
         from partita.export import known_answer, spilled
         from partita.export.checkpoint import open_checkpoint
@@ -173,6 +170,6 @@ def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> No
     vocab = getattr(checkpoint.config.get_text_config(), "vocab_size", None)
     if vocab is not None and vocab != manifest.graph.vocab_size:
         raise UsageError(
-            f"{spelled('reference', str(checkpoint.folder))}: a {theirs} with a vocabulary of {vocab:,}, and {folder} "
+            f"`reference={checkpoint.folder}`: a {theirs} with a vocabulary of {vocab:,}, and {folder} "
             f"is a {ours} with {manifest.graph.vocab_size:,}"
         )

@@ -21,7 +21,6 @@ from partita.errors import ReportError
 from partita.files import write_text
 from partita.observations.records import Record
 from partita.partition_reports.records import SCHEMA, Report
-from partita.spelling import either
 
 NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
 """A list of whole numbers over several lines; inside a string there is no line break."""
@@ -58,8 +57,7 @@ def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
     """Read a record of one of these kinds, by the schemas that the files name. Raises as `read` does."""
     raw = _parse(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
-        how = either("--report FILE", "Report.save")
-        raise ReportError(f"{path}: not a partition report, it has no schema field; write one with {how}")
+        raise ReportError(f"{path}: not a partition report, it has no schema field; write one with `report`")
     if raw["schema"] not in kinds:
         raise ReportError(_wrong_schema(path, raw["schema"], kinds))
     return _validated(path, raw, kinds[raw["schema"]])
@@ -83,9 +81,7 @@ def _parse(path: Path) -> Any:
             return parsed_record(sys.stdin.buffer.read(LARGEST_REPORT_BYTES).decode("utf-8"))
         return parsed_record(read_capped(path, LARGEST_REPORT_BYTES, stream=True))
     except FileNotFoundError as error:
-        raise ReportError(
-            f"{path}: no such file; write a report with {either('--report FILE', 'Report.save')}"
-        ) from error
+        raise ReportError(f"{path}: no such file; write a report with `report`") from error
     except OSError as error:
         raise ReportError(f"{path}: cannot read the report: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -105,5 +101,5 @@ def _wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) ->
     if mine is not None and slash:
         return f"{path}: schema is {shown}, this Partita reads {mine!r}; use the Partita that wrote it"
     if family in NO_REPORTS:
-        return f"{path}: {NO_REPORTS[family]}{either('; bench --report DIR writes those', '')}"
+        return f"{path}: {NO_REPORTS[family]}; bench writes reports with `reports`"
     return f"{path}: not a partition report, its schema is {shown}, not {SCHEMA!r}"

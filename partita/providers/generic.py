@@ -12,7 +12,6 @@ from pathlib import Path
 
 from partita.errors import UsageError
 from partita.providers.base import Provider
-from partita.spelling import spelled
 
 SUFFIX = "ExecutionProvider"
 OTHERS = (
@@ -84,9 +83,9 @@ def split_libraries(texts: Sequence[str], argument: str = "provider_libraries") 
         name, separator, path = text.partition("=")
         name = name.strip()
         if not separator or not name or not path:
-            raise UsageError(f"{spelled(argument, text)}: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
+            raise UsageError(f"`{argument}={text}`: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
         if name in found:
-            raise UsageError(f"{spelled(argument, text)}: {name} is given twice; give each library one name")
+            raise UsageError(f"`{argument}={text}`: {name} is given twice; give each library one name")
         found[name] = path
     return found
 
@@ -102,10 +101,10 @@ def parse_libraries(
     for name, path in given.items():
         text = f"{name}={os.fspath(path)}"
         if not name.replace("_", "").replace("-", "").isalnum():
-            raise UsageError(f"{spelled(argument, text)}: a name has only letters, digits, - and _")
+            raise UsageError(f"`{argument}={text}`: a name has only letters, digits, - and _")
         provider = _library_provider(name, _check_library(Path(path).expanduser(), argument), known)
         if provider.name in found:
-            raise UsageError(f"{spelled(argument, text)}: {provider.name} is given twice; give each library one name")
+            raise UsageError(f"`{argument}={text}`: {provider.name} is given twice; give each library one name")
         found[provider.name] = provider
     return tuple(found.values())
 
@@ -113,18 +112,18 @@ def parse_libraries(
 def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     """The absolute path of a file that begins as a shared library does. Raises UsageError when it does not."""
     if path.is_dir():
-        raise UsageError(f"{spelled(argument)}: {path} is a folder; give the library file in it")
+        raise UsageError(f"`{argument}`: {path} is a folder; give the library file in it")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{spelled(argument)}: {path} is no file; give the library file")
+        raise UsageError(f"`{argument}`: {path} is no file; give the library file")
     try:
         with path.open("rb") as file:
             start = file.read(4)
     except FileNotFoundError as error:
-        raise UsageError(f"{spelled(argument)}: {path} does not exist; give the path of the library file") from error
+        raise UsageError(f"`{argument}`: {path} does not exist; give the path of the library file") from error
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise UsageError(f"{spelled(argument)}: {path} cannot be read: {why}; check its permissions") from error
+        raise UsageError(f"`{argument}`: {path} cannot be read: {why}; check its permissions") from error
     if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
         shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
-        raise UsageError(f"{spelled(argument)}: {path} is no shared library: it {shown}")
+        raise UsageError(f"`{argument}`: {path} is no shared library: it {shown}")
     return path.resolve()

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita.errors import UsageError
+from partita.messages import did_you_mean, nearest
 from partita.providers.base import Option, Provider
-from partita.spelling import did_you_mean, nearest, spelled
 
 NO = frozenset({"0", "false", "no", "off"})
 YES = frozenset({"1", "true", "yes", "on"})
@@ -26,9 +26,9 @@ def split_options(texts: Sequence[str], argument: str = "provider_options") -> d
         left, equals, value = text.partition("=")
         word, dot, name = (part.strip() for part in left.partition("."))
         if not equals or not dot or not word or not name:
-            raise UsageError(f"{spelled(argument, text)}: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
+            raise UsageError(f"`{argument}={text}`: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
         if name in found.setdefault(word, {}):
-            raise UsageError(f"{spelled(argument, text)}: {word}.{name} is given twice; give it once")
+            raise UsageError(f"`{argument}={text}`: {word}.{name} is given twice; give it once")
         found[word][name] = value.strip()
     return found
 
@@ -45,7 +45,7 @@ def parse_options(
     by_name = {name.lower(): provider for provider in chain for name in provider.names()}
     found: dict[str, dict[str, str]] = {}
     for word, name, value in _listed_options(given, argument):
-        written = spelled(argument, f"{word}.{name}={value}")
+        written = f"`{argument}={word}.{name}={value}`"
         provider = by_name.get(word.lower())
         if provider is None:
             there = ", ".join(entry.name for entry in chain)
@@ -63,7 +63,7 @@ def _listed_options(given: Mapping[str, Mapping[str, object]], argument: str) ->
     """Provider, option and value as text. Raises UsageError for what is no mapping of mappings."""
     for word, options in given.items():
         if not isinstance(options, Mapping):
-            raise UsageError(f"{spelled(argument)}: the options of {word} are {options!r}; give a dict")
+            raise UsageError(f"`{argument}`: the options of {word} are {options!r}; give a dict")
         for name, value in options.items():
             yield word, name, str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Literal
 
 from partita.errors import UsageError
+from partita.messages import did_you_mean, nearest
 from partita.observations.codes import ReasonCode
 from partita.providers.base import Option, Provider
 from partita.providers.generic import SUFFIX, generic_provider, other_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
-from partita.spelling import did_you_mean, flag_of, nearest, spelled
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
-MEANT = Remedy("as in", options=("{option}", "{chain}"))
+MEANT = Remedy("as in", options=("--{option}", "{chain}"))
 WHICH = Remedy("see which of them run here", ("partita", "providers"))
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
 PACKAGE = __name__.rpartition(".")[0]
@@ -137,16 +137,14 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
     listed = tuple(dict.fromkeys((*known_providers(), *(provider.name for provider in extra))))
     words = [word.strip() for word in text.split(",")]
     if not any(words):
-        raise UsageError(f"{spelled(argument)} is empty; name at least one of: {', '.join(listed)}")
+        raise UsageError(f"`{argument}` is empty; name at least one of: {', '.join(listed)}")
     chain: list[Provider] = []
     for word in words:
         provider = by_name.get(word.lower()) or _other_provider(word, by_name.values())
         if provider is None:
             raise _unknown_provider(word, words, by_name, listed, argument)
         if provider.ort_name in {entry.ort_name for entry in chain}:
-            raise UsageError(
-                f"{spelled(argument, text)}: {provider.name} is in the chain twice; name each provider once"
-            )
+            raise UsageError(f"`{argument}={text}`: {provider.name} is in the chain twice; name each provider once")
         chain.append(provider)
     return tuple(chain)
 
@@ -170,10 +168,8 @@ def _unknown_provider(
 ) -> UsageError:
     """The error for an unknown name, with the listed ones that it may stand for. `words`: the whole chain."""
     if not word:
-        return UsageError(
-            f"{spelled(argument)} has an empty place between commas; name providers out of: {', '.join(listed)}"
-        )
-    said = f"{spelled(argument)}: unknown provider {word!r}"
+        return UsageError(f"`{argument}` has an empty place between commas; name providers out of: {', '.join(listed)}")
+    said = f"`{argument}`: unknown provider {word!r}"
     by_rank = sorted(by_name.values(), key=lambda provider: -provider.rank)
     near = [provider.name for provider in by_rank if word.lower() in provider.suggested_for]
     near = list(dict.fromkeys(near or [by_name[name].name for name in nearest(word, by_name)]))
@@ -183,7 +179,7 @@ def _unknown_provider(
     if argument not in ("providers", "target"):  # others hold more than a chain
         return UsageError(said)
     chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
-    return UsageError(said, remedy=MEANT.filled(option=flag_of(argument), chain=chain))
+    return UsageError(said, remedy=MEANT.filled(option=argument.removesuffix("s"), chain=chain))
 
 
 def resolve(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from partita.errors import UsageError
 from partita.package import Manifest
-from partita.spelling import spelled
 
 
 def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
@@ -25,5 +24,5 @@ def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
             "no *.onnx_adapter file lies in it" if takes else "its graph has no inputs that an adapter gives values for"
         )
     else:
-        told = f"it has none; export it with {spelled('with_adapters')}"
-    raise UsageError(f"{spelled('adapter', name)}: {folder} has no adapter of this name; {told}")
+        told = "it has none; export it with `with_adapters`"
+    raise UsageError(f"`adapter={name}`: {folder} has no adapter of this name; {told}")

@@ -47,7 +47,6 @@ from partita.runtime.settling import (
     to_blame,
     what_helps,
 )
-from partita.spelling import spelled
 
 MOST_NAMED = 5
 WITHOUT_PINS = Remedy("leave the pins out, or name a provider that takes single nodes, as cuda does")
@@ -147,11 +146,11 @@ def _check_order(chain: Sequence[Resolution]) -> None:
     names = ort_names(active)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"{spelled('providers')}: {twice} is in the chain twice, under two names; name it once")
+        raise UsageError(f"`providers`: {twice} is in the chain twice, under two names; name it once")
     plugin = next((entry.provider.name for entry in active if entry.library is not None), None)
     if plugin is not None and CPU in names[:-1]:
         raise UsageError(
-            f"{spelled('providers')}: cpu is listed before another provider, but with the plugin {plugin} ONNX Runtime "
+            f"`providers`: cpu is listed before another provider, but with the plugin {plugin} ONNX Runtime "
             "always tries it last; put cpu at the end"
         )
 
@@ -174,7 +173,7 @@ def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) ->
     for pin in pins:
         for entry in chain:
             if entry.provider.name == pin.provider.name and entry.status != "active":
-                raise ProviderError(f"{spelled('pins', pin.text)}: {nothing_left([entry])}", remedy=what_helps([entry]))
+                raise ProviderError(f"`pins={pin.text}`: {nothing_left([entry])}", remedy=what_helps([entry]))
 
 
 def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
@@ -202,8 +201,9 @@ def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: st
     CreateSupportedPartitionNodeGroups in onnxruntime/core/providers/partitioning_utils.cc counts them in).
     """
     others = [pin.text for pin in pins if pin.provider.name != blamed.provider.name] or [pin.text for pin in pins]
+    both = " and ".join(f"`pins={text}`" for text in others)
     return ProviderError(
-        f"{path}: {blamed.provider.name} opens this model without {' and '.join(spelled('pins', t) for t in others)} "
+        f"{path}: {blamed.provider.name} opens this model without {both} "
         f"and fails with {'it' if len(others) == 1 else 'them'}: {one_line(said)}",
         remedy=WITHOUT_PINS,
     )
@@ -231,7 +231,7 @@ def chain_entry(resolution: Resolution) -> ChainEntry:
     return ChainEntry.taken_from(
         resolution,
         provider=resolution.provider.ort_name,
-        remedy=None if resolution.remedy is None else resolution.remedy.written("shell"),
+        remedy=None if resolution.remedy is None else str(resolution.remedy),
         remedies=remedy_records(resolution.remedy),
     )
 

@@ -25,7 +25,6 @@ from partita.observations.text_format import families, human_bytes, listing, plu
 from partita.options import PathText
 from partita.remedies import Remedy
 from partita.runtime.onnx_model import ModelPort
-from partita.spelling import spelled
 
 SEED = 0
 SCALE = 0.1
@@ -53,9 +52,9 @@ def read_values(ports: Sequence[ModelPort], files: Mapping[str, PathText]) -> di
         name, file = name_and_file(text, by_name)
         if name not in by_name or not file:
             names = listing(by_name) if by_name else "none, it has no inputs"
-            raise UsageError(f"{spelled('inputs', text)}: write NAME=FILE.npy, where NAME is an input: {names}")
+            raise UsageError(f"`inputs={text}`: write NAME=FILE.npy, where NAME is an input: {names}")
         if name in values:
-            raise UsageError(f"{spelled('inputs', text)}: {name} is given twice; give it once")
+            raise UsageError(f"`inputs={text}`: {name} is given twice; give it once")
         values[name] = _read_array(text, by_name[name], Path(file))
     return values
 
@@ -70,14 +69,14 @@ def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
 def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
     if why := not_generated(port):
-        raise UsageError(f"{spelled('inputs', text)}: {port.name} is {why}, which no .npy file can hold")
+        raise UsageError(f"`inputs={text}`: {port.name} is {why}, which no .npy file can hold")
     unreadable = "it is not a .npy file of plain numbers or strings"
     try:
         check_size(path, MOST_BYTES)
         with path.open("rb") as file:
             is_archive = file.read(4) in ARCHIVES
         if is_archive and zipfile.is_zipfile(path):
-            raise UsageError(f"{spelled('inputs', text)}: {path} holds several arrays; save one with numpy.save")
+            raise UsageError(f"`inputs={text}`: {path} holds several arrays; save one with numpy.save")
         if is_archive:  # cut off: numpy would leave it open
             raise _no_array(text, path, unreadable)
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -86,12 +85,12 @@ def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
     if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
         stored = f", stored as {wanted}" if wanted != port.dtype else ""
-        raise UsageError(f"{spelled('inputs', text)}: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
+        raise UsageError(f"`inputs={text}`: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
     return array
 
 
 def _no_array(text: str, path: Path, why: str) -> UsageError:
-    return UsageError(f"{spelled('inputs', text)}: {path} cannot be read: {why}; write it with numpy.save")
+    return UsageError(f"`inputs={text}`: {path} cannot be read: {why}; write it with numpy.save")
 
 
 def input_shapes(
@@ -113,37 +112,33 @@ def input_shapes(
     sizes: dict[str, int] = {}
     names = [port.name for port in ports]
     texts = [f"{name}={os.fspath(path)}" for name, path in (files or {}).items()]
-    sources = {name_and_file(text, names)[0]: spelled("inputs", text) for text in texts}
+    sources = {name_and_file(text, names)[0]: f"`inputs={text}`" for text in texts}
     for name, shape in (given or {}).items():
-        sources.setdefault(name, spelled("inputs", f"{name}={','.join(map(str, shape))}"))
+        sources.setdefault(name, f"`inputs={name}={','.join(map(str, shape))}`")
         shapes[name] = _checked_shape(sources[name], by_name[name], shape, what="array")
     for name, value in asked.items():
         numbers, text = (value,) if isinstance(value, int) else tuple(value), size_text(name, value)
         if not all(isinstance(number, int) and number >= 1 for number in numbers):
-            raise UsageError(f"{spelled('shapes', text)}: a size must be 1 or more")
+            raise UsageError(f"`shapes={text}`: a size must be 1 or more")
         if name in by_name:
             if by_name[name].kind != "tensor":
-                raise UsageError(
-                    f"{spelled('shapes', text)}: {name} is {not_generated(by_name[name])}, which has no sizes"
-                )
+                raise UsageError(f"`shapes={text}`: {name} is {not_generated(by_name[name])}, which has no sizes")
             if name in shapes:
-                raise UsageError(f"{spelled('shapes', text)}: {name} is given twice; give it once")
-            shapes[name] = _checked_shape(spelled("shapes", text), by_name[name], numbers)
+                raise UsageError(f"`shapes={text}`: {name} is given twice; give it once")
+            shapes[name] = _checked_shape(f"`shapes={text}`", by_name[name], numbers)
         elif name in symbols:
             if len(numbers) != 1:
-                raise UsageError(
-                    f"{spelled('shapes', text)}: {name} is one symbolic size, not an input; give one number"
-                )
-            _settle(spelled("shapes", text), sizes, name, numbers[0])
+                raise UsageError(f"`shapes={text}`: {name} is one symbolic size, not an input; give one number")
+            _settle(f"`shapes={text}`", sizes, name, numbers[0])
         else:
             raise UsageError(
-                f"{spelled('shapes', text)}: {name!r} is neither an input nor a symbolic size; {_known(ports, symbols)}"
+                f"`shapes={text}`: {name!r} is neither an input nor a symbolic size; {_known(ports, symbols)}"
             )
     for name, shape in shapes.items():
         own: dict[str, int] = {}
         for declared, size in zip(by_name[name].shape or (), shape, strict=False):
             if isinstance(declared, str):
-                source = sources.get(name) or spelled("shapes", f"{name}={','.join(map(str, shape))}")
+                source = sources.get(name) or f"`shapes={name}={','.join(map(str, shape))}`"
                 if own.setdefault(declared, size) != size:
                     raise UsageError(
                         f"{source}: {declared} is the size of two axes of {name}, here {own[declared]} and {size}; the "
@@ -277,7 +272,7 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
         raise ResourceError(
             f"generating values for the inputs needs {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
             f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; give "
-            f"smaller sizes with {spelled('shapes', 'NAME=SIZES')} where the file leaves them open"
+            f"smaller sizes with `shapes=NAME=SIZES` where the file leaves them open"
         )
 
 

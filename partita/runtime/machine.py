@@ -133,7 +133,7 @@ def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
         status="usable" if result.usable else "unavailable",
         reason=resolution.reason,
         evidence=resolution.evidence,
-        remedy=None if resolution.remedy is None else resolution.remedy.written("shell"),
+        remedy=None if resolution.remedy is None else str(resolution.remedy),
         remedies=remedy_records(resolution.remedy),
         seconds=result.seconds,
         devices=result.devices,

@@ -19,7 +19,6 @@ from partita.providers.base import Provider
 from partita.runtime.model_file import all_nodes, graph_node
 from partita.runtime.ort.registry import ort_build
 from partita.runtime.ort.session import Opening, Session
-from partita.spelling import spelled
 
 LAYER = "layer_ann"
 """Key of the node metadata for ONNX Runtime's layer rules."""
@@ -88,22 +87,17 @@ def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ..
     for text in texts:
         name, colon, module = (part.strip() for part in text.partition(":"))
         if not colon or not name or not dotted(module) or not all(module.split(".")):
-            raise UsageError(f"{spelled('pins', text)}: write PROVIDER:MODULE, e.g. cpu:lm_head or webgpu:layers.0-11")
+            raise UsageError(f"`pins={text}`: write PROVIDER:MODULE, e.g. cpu:lm_head or webgpu:layers.0-11")
         provider = by_name.get(name.lower())
         if provider is None:
             names = ", ".join(provider.name for provider in chain)
-            raise UsageError(
-                f"{spelled('pins', text)}: {name} is not in the provider chain ({names}); add it to "
-                f"{spelled('providers')}"
-            )
+            raise UsageError(f"`pins={text}`: {name} is not in the provider chain ({names}); add it to `providers`")
         for limits in filter(None, map(RANGE.fullmatch, module.split("."))):
             if int(limits[1]) > int(limits[2]):
-                raise UsageError(f"{spelled('pins', text)}: the range {limits[0]} runs backwards")
+                raise UsageError(f"`pins={text}`: the range {limits[0]} runs backwards")
         other = next((pin for pin in pins if pin.module == module), None)
         if other is not None:
-            raise UsageError(
-                f"{spelled('pins', text)}: {module} is pinned to {other.provider.name} already; pin it once"
-            )
+            raise UsageError(f"`pins={text}`: {module} is pinned to {other.provider.name} already; pin it once")
         pins.append(Pin(provider, dotted(module)))
     return tuple(pins)
 
@@ -119,7 +113,7 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
     version = ort_build().version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
         raise ProviderError(
-            f"{spelled('pins')} needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; "
+            f"`pins` needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; "
             "install a newer one"
         )
     rules = "; ".join(f"{pin.provider.ort_name}(={_mark(index)})" for index, pin in enumerate(pins))
@@ -151,7 +145,7 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, Mark
         if len(claims) > 1:
             first, second = pins[claims[0]], pins[claims[1]]
             if first.provider is not second.provider:
-                both = f"{spelled('pins', first.text)} and {spelled('pins', second.text)}"
+                both = f"`pins={first.text}` and `pins={second.text}`"
                 raise UsageError(f"{both} both claim {module}; pin it once")
         if claims:
             node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=_mark(claims[0])))
@@ -168,14 +162,14 @@ def _no_module(pin: Pin, modules: Collection[str]) -> str:
     """The message for a pin that matches no module, with the most similar modules."""
     if not modules:
         return (
-            f"{spelled('pins', pin.text)}: a pin matches module paths in the metadata or node names, as "
+            f"`pins={pin.text}`: a pin matches module paths in the metadata or node names, as "
             "`partita export` and torch.onnx write them, and this file has neither"
         )
     paths = {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, module.count(".") + 2)}
     tails = {path.partition("model.")[2] or path for path in paths}
     near = difflib.get_close_matches(pin.module, sorted(tails), n=3, cutoff=0.5)
     hint = ", ".join(near) if near else ", ".join(sorted({tail.split(".")[0] for tail in tails})[:8])
-    return f"{spelled('pins', pin.text)}: no module of this model matches; some that exist: {hint}"
+    return f"`pins={pin.text}`: no module of this model matches; some that exist: {hint}"
 
 
 def check_pins(session: Session, marks: Marks) -> dict[str, str]:
@@ -198,7 +192,7 @@ def check_pins(session: Session, marks: Marks) -> dict[str, str]:
             where = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
             found = where if pinned else "none of its nodes is in the plan"
             raise ProviderError(
-                f"{spelled('pins', pin.text)} does not hold: {found}; "
+                f"`pins={pin.text}` does not hold: {found}; "
                 f"{pin.provider.name} has no kernel for them, or they were fused with other nodes"
             )
     kept = {*left, *left.values()}

@@ -15,7 +15,6 @@ from partita.remedies import Remedy
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import LACKS, one_line
 from partita.runtime.ort.session import Session
-from partita.spelling import spelled
 
 NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
 SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
@@ -47,8 +46,8 @@ class RunLateError(GenerationError):
     def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
         super().__init__(
             f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; where its nodes "
-            f"are holds, and nothing that runs is measured; other values: {spelled('inputs', 'NAME=FILE.npy')}, or "
-            f"more time: {spelled('run_seconds')}"
+            f"are holds, and nothing that runs is measured; other values: `inputs=NAME=FILE.npy`, or "
+            f"more time: `run_seconds`"
         )
 
 
@@ -85,9 +84,9 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
     elif isinstance(error, ProviderError):
         told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
     else:
-        other = f"other sizes: {spelled('shapes', 'NAME=SIZES')}"
+        other = "other sizes: `shapes=NAME=SIZES`"
         if not about_sizes:
-            other = f"other values: {spelled('inputs', 'NAME=FILE.npy')}"
+            other = "other values: `inputs=NAME=FILE.npy`"
         told = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
     told.__cause__ = error.__cause__
     return told
@@ -160,7 +159,7 @@ def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> Genera
     """The error for a run that crashed. `given`: inputs with values from the user."""
     return GenerationError(
         f"{model.path}: {how}, on {_whose_values(model, given)}; without a run the model opens, so where its nodes are "
-        f"holds; other values: {spelled('inputs', 'NAME=FILE.npy')}"
+        f"holds; other values: `inputs=NAME=FILE.npy`"
     )
 
 
@@ -182,6 +181,6 @@ def late_notes(done: int, wanted: int, seconds: float, *, left: bool) -> tuple[s
         return ()
     lost = "; times of nodes and copies are missing, for ONNX Runtime writes its profile after the last run"
     return (
-        f"run {done + 1} of {wanted} did not end before the {seconds:g} s for runs ({spelled('run_seconds')}) were "
+        f"run {done + 1} of {wanted} did not end before the {seconds:g} s for runs (`run_seconds`) were "
         f"over, so figures are of {plural(done, 'run')}{lost if left else ''}",
     )

@@ -30,7 +30,6 @@ from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.pins import Pin
 from partita.runtime.rehearsal import rehearse
 from partita.runtime.settling import without_crashed
-from partita.spelling import spelled
 
 __all__ = ["Runner", "load_runner"]
 
@@ -110,7 +109,7 @@ def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) 
     if unknown and any(state.rolls for state in contract.states):
         raise ProviderError(
             f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such "
-            f"a cache; name another provider, or export with {spelled('cache', 'fixed')}"
+            f"a cache; name another provider, or export with `cache=fixed`"
         )
 
 
@@ -127,7 +126,7 @@ def _check_defaults(folder: Path, graphs: Sequence[LoadedGraph]) -> None:
             raise ProviderError(
                 f"{folder}: {name} takes inputs that have a default for constants, and adapters are given to "
                 f"{plural(len(set(defaults)), 'input')} of that kind, so no token would be right; export with "
-                f"{spelled('static_shapes', True)}, where they have none, or leave {name} out"
+                f"`static_shapes=True`, where they have none, or leave {name} out"
             )
 
 

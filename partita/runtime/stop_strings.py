@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.errors import UsageError
-from partita.spelling import spelled
 
 MOST_CHARACTERS = 4096
 """Of one stop string."""
@@ -14,10 +13,10 @@ MOST_CHARACTERS = 4096
 def check_stops(stops: Sequence[str]) -> None:
     """Raise UsageError for a stop string that is empty or too long."""
     if not all(stops):
-        raise UsageError(f"{spelled('stop')} is empty; give the text to stop at")
+        raise UsageError("`stop` is empty; give the text to stop at")
     longest = max(map(len, stops), default=0)
     if longest > MOST_CHARACTERS:
-        raise UsageError(f"{spelled('stop')} has {longest:,} characters; give at most {MOST_CHARACTERS:,}")
+        raise UsageError(f"`stop` has {longest:,} characters; give at most {MOST_CHARACTERS:,}")
 
 
 class StopStrings:

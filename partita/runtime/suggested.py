@@ -17,7 +17,6 @@ from partita.errors import PackageError
 from partita.options import Sampling, SamplingOption, sampling_options
 from partita.package import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.spelling import spelled
 from partita.strangers import GENAI_CONFIG
 
 FILE = "generation_config.json"
@@ -136,5 +135,5 @@ class _Reader:
     def bad(self, name: str, value: Any) -> PackageError:
         return PackageError(
             f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or leave "
-            f"{spelled('sampling')} out"
+            f"`sampling` out"
         )

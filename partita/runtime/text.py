@@ -22,7 +22,6 @@ from partita.runtime.chat import Message, as_named_in, conversation, template_of
 from partita.runtime.in_time import LateError, in_time
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.stop_strings import StopStrings
-from partita.spelling import either
 from partita.tokenizer_limits import REPEATED_GROUP, growth_of, load_full
 
 INCOMPLETE = "\ufffd"
@@ -141,8 +140,7 @@ class Text:
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
             raise UsageError(
-                f"{either('--chat', 'chat')} needs a chat template, which the tokenizer lacks; "
-                f"{either('leave it out', 'generate goes without')}",
+                "`chat` needs a chat template, which the tokenizer lacks; leave it out",
                 where=self._folder,
             )
 

@@ -24,7 +24,6 @@ from partita.runtime.engine.planner import Policy, one_row_first, one_token_firs
 from partita.runtime.engine.request import Listener, Request
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
-from partita.spelling import spelled
 
 REPLAY_CHUNK_TOKENS = 5
 """Small and odd, so that even a short prompt takes several chunks and the last one is shorter."""
@@ -349,9 +348,7 @@ def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
 
     path = inside(folder, name)
     if not path.is_file():
-        raise PackageError(
-            f"{folder}: the package has no {name}; export the checkpoint without {spelled('verify', False)}"
-        )
+        raise PackageError(f"{folder}: the package has no {name}; export the checkpoint without `verify=False`")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -100,7 +100,7 @@ def _reinstall(owner: Wheel) -> Remedy:
 
 def said(remedy: Remedy) -> dict[str, Any]:
     """The fields of a remedy in a record."""
-    return {"remedy": remedy.written("shell"), "remedies": remedy_records(remedy)}
+    return {"remedy": str(remedy), "remedies": remedy_records(remedy)}
 
 
 def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:

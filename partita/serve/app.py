@@ -26,7 +26,6 @@ from partita.serve.gate import ServerLimits, receive_body
 from partita.serve.metrics import Metrics
 from partita.serve.protocol import CHAT, COMPLETION, Body, read_body, shown
 from partita.serve.served import Served
-from partita.spelling import spelled
 
 REPORT_TYPES = {".html": "text/html", ".json": "application/json", ".md": "text/markdown"}
 """Content type of a view of the report, by the suffix of its files; text otherwise."""
@@ -153,7 +152,7 @@ def model_names(adapters: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, s
             if adapter in names:
                 raise UsageError(
                     f"two models are called {adapter}: the adapter of {package}, and another; give the packages other "
-                    f"names with {spelled('name')}, or serve them apart"
+                    f"names with `name`, or serve them apart"
                 )
             names[adapter] = package, adapter
     return names

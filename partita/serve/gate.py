@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from partita.observations.text_format import human_bytes
 from partita.serve.api_errors import ApiError, internal_error, overloaded
 from partita.serve.metrics import Metrics
-from partita.spelling import spelled
 
 OPEN_TO_ALL = "/health"
 """Answered without a key and beyond `--max-requests`, for load balancers."""
@@ -116,7 +115,7 @@ class Gate:
             return ApiError(400, "Transfer-Encoding and Content-Length cannot be sent together.", headers=close)
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, headers.get("host", "")):
-            said = f"The origin {origin[:100]} is not allowed; {spelled('allowed_origin')} of the server allows it."
+            said = f"The origin {origin[:100]} is not allowed; `allowed_origin` of the server allows it."
             return ApiError(403, said, code="origin_not_allowed")
         if path == OPEN_TO_ALL:
             return None

@@ -21,7 +21,6 @@ from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics
 from partita.serve.prompts import DEFAULTS, Reading
 from partita.serve.served import Served, Serving
-from partita.spelling import spelled
 
 NAME_THEM = Remedy("give each package a name, in their order", options=("--name", "{first}", "--name", "{second}"))
 HELLO = [{"role": "user", "content": "hello"}]
@@ -31,15 +30,12 @@ def names_of(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
     """The name of each package: as given, or that of its folder. Raises UsageError where two are the same."""
     if given and len(given) != len(packages):
         raise UsageError(
-            f"{spelled('name')} is given {len(given)} times, for {len(packages)} packages; give it once for each, in "
-            "their order"
+            f"`name` is given {len(given)} times, for {len(packages)} packages; give it once for each, in their order"
         )
     names = tuple(given) or tuple(package.resolve().name for package in packages)
     for name in names:
         if not name or not name.isprintable():
-            raise UsageError(
-                f"{spelled('name')} {name!r}: a name has to have characters, and none that control a terminal"
-            )
+            raise UsageError(f"`name` {name!r}: a name has to have characters, and none that control a terminal")
         if names.count(name) > 1:
             raise UsageError(
                 f"two packages are called {name}", remedy=NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
@@ -51,7 +47,7 @@ def prefixes_of(packages: Sequence[Path], given: Sequence[Path]) -> tuple[Path |
     """The prefix of each package, if any are given. Raises UsageError unless each has one then."""
     if given and len(given) != len(packages):
         raise UsageError(
-            f"{spelled('prefix')} is given {len(given)} times, for {len(packages)} packages; a prefix is of one, so "
+            f"`prefix` is given {len(given)} times, for {len(packages)} packages; a prefix is of one, so "
             "give it once for each, in their order"
         )
     return tuple(given) or (None,) * len(packages)

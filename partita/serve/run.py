@@ -29,7 +29,6 @@ from partita.remedies import Remedy
 from partita.serve.app import Endpoints
 from partita.serve.gate import Gate
 from partita.signals import PRESSED_SECONDS, TOGETHER_SECONDS
-from partita.spelling import spelled
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
@@ -57,7 +56,7 @@ def bind(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         said = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(f"{spelled('host', host)}: {said}", remedy=OTHER_HOST) from error
+        raise UsageError(f"`host={host}`: {said}", remedy=OTHER_HOST) from error
     # IPv4 for a name with both, as localhost: not all clients try both.
     family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     listening = socket.socket(family, kind, protocol)
@@ -76,7 +75,7 @@ def bind(host: str, port: int) -> socket.socket:
         if error.errno == errno.EACCES:
             remedy = ANOTHER_PORT.filled(port=8000)
             raise ResourceError(f"{where}: this user may not open the port", remedy=remedy) from error
-        raise UsageError(f"{spelled('host', host)}: {error.strerror or error}", remedy=OTHER_HOST) from error
+        raise UsageError(f"`host={host}`: {error.strerror or error}", remedy=OTHER_HOST) from error
     return listening
 
 

@@ -18,7 +18,6 @@ from partita.partition_reports.sections.model import (
     table,
     words,
 )
-from partita.spelling import spelled
 from partita.support.records import Assignments, ModelNeed, OperatorEntry, SupportTable, VersionEntry
 
 FEW_OPERATORS = 8
@@ -111,7 +110,7 @@ def _took(found: SupportTable) -> str:
         f"{getattr(counts, name)} {word}" for name, word in (("invalid", "not valid models"), ("crashed", "crashed"))
     ]
     if not found.complete:
-        parts.append(f"{counts.untried} untried when {found.budget_seconds:g} s were over ({spelled('seconds')})")
+        parts.append(f"{counts.untried} untried when {found.budget_seconds:g} s were over (`seconds`)")
     return "; ".join(parts)
 
 

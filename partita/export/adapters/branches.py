@@ -37,7 +37,6 @@ from partita.export.quantisation.reference import Places, moves
 from partita.export.weight_files import OpenFiles, few
 from partita.export.weight_sources import Plain
 from partita.package import AdapterRecord
-from partita.spelling import spelled
 
 ADAPTED = ("float32", "float16")
 """Types of activations beside which there can be a path; numpy and ONNX Runtime's adapter files have both."""
@@ -108,10 +107,10 @@ def switched(checkpoint: Checkpoint, model: torch.nn.Module, name: str, adapter:
 
     Raises CheckpointError for that of another model, UnsupportedModelError for what is more than products.
     """
-    said = f"{spelled('with_adapters')} {name}={adapter.folder}"
+    said = f"`with_adapters` {name}={adapter.folder}"
     if others := adapter.others():
         raise UnsupportedModelError(
-            f"{said}: it changes {others} as well, which cannot be switched; merge it with {spelled('adapter')}",
+            f"{said}: it changes {others} as well, which cannot be switched; merge it with `adapter`",
             option="with_adapters",
         )
     notes = base_note(checkpoint, adapter, "put beside the weights of")
@@ -140,7 +139,7 @@ def add_branches(model: ir.Model, wanted: Sequence[Switched], batch: int, *, fix
         if left := sorted(set(each.sites) - placed):
             raise UnsupportedModelError(
                 f"{each.adapter.folder}: cannot be switched: no plain product of the graph reads the weights of "
-                f"{few(left)}; merge it with {spelled('adapter')}, or {INSTEAD}",
+                f"{few(left)}; merge it with `adapter`, or {INSTEAD}",
                 option="with_adapters",
             )
     return made
@@ -193,8 +192,8 @@ def _branch(
     dtype, (rows, width) = of_ir(hidden.dtype), plain.origin.shape
     if dtype not in ADAPTED:
         raise UnsupportedModelError(
-            f"{spelled('with_adapters')}: the graph computes in {dtype}, and adapters are switched in "
-            f"{' or '.join(ADAPTED)}; choose another {spelled('precision')}, or add {spelled('activations', 'fp32')}",
+            f"`with_adapters`: the graph computes in {dtype}, and adapters are switched in "
+            f"{' or '.join(ADAPTED)}; choose another `precision`, or add `activations=fp32`",
             option="with_adapters",
         )
     name = plain.name.removesuffix(".weight")
@@ -263,8 +262,7 @@ def parameters(each: Switched, branches: Iterable[Branch]) -> dict[str, npt.NDAr
                 found[name] = (value if branch.apart is None else value[None]).numpy().astype(np.dtype(branch.dtype))
                 if not np.isfinite(found[name]).all():
                     raise CheckpointError(
-                        f"{each.adapter.folder}: a number of {name} does not fit {branch.dtype}; use "
-                        f"{spelled('precision', 'fp32')}"
+                        f"{each.adapter.folder}: a number of {name} does not fit {branch.dtype}; use `precision=fp32`"
                     )
     return found
 

@@ -7,7 +7,6 @@ import pkgutil
 
 from partita.errors import UsageError
 from partita.export.attention.base import Lowering
-from partita.spelling import spelled
 
 __all__ = ["GROWING", "Lowering", "lowering", "names", "ranked"]
 
@@ -29,7 +28,7 @@ def ranked() -> tuple[Lowering, ...]:
 def lowering(name: str) -> Lowering:
     """The lowering called `name`; UsageError lists the names when there is none."""
     if name not in (*names(), GROWING):
-        raise UsageError(f"{spelled('attention', name)}: no such lowering; choose one of auto, {', '.join(names())}")
+        raise UsageError(f"`attention={name}`: no such lowering; choose one of auto, {', '.join(names())}")
     found = importlib.import_module(f"{__name__}.{name}").LOWERING
     assert isinstance(found, Lowering)
     return found

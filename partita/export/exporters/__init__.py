@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from partita.errors import UsageError
 from partita.export.exporters.base import Attempts, Exported, Exporter
-from partita.spelling import spelled
 
 if TYPE_CHECKING:
     from partita.export.options import ExportOptions
@@ -28,7 +27,7 @@ def names() -> tuple[str, ...]:
 def check_name(name: str) -> None:
     """Raise UsageError, which lists the names, when there is no exporter called `name`. Loads none of them."""
     if name not in names():
-        raise UsageError(f"{spelled('exporter', name)}: no such exporter; choose one of {', '.join(names())}")
+        raise UsageError(f"`exporter={name}`: no such exporter; choose one of {', '.join(names())}")
 
 
 def exporter(name: str) -> Exporter:
@@ -42,11 +41,11 @@ def exporter(name: str) -> Exporter:
 def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised | None = None) -> None:
     """Raise UsageError for an exporter that has nothing to do with adapters or packed weights where there are some."""
     if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
-        said = spelled("with_adapters" if options.adapter is None else "adapter")
-        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
+        said = f"`{'with_adapters' if options.adapter is None else 'adapter'}`"
+        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave `exporter` out")
     if chosen.packs:
         return
-    left_out = f"leave {spelled('exporter', chosen.name)} out"
+    left_out = f"leave `exporter={chosen.name}` out"
     if quantised is not None:
         raise UsageError(
             f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter {chosen.name} does "
@@ -54,6 +53,6 @@ def refuse_unable(chosen: Exporter, options: ExportOptions, quantised: Quantised
         )
     if options.computing.bits is not None:
         raise UsageError(
-            f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
-            f"{spelled('precision')}, or {left_out}"
+            f"`precision={options.precision}`: exporter {chosen.name} packs no weights; choose another "
+            f"`precision`, or {left_out}"
         )

@@ -41,7 +41,6 @@ from partita.export.ways import AUTO, Way, every_way
 from partita.export.work import Work, tell
 from partita.observations.text_format import listing
 from partita.package_records import PrefillChoice, TargetRecord, Verification
-from partita.spelling import spelled
 
 REPORT = "; nothing was written, please report this model"
 
@@ -165,8 +164,8 @@ def _check_fixed(options: ExportOptions, target: Target) -> None:
     """Raise UsageError where adapters would be given to inputs that have a default."""
     if not options.static_shapes:
         raise UsageError(
-            f"{spelled('with_adapters')}: {target.provider} takes inputs that have a default for constants, and so "
-            f"reads no adapter; add {spelled('static_shapes', True)}, where they have none"
+            f"`with_adapters`: {target.provider} takes inputs that have a default for constants, and so "
+            f"reads no adapter; add `static_shapes=True`, where they have none"
         )
 
 
@@ -176,7 +175,7 @@ def _exported(graphs: Graphs) -> Exported:
     fewer = _takes_fewer_rows(graphs)
     models = tuple(item.model for item in graphs.traced)
     return Exported(
-        label=spelled("cache", GROWING) if graphs.chosen.grows else spelled("attention", str(graphs.way)),
+        label=f"`cache={GROWING}`" if graphs.chosen.grows else f"`attention={graphs.way}`",
         attention=graphs.chosen.name,
         checkpoint=draft.checkpoint,
         models=models,

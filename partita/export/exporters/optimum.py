@@ -26,7 +26,6 @@ from partita.export.target import Target
 from partita.export.weight_files import few
 from partita.export.work import Work
 from partita.package_records import TargetRecord, Verification
-from partita.spelling import spelled
 
 NAME = "optimum"
 HOW = "for no lowering: optimum writes one graph for all"
@@ -83,10 +82,10 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     """Have optimum export the checkpoint. Raises UsageError, UnsupportedModelError, InstallationError."""
     options = work.options
     if checkpoint.file is not None:
-        raise UsageError(f"{checkpoint.where}: {spelled('exporter', NAME)} reads no GGUF file; leave it out")
+        raise UsageError(f"{checkpoint.where}: `exporter={NAME}` reads no GGUF file; leave it out")
     if checkpoint.absent:
         listed = f"the index of the weight files lists {few(checkpoint.absent)}, which no shard holds"
-        raise UsageError(f"{checkpoint.where}: {listed}; correct the index, or leave {spelled('exporter', NAME)} out")
+        raise UsageError(f"{checkpoint.where}: {listed}; correct the index, or leave `exporter={NAME}` out")
     there, length = environment.required(), max_length(options, checkpoint)
     prefix = f"{work.folder.name}-optimum-"  # by which the next export knows what a killed one has left
     place = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
@@ -104,16 +103,16 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
 
 def _check(options: ExportOptions) -> None:
     """Refuse what optimum does not do. Raises UsageError."""
-    said = spelled("exporter", NAME)
+    said = f"`exporter={NAME}`"
     if options.precision not in HERE:
-        raise UsageError(f"{spelled('precision', options.precision)}: {said} writes {' or '.join(HERE)}")
+        raise UsageError(f"`precision={options.precision}`: {said} writes {' or '.join(HERE)}")
     others = {
-        spelled("cache", options.cache): options.cache == WINDOW,
-        spelled("attention", options.attention): options.attention not in ("auto", "growing"),
-        spelled("static_shapes", True): options.static_shapes,
-        spelled("cache_precision", options.cache_precision): options.cache_precision is not None,
-        spelled("activations", options.activations): options.activations is not None,
-        spelled("without_pass"): bool(options.without_pass),
+        f"`cache={options.cache}`": options.cache == WINDOW,
+        f"`attention={options.attention}`": options.attention not in ("auto", "growing"),
+        "`static_shapes=True`": options.static_shapes,
+        f"`cache_precision={options.cache_precision}`": options.cache_precision is not None,
+        f"`activations={options.activations}`": options.activations is not None,
+        "`without_pass`": bool(options.without_pass),
     }
     for other, given in others.items():
         if given:
@@ -127,7 +126,7 @@ def _exported(
     crossed = work.options.verify_length or known_answer.CROSSED_TOKENS
     count, size = weights_of(model)
     return Exported(
-        label=spelled("exporter", NAME),
+        label=f"`exporter={NAME}`",
         attention=NAME,
         checkpoint=checkpoint,
         models=(model,),
@@ -140,7 +139,7 @@ def _exported(
         unused=(),
         passes={},
         tools={name if NAME in name else f"{name} of {NAME}": version for name, version in versions.items()},
-        caution=f"; the graph is optimum's; {spelled('exporter', 'native')} writes Partita's own",
+        caution="; the graph is optimum's; `exporter=native` writes Partita's own",
     )
 
 

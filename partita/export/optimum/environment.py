@@ -16,7 +16,6 @@ from typing import Any
 from partita.errors import InstallationError, UnsupportedModelError
 from partita.export.optimum import child
 from partita.remedies import Remedy
-from partita.spelling import spelled
 
 VARIABLE = "PARTITA_OPTIMUM_PYTHON"
 """Environment variable with the interpreter of the environment."""
@@ -58,8 +57,7 @@ class Environment:
         if child.TASK not in found["tasks"]:
             version = found["versions"].get(DISTRIBUTION, "")
             raise UnsupportedModelError(
-                f"optimum-onnx {version} does not export decoders of type {model_type}; "
-                f"{spelled('exporter', 'native')} may"
+                f"optimum-onnx {version} does not export decoders of type {model_type}; `exporter=native` may"
             )
         versions: dict[str, str] = found["versions"]
         return versions

@@ -28,7 +28,6 @@ from partita.export.passes.asking import rewritten
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run
 from partita.export.target import TakesEach
-from partita.spelling import spelled
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -63,7 +62,7 @@ def check_left_out(names: Collection[str]) -> None:
             continue
         needed = any(each.name == name for each in ORDER)
         why = "graphs may compute something else without it" if needed else "there is no such pass"
-        raise UsageError(f"{spelled('without_pass', name)}: {why}; choose one of {', '.join(optional())}")
+        raise UsageError(f"`without_pass={name}`: {why}; choose one of {', '.join(optional())}")
 
 
 def run_all(

@@ -15,7 +15,6 @@ import onnx_ir as ir
 from partita.errors import PartitaError
 from partita.export.node_names import MODULE
 from partita.export.passes.base import OverNodeError, Pass, PassContext
-from partita.spelling import either
 
 Face = tuple[tuple[str | None, str, str], ...]
 """Name, type and shape of every input and every output of a graph."""
@@ -28,7 +27,7 @@ class PassError(PartitaError):
         over = "" if node is None else f" over node {_called(node)!r} ({node.op_type})"
         super().__init__(
             f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model, "
-            f"{either('--debug shows where', 'the cause shows where')}"
+            f"the cause (--debug) shows where"
         )
         self.name = name
         self.node = None if node is None else _called(node)

@@ -24,7 +24,6 @@ from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packing
 from partita.export.target import Answer, Question, Target, Timed
 from partita.export.weight_sources import Part
-from partita.spelling import spelled
 
 ASKED_WIDTH = 256
 """K and N of the nodes that are asked about: a multiple of every block size."""
@@ -116,13 +115,13 @@ def settled(
     kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
     tried = "" if forms[0].one_scale else ", with or without zero points"
     told = "; ".join(f"for {form.product.operator}{tried}: {answer}" for form, answer in said)
-    wanted, otherwise = spelled("precision", asked[0].name), f"a {spelled('precision')} that it computes in, as fp16"
+    wanted, otherwise = f"`precision={asked[0].name}`", "a `precision` that it computes in, as fp16"
     if option is not None:
-        wanted = spelled(*option)
+        wanted = f"`{option[0]}={option[1]}`"
         otherwise = f"leave {wanted} out"
     raise ProviderError(
         f"{wanted}: {target.provider} has no kernel that computes {dtype} activations with {kinds}: {told}; nothing "
-        f"was written; name another {spelled('target')}, as cpu, or {otherwise}"
+        f"was written; name another `target`, as cpu, or {otherwise}"
     )
 
 

@@ -36,7 +36,6 @@ from partita.export.quantisers.base import Round
 from partita.export.texts import Text
 from partita.observations.text_format import human_bytes
 from partita.process import give_back
-from partita.spelling import spelled
 
 WINDOWS_ABREAST = 4
 """Windows of one forward pass."""
@@ -97,9 +96,9 @@ def check_memory(
     free = free_bytes()
     if needed > free:
         raise ResourceError(
-            f"{spelled('calibrate', text.name)}: calibrating on {text.tokens:,} tokens takes about "
+            f"`calibrate={text.name}`: calibrating on {text.tokens:,} tokens takes about "
             f"{human_bytes(needed)} of memory, {human_bytes(waiting)} of it for the text, and {human_bytes(int(free))} "
-            f"are free; calibrate on a shorter text, or leave {spelled('calibrate')} out"
+            f"are free; calibrate on a shorter text, or leave `calibrate` out"
         )
 
 
@@ -181,8 +180,8 @@ class _Rounds:
         if not all(bool(torch.isfinite(each).all()) for each in given):
             raise CheckpointError(
                 f"{self.checkpoint.where}: what is multiplied by {what} overflows float32 on "
-                f"{spelled('calibrate', self.text.name)}, though no weight is NaN or infinite; leave "
-                f"{spelled('calibrate')} out"
+                f"`calibrate={self.text.name}`, though no weight is NaN or infinite; leave "
+                f"`calibrate` out"
             )
 
     def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UsageError
-from partita.spelling import spelled
 
 WEIGHT = ".weight"
 """End of the name of what a module multiplies by, where that is all that it has."""
@@ -44,14 +43,11 @@ def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> t
     Raises UsageError.
     """
     if pairs and PRECISIONS[precision].bits is None:
-        raise UsageError(
-            f"{spelled('keep')} is about packed weights: it needs {spelled('precision', 'int4')} or int8, and this is "
-            f"{precision}"
-        )
+        raise UsageError(f"`keep` is about packed weights: it needs `precision=int4` or int8, and this is {precision}")
     names = [name for name, each in PRECISIONS.items() if each.bits is not None or dtype in (EXACT.dtype, each.dtype)]
     for pattern, wanted in pairs:
         if wanted not in names:
-            raise UsageError(f"{spelled('keep', f'{pattern}={wanted}')}: choose one of {', '.join(names)}")
+            raise UsageError(f"`keep={pattern}={wanted}`: choose one of {', '.join(names)}")
     return tuple(Keep(pattern, wanted) for pattern, wanted in pairs)
 
 
@@ -72,4 +68,4 @@ def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:
         tails = {".".join(parts[i:]) for m in modules if (parts := m.split(".")) for i in range(len(parts))}
         near = difflib.get_close_matches(each.pattern, sorted(tails), n=1, cutoff=0.5)
         hint = f"; {near[0]} is one" if near else f"; one that it has is {max(modules, key=len, default='none')}"
-        raise UsageError(f"{spelled('keep', f'{each.pattern}={each.precision}')}: the model has no such module{hint}")
+        raise UsageError(f"`keep={each.pattern}={each.precision}`: the model has no such module{hint}")

@@ -26,7 +26,6 @@ from partita.export.quantisers import Grid, Quantised, quantiser, without_text
 from partita.export.quantisers.base import Round
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource, broken
-from partita.spelling import spelled
 
 __all__ = ["Packed", "Packing"]
 WORKING_ELEMENTS = 1 << 16
@@ -161,7 +160,7 @@ class Packed:
         if self.packing.quantiser == as_stored.QUANTISER and not torch.equal(cast.float(), scales.float()):
             raise CheckpointError(
                 f"tensor {self.name}: its stored scales are not exactly {of_ir(self.dtype)}; export with "
-                f"{spelled('activations', 'fp32')}"
+                f"`activations=fp32`"
             )
         return cast
 

@@ -18,7 +18,6 @@ from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid
 from partita.export.target import Target
 from partita.export.ways import AUTO
-from partita.spelling import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +224,10 @@ def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, 
     found = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)
     if not found:
         raise UsageError(
-            f"{spelled('opset', options.opset)}: packed weights as {forms[0].summary} need {forms[0].opset} or newer"
+            f"`opset={options.opset}`: packed weights as {forms[0].summary} need {forms[0].opset} or newer"
         )
     for form in found:
         for each in keep:
             if each.bits is not None and each.bits not in form.bits:
-                raise UsageError(
-                    f"{spelled('keep', f'{each.pattern}={each.precision}')}: {form.summary} is of int8 weights alone"
-                )
+                raise UsageError(f"`keep={each.pattern}={each.precision}`: {form.summary} is of int8 weights alone")
     return found

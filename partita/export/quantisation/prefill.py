@@ -25,7 +25,6 @@ from partita.export.quantisation.rewrite import Outcome, quantise
 from partita.export.quantisers import without_text
 from partita.export.target import Target
 from partita.export.weight_sources import Plain
-from partita.spelling import spelled
 
 
 def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | None) -> Plan | None:
@@ -39,15 +38,15 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
     option = ("prefill_precision", asked)
     if options.computing.dtype != "float32":
         raise UsageError(
-            f"{spelled(*option)}: the package computes in {options.computing.dtype} between its products, this graph "
-            f"in float32; add {spelled('activations', 'fp32')}, or leave it out"
+            f"`prefill_precision={asked}`: the package computes in {options.computing.dtype} between its products, "
+            f"this graph in float32; add `activations=fp32`, or leave it out"
         )
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
     forms = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)
     if not forms:
         raise UsageError(
-            f"{spelled(*option)}: integers times integers need a newer operator set than "
-            f"{spelled('opset', options.opset)}; leave one of the two out"
+            f"`prefill_precision={asked}`: integers times integers need a newer operator set than "
+            f"`opset={options.opset}`; leave one of the two out"
         )
     # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)

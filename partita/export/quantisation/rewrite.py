@@ -36,7 +36,6 @@ from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.products import routes, views_around, weight_of_product
 from partita.export.quantisation.taking import reordered, taken_by_experts, taken_by_look_up, taken_by_product
 from partita.export.weight_sources import Plain, initializers, stored
-from partita.spelling import spelled
 
 VERSION = 1
 """Of the operator sets besides ONNX's that operators on packed weights are in."""
@@ -115,7 +114,7 @@ def check_blocks(plan: Plan, outcome: Outcome) -> None:
     if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
         shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
         raise UsageError(
-            f"{spelled('block_size', size)} divides nothing, and no smaller one that {plan.form.summary} takes does: "
+            f"`block_size={size}` divides nothing, and no smaller one that {plan.form.summary} takes does: "
             f"the weights have rows of {shown}; leave it out"
         )
 

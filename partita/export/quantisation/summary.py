@@ -10,7 +10,6 @@ from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome
 from partita.observations.text_format import human_bytes, plural
 from partita.package_records import PackedKind, PackedWeights
-from partita.spelling import spelled
 
 
 def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
@@ -66,7 +65,7 @@ def notes(plan: Plan, outcome: Outcome) -> list[str]:
     """What a user should know of it, in sentences."""
     nothing = [] if outcome.placed else [f"no weight of this model can be packed as int{plan.bits}"]
     nothing += [
-        f"{spelled('keep')}: {name} has {bits} bits all the same: {plan.form.summary}, looks up no others"
+        f"`keep`: {name} has {bits} bits all the same: {plan.form.summary}, looks up no others"
         for name, bits in sorted(outcome.otherwise.items())
     ]
     return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
@@ -80,7 +79,7 @@ def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
         if plan.block_size is not None and size < plan.block_size:
             widths.setdefault(size, []).append(each.packed.width)
     return [
-        f"{spelled('block_size', plan.block_size)} does not divide rows of {', '.join(map(str, sorted(set(found))))}: "
+        f"`block_size={plan.block_size}` does not divide rows of {', '.join(map(str, sorted(set(found))))}: "
         f"{plural(len(found), 'weight')} in blocks of {size}"
         for size, found in sorted(widths.items(), reverse=True)
     ]

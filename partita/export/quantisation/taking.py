@@ -13,7 +13,6 @@ from partita.export.quantisation.as_stored import AsStored, NotAsStoredError, Ta
 from partita.export.quantisation.forms import Place
 from partita.export.quantisation.plan import Plan, looks_up_stored
 from partita.export.weight_sources import Plain
-from partita.spelling import spelled
 
 ORDERED = "ordered"
 PACKED_ATTENTION = "packed_attention"
@@ -33,7 +32,7 @@ def taken_by_product(plan: Plan, modules: Iterable[str], plain: Plain) -> Taken:
     except NotAsStoredError as error:
         apart = ""
         if len(plain.tensors) > 1:
-            apart = f"; {spelled('without_pass', PACKED_ATTENTION)} keeps queries, keys and values apart"
+            apart = f"; `without_pass={PACKED_ATTENTION}` keeps queries, keys and values apart"
         raise UnsupportedModelError(
             f"{plain.checkpoint.where}: {plain.name} cannot be packed as it is stored: {error}{apart}; {_instead()}"
         ) from error
@@ -46,8 +45,8 @@ def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) 
     said, bits = plan.bits_said(modules), taken.packing.grid.bits
     if said is not None and said != bits:
         raise UsageError(
-            f"{spelled('keep')}: {plain.name} is stored in {bits} bits, and would be rounded a second time; add "
-            f"{spelled('requantise', True)}, or leave it out"
+            f"`keep`: {plain.name} is stored in {bits} bits, and would be rounded a second time; add "
+            f"`requantise=True`, or leave it out"
         )
 
 
@@ -91,7 +90,7 @@ def reordered(place: Place, hidden: ir.Value, order: tuple[int, ...]) -> ir.Valu
 def _instead() -> str:
     """What to do about a weight that cannot be taken as it is stored."""
     return (
-        f"add {spelled('requantise', True)}, which rounds the weights a second time, or name {spelled('precision')} "
+        "add `requantise=True`, which rounds the weights a second time, or name `precision` "
         "fp16 or bf16, which keeps their numbers"
     )
 

@@ -10,7 +10,6 @@ import pkgutil
 
 from partita.errors import UsageError
 from partita.export.quantisers.base import Grid, Quantised, Quantiser
-from partita.spelling import spelled
 
 __all__ = [
     "CALIBRATED",
@@ -39,7 +38,7 @@ def names() -> tuple[str, ...]:
 def check_name(name: str) -> None:
     """Raise UsageError, which lists the names, when there is no quantiser called `name`. Loads none of them."""
     if name not in names():
-        raise UsageError(f"{spelled('quantiser', name)}: no such quantiser; choose one of {', '.join(names())}")
+        raise UsageError(f"`quantiser={name}`: no such quantiser; choose one of {', '.join(names())}")
 
 
 def quantiser(name: str) -> Quantiser:

@@ -36,7 +36,6 @@ from partita.package import Manifest
 from partita.providers.resolve import parse_chain
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import captured_output
-from partita.spelling import spelled
 
 START = Remedy(
     "start one",
@@ -246,7 +245,7 @@ def connected(address: str) -> Iterator[Any]:
             ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **given)
     except Exception as error:
         said = " ".join(str(error).split())[:300]
-        raise UsageError(f"{spelled('address', address)}: no cluster answers there ({said})", remedy=START) from error
+        raise UsageError(f"`address={address}`: no cluster answers there ({said})", remedy=START) from error
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray installs its own
     with redirect_stdout(sys.stderr):  # what Ray says about lost workers

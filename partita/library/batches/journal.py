@@ -26,7 +26,6 @@ from partita.files import resolved
 from partita.library.audience import LOGGER
 from partita.library.batches.rows import RowAnswer
 from partita.observations.text_format import listing, plural
-from partita.spelling import spelled
 
 SCHEMA = "partita.batch/1"
 START = json.dumps({"schema": SCHEMA})[:-1].encode()
@@ -79,7 +78,7 @@ class Journal:
         try:
             self._read(json.loads(json.dumps(run)), noted)
             if self.output.exists() and self._done < rows:
-                raise UsageError(f"{spelled('output', str(self.output))}: exists already; remove it or name another")
+                raise UsageError(f"`output={self.output}`: exists already; remove it or name another")
         except BaseException:
             self._file.close()
             raise
@@ -169,8 +168,7 @@ class Journal:
             header = file.readline()
             if not START.startswith(header[: len(START)]):
                 raise UsageError(
-                    f"{self.path}: exists and is not a journal of Partita; move it or choose another "
-                    f"{spelled('output')}"
+                    f"{self.path}: exists and is not a journal of Partita; move it or choose another `output`"
                 )
             self._end = len(header)
             for line in file:
@@ -211,7 +209,7 @@ class Journal:
             what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
             raise UsageError(
                 f"{self.path}: has the answers so far of another run: {what}; finish that run with its own options, "
-                f"remove the file to begin anew, or choose another {spelled('output')}"
+                f"remove the file to begin anew, or choose another `output`"
             )
         return seed
 
@@ -256,13 +254,13 @@ def _difference(name: str, before: Any, now: Any) -> str:
     if name != "options" or not isinstance(before, dict):
         return f"the {name} is another"
     options = [option for option in {**before, **now} if before.get(option) != now.get(option)]
-    return listing([f"{spelled(each)} was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
+    return listing([f"`{each}` was {before.get(each)!r} and is {now.get(each)!r}" for each in options])
 
 
 def _locked(path: Path) -> IO[bytes]:
     """The file, opened or made, and locked. Raises UsageError where another process has it, ResourceError."""
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path}: exists and is not a regular file; move it or choose another {spelled('output')}")
+        raise UsageError(f"{path}: exists and is not a regular file; move it or choose another `output`")
     try:
         file: IO[bytes] = path.open("a+b", buffering=0)
     except OSError as error:

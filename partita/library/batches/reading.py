@@ -13,7 +13,6 @@ from typing import IO, Any, Literal
 
 from partita.errors import GenerationError, UsageError
 from partita.library.batches.rows import InputRow
-from partita.spelling import spelled
 
 Format = Literal["jsonl", "txt", "parquet"]
 SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".parquet": "parquet"}
@@ -39,7 +38,7 @@ def format_of(path: Path, argument: str, formats: tuple[Format, ...]) -> Format:
     found = SUFFIXES.get(path.suffix.lower())
     if found not in formats:
         suffixes = [suffix for suffix, kind in SUFFIXES.items() if kind in formats]
-        raise UsageError(f"{spelled(argument, str(path))}: the name has to end in one of {', '.join(suffixes)}")
+        raise UsageError(f"`{argument}={path}`: the name has to end in one of {', '.join(suffixes)}")
     return found
 
 
@@ -54,7 +53,7 @@ def look_at(path: Path) -> InputFile:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UsageError(f"{spelled('input', str(path))}: cannot be read: {error.strerror or error}") from error
+        raise UsageError(f"`input={path}`: cannot be read: {error.strerror or error}") from error
     rows, hashes = 0, array("q")
     for row in read_rows(path):
         rows += 1

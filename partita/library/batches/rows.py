@@ -16,6 +16,7 @@ from partita.library.asking import conversations, is_list, stops_in
 from partita.library.prefixes import ids_after, prompt_after, system_of
 from partita.library.requests import Answer, Work
 from partita.library.sampling import SEED_BITS, Sampling
+from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
 from partita.options import GREEDY, checked, described
 from partita.runtime.chat import OTHER_NAMES, Message
@@ -23,7 +24,6 @@ from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
 from partita.runtime.stop_strings import check_stops
 from partita.runtime.text import Text
-from partita.spelling import read_as_fields, spelled
 
 PROMPTS = ("prompt", "messages", "tokens")
 """A row has one of them."""
@@ -125,12 +125,7 @@ def check_defaults(defaults: RowDefaults, text: Text | None, form: str) -> None:
 
 
 def work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
-    """The request of a row. Raises GenerationError and UsageError: the row's own errors, which name its fields."""
-    with read_as_fields(row.fields):
-        return _work_of(row, defaults, text, vocab_size)
-
-
-def _work_of(row: InputRow, defaults: RowDefaults, text: Text | None, vocab_size: int) -> Work:
+    """The request of a row. Raises GenerationError and UsageError."""
     if row.error is not None:
         raise GenerationError(row.error)
     data = row.data
@@ -174,8 +169,9 @@ def answered(row: InputRow, answer: Answer, logprobs: Sequence[TokenLogprobs] | 
 
 
 def failed(row: InputRow, error: PartitaError) -> RowAnswer:
-    """The answer row of a row with an error."""
-    return RowAnswer(row.index, row.key, None, (), None, "error", None, " ".join(str(error).split()))
+    """The answer row of a row with an error, whose message names the row's fields."""
+    message = rename_options(str(error), row.fields, as_field)
+    return RowAnswer(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
 
 
 def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Text | None) -> tuple[int, ...]:
@@ -191,7 +187,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
         raise UsageError(  # most often JSON in a column of texts
             f"messages is {str(value)[:40]!r}, a text; it must be a list of objects with role and content. Give the "
-            f"user's message as prompt, with {spelled('chat', True)}"
+            f"user's message as prompt, with `chat=True`"
         )
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")

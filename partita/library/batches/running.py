@@ -28,7 +28,6 @@ from partita.observations.records import Record
 from partita.observations.text_format import plural
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.text import Text
-from partita.spelling import read_as_fields, spelled
 
 AHEAD = 64
 """Rows that wait in the engine at least."""
@@ -82,10 +81,10 @@ def check_files(source: Path, output: Path) -> None:
         formats.append(format_of(source, "input", PROMPT_FORMATS))
         if not source.is_file():
             what = "not a regular file, and it is read twice" if source.exists() else "no such file"
-            raise UsageError(f"{spelled('input', str(source))}: {what}")
-        refuse_same(journal, source, spelled("output"))
+            raise UsageError(f"`input={source}`: {what}")
+        refuse_same(journal, source, "`output`")
     if output.exists() and not journal.exists():
-        raise UsageError(f"{spelled('output', str(output))}: exists already; remove it or name another")
+        raise UsageError(f"`output={output}`: exists already; remove it or name another")
     if "parquet" in formats:
         from partita.library.batches.tables import import_arrow
 
@@ -179,8 +178,7 @@ def answers(
 
         try:
             work = work_of(row, defaults, text, vocab_size)
-            with read_as_fields(row.fields):
-                open_tickets.add(engine.submit(work, hear))
+            open_tickets.add(engine.submit(work, hear))
         except (GenerationError, UsageError) as error:
             if engine.lost_by is None:  # the model was closed
                 done.append(failed(row, error))

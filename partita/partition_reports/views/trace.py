@@ -21,7 +21,6 @@ from partita.partition_reports.records import Copy, NodePlacement, Report, Timel
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.shared import runtime_name
 from partita.partition_reports.verdict import give_verdict
-from partita.spelling import either
 
 RUNS, COPIES, UNKNOWN = "session runs", "copies", "unknown provider"
 Event = dict[str, Any]
@@ -59,8 +58,7 @@ def _why_none(report: Report) -> str:
     """Why there is no timeline."""
     if report.dry_run is not None:
         return "it is of a dry run, which has no times"
-    how = either("write it again with --report FILE", "load the package with observe=True, and save a report of it")
-    return f"it was written by an older Partita, or nothing was observed; {how}"
+    return "it was written by an older Partita, or nothing was observed; write it again with `report`"
 
 
 @dataclass

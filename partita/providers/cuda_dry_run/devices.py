@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.errors import UsageError
+from partita.messages import did_you_mean, nearest
 from partita.remedies import Remedy
-from partita.spelling import did_you_mean, nearest, spelled
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -103,7 +103,7 @@ def device(name: str = DEFAULT_DEVICE) -> Device:
     by_key = {profile.key: profile for profile in DEVICES}
     found = by_key.get(name.strip().lower())
     if found is None:
-        said = f"{spelled('device')}: unknown device {name!r}"
+        said = f"`device`: unknown device {name!r}"
         near = nearest(name, by_key)
         remedy = MEANT.filled(device=near[0]) if near else None
         raise UsageError(f"{said}; {did_you_mean(near)}known devices: {', '.join(by_key)}", remedy=remedy)

@@ -9,7 +9,6 @@ from typing import Protocol
 
 from partita.errors import GenerationError, UsageError
 from partita.remedies import Remedy
-from partita.spelling import spelled
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
 PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
@@ -49,13 +48,13 @@ class RowLimits(Protocol):
 def check_budget(max_new_tokens: int) -> None:
     """Raise UsageError for a number of new tokens that makes no sense."""
     if max_new_tokens < 1:
-        raise UsageError(f"{spelled('max_new_tokens')} is {max_new_tokens}; it must be at least 1")
+        raise UsageError(f"`max_new_tokens` is {max_new_tokens}; it must be at least 1")
 
 
 def check_chunk(prefill_chunk: int) -> None:
     """Raise UsageError for a number of prompt tokens per run that makes no sense."""
     if prefill_chunk < 1:
-        raise UsageError(f"{spelled('prefill_chunk')} is {prefill_chunk}; it must be at least 1")
+        raise UsageError(f"`prefill_chunk` is {prefill_chunk}; it must be at least 1")
 
 
 def check_prompt(prompt: Sequence[int], limits: RowLimits, where: str, *, answered: bool = False) -> None:

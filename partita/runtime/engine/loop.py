@@ -23,7 +23,6 @@ from partita.runtime.engine.request import Drafter, Request, Row, endings, logpr
 from partita.runtime.engine.steady import SteadyStep, steady_step
 from partita.runtime.logprobs import Watched
 from partita.runtime.sampling import Sampler
-from partita.spelling import spelled
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
@@ -86,7 +85,7 @@ class Engine:
         check_prompt(request.prompt, self.runner.contract, "the prompt")
         if None not in self.rows:
             raise GenerationError(
-                f"no row of the batch is free; wait for one to finish, or export with a larger {spelled('batch_size')}"
+                "no row of the batch is free; wait for one to finish, or export with a larger `batch_size`"
             )
         row, cache = self.rows.index(None), self.runner.cache
         if not any(self.rows):

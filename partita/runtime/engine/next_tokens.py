@@ -16,7 +16,6 @@ from partita.runtime.engine.device_choice import Found
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Row
 from partita.runtime.sampling import Draws, greedy
-from partita.spelling import spelled
 
 
 class Seen(NamedTuple):
@@ -142,7 +141,7 @@ class NextTokens:
         """Handle logits that are not finite: end the row (True), raise GenerationError, or ignore them (False)."""
         message = (
             f"the logits of step {self.made}, row {index}, are not finite; export the checkpoint in a higher "
-            f"{spelled('precision')}, or check its weights"
+            f"`precision`, or check its weights"
         )
         if row.request.fails_alone and self.cache.wipe(index):
             row.finish, row.error = "error", message

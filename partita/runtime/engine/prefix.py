@@ -15,7 +15,6 @@ import numpy.typing as npt
 from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.cache.base import RowStates
-from partita.spelling import spelled
 
 if TYPE_CHECKING:  # as there
     from partita.runtime.engine.cache.cache import Cache
@@ -82,7 +81,7 @@ def check_loads(cache: Cache, tokens: int, *, usable: bool) -> None:
     if not cache.loads_rows:
         raise GenerationError(
             "a prefix cannot be copied into this cache, because it is in bfloat16 on a device; export with another "
-            f"{spelled('precision')}"
+            "`precision`"
         )
 
 

@@ -6,7 +6,6 @@ from partita.observations.text_format import listing, name_families
 from partita.runtime.engine.cache.in_place import KINDS
 from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.planner import RowView, plan_step
-from partita.spelling import spelled
 
 NAMED = 6
 SEVERAL = 2
@@ -46,7 +45,7 @@ def _cannot_go_back(runner: Runner) -> str | None:
     if any(state.rolls for state in contract.states):
         return (
             "its cache holds the window of some layers alone, and a token that it dropped cannot be put back; export "
-            f"with {spelled('cache', 'fixed')}"
+            "with `cache=fixed`"
         )
     return "its cache grows, and here it cannot be shortened: bfloat16, or memory of a device"
 
@@ -63,10 +62,10 @@ def _takes_no_several(runner: Runner) -> str | None:
     if plan is not None and plan.take[:live] == (SEVERAL,) * live and len(plan.positions) >= SEVERAL:
         return None
     if graphs.chunk is not None:
-        return f"its graphs take a fixed number of tokens; export without {spelled('static_shapes')}"
+        return "its graphs take a fixed number of tokens; export without `static_shapes`"
     if not graphs.appends(live):
         return (
             f"at batch size {contract.batch_size} its attention takes one token at a time, and no row has a step of "
-            f"its own; export with {spelled('batch_size', 1)}, or with {spelled('attention', 'onnx24')}"
+            f"its own; export with `batch_size=1`, or with `attention=onnx24`"
         )
     return "its graph gives the logits of the last token alone"

@@ -25,7 +25,6 @@ from typing import Any, BinaryIO, NoReturn
 
 from partita import streams
 from partita.errors import PartitaError
-from partita.spelling import read_by
 
 POSIX = os.name == "posix"
 INTERRUPT = "interrupt"
@@ -165,7 +164,7 @@ def _portable(error: BaseException) -> BaseException:
 
 def main() -> None:
     """Run the module of this process and end without unloading native libraries, some of which crash then."""
-    module_name, folder, reader = sys.argv[1:4]
+    module_name, folder = sys.argv[1:3]
     streams.own_process = True
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the channel handles it
@@ -177,12 +176,11 @@ def main() -> None:
     try:
         channel = Channel(source, sink, Path(folder))
         signal.signal(signal.SIGINT, channel.on_interrupt)
-        with read_by("python" if reader == "python" else "shell"):
-            module = importlib.import_module(module_name)
-            if hasattr(module, "run"):
-                module.run(channel)
-            else:
-                serve(channel, module.HANDLERS)
+        module = importlib.import_module(module_name)
+        if hasattr(module, "run"):
+            module.run(channel)
+        else:
+            serve(channel, module.HANDLERS)
         code = 0
     except BaseException:  # noqa: BLE001 - the parent reads the end of stderr
         traceback.print_exc()

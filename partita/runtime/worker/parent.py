@@ -24,7 +24,6 @@ from partita.errors import GenerationError, ProviderError
 from partita.files import temporary_directory
 from partita.runtime.ort.native_log import clean_lines
 from partita.runtime.worker.child import INTERRUPT, POSIX
-from partita.spelling import reader
 
 END_SECONDS = 5.0
 """For the process to end by itself, once it is closed or its stdout has ended."""
@@ -98,7 +97,7 @@ class Worker:
             with self._log.open("wb") as log:
                 # -P: a file in the current folder must not shadow a module.
                 self.process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", __package__, module, str(self.folder), reader()],
+                    [sys.executable, "-P", "-m", __package__, module, str(self.folder)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
