@@ -15,6 +15,7 @@ from decimal import Decimal
 
 from partita.errors import UsageError
 from partita.observations.text_format import listing
+from partita.options import with_flags
 
 SELECTORS = {
     "phase": "prefill, decode or run; without it: every phase",
@@ -108,7 +109,7 @@ class Requirement:
 def short_form(written: str, field: str, sign: str, value: float) -> Requirement:
     """What an option of its own asks for, in the words of a requirement."""
     shown = int(value) if float(value).is_integer() else value
-    return Requirement(written, f"{field}{sign}{shown}", (), (Measure(field, sign, value),))
+    return Requirement(with_flags(written), f"{field}{sign}{shown}", (), (Measure(field, sign, value),))
 
 
 def parse_requirement(text: str, words: Vocabulary) -> Requirement:
@@ -127,7 +128,7 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
         else:
             raise UsageError(f"`require={text}`: {_unknown(field, FIELDS, 'field')}")
     _check_sense(text, selectors, measures)
-    return Requirement(f"`require={text}`", text, tuple(selectors), tuple(measures))
+    return Requirement(f"--require {text}", text, tuple(selectors), tuple(measures))
 
 
 def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:

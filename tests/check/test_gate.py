@@ -387,7 +387,7 @@ def test_a_requirement_of_ones_own_is_never_left_out():
 
 
 def test_what_only_a_baseline_tells_needs_one():
-    with pytest.raises(UsageError, match="nodes_left needs --baseline"):
+    with pytest.raises(UsageError, match="nodes_left needs `baseline`"):
         failures(Gate(requirements=(parse_requirement("nodes_left=0", WORDS),)))
 
 

@@ -65,9 +65,9 @@ def test_many_nodes_are_named_up_to_a_point(report):
 @pytest.mark.parametrize(
     ("limits", "name"),
     [
-        (PlacementLimits(max_cpu_nodes=-1), "--max-cpu-nodes"),
-        (PlacementLimits(max_copies=-1), "--max-copies"),
-        (PlacementLimits(max_copy_bytes_per_token=-5), "--max-copy-bytes-per-token is -5"),
+        (PlacementLimits(max_cpu_nodes=-1), "`max_cpu_nodes`"),
+        (PlacementLimits(max_copies=-1), "`max_copies`"),
+        (PlacementLimits(max_copy_bytes_per_token=-5), "`max_copy_bytes_per_token` is -5"),
     ],
 )
 def test_a_negative_limit_is_a_usage_error(limits, name):
@@ -78,7 +78,7 @@ def test_a_negative_limit_is_a_usage_error(limits, name):
 def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():
     check_limits(Limits(0, 0, 0), (GPU, CPU))
     check_limits(Limits(None, 0, 0), (CPU,))
-    with pytest.raises(UsageError, match="contradicts --provider"):
+    with pytest.raises(UsageError, match="contradicts `providers`"):
         check_limits(Limits(5), (CPU,))
 
 

@@ -229,21 +229,21 @@ def test_value_that_does_not_fit_float16(tiny_checkpoint: TinyCheckpoint, own_co
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"precision": "fp8"}, "--precision fp8"),
-        ({"max_length": 0}, "--max-length is 0"),
+        ({"precision": "fp8"}, "`precision=fp8`"),
+        ({"max_length": 0}, "`max_length` is 0"),
         ({"max_length": 1}, "must be between 2 and"),
         ({"max_length": 64.0}, "must be an integer"),
-        ({"max_length": -5}, "--max-length is -5"),
+        ({"max_length": -5}, "`max_length` is -5"),
         ({"max_length": 1 << 40}, "--max-length"),
         ({"max_length": 257}, "the model supports at most 256 positions"),
-        ({"batch_size": 0}, "--batch-size is 0"),
+        ({"batch_size": 0}, "`batch_size` is 0"),
         ({"batch_size": 1 << 30}, "--batch-size"),
-        ({"prefill_chunk": 8}, "needs --static-shapes"),
-        ({"prefill_chunk": 0, "static_shapes": True}, "--prefill-chunk is 0"),
+        ({"prefill_chunk": 8}, "needs `static_shapes=True`"),
+        ({"prefill_chunk": 0, "static_shapes": True}, "`prefill_chunk` is 0"),
         ({"attention": "flash"}, "choose one of auto, gqa, onnx24"),
         ({"attention": "onnx24", "opset": 21}, "needs opset 24"),
-        ({"opset": 7}, "--opset 7"),
-        ({"opset": 99}, "--opset 99"),
+        ({"opset": 7}, "`opset=7`"),
+        ({"opset": 99}, "`opset=99`"),
     ],
 )
 def test_absurd_options(
@@ -260,7 +260,7 @@ def test_target_exists(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     error = refuse(tiny_checkpoint("llama"), out)
     assert isinstance(error, PackageError) and "exists already" in str(error)
     error = refuse(tiny_checkpoint("llama"), out, force=True)
-    assert "--force replaces packages only" in str(error)
+    assert "`force=True` replaces packages only" in str(error)
     assert (out / "precious.txt").read_text() == "mine"
 
 

@@ -207,7 +207,7 @@ def test_without_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, ca
     """The export works and says so; generate takes token ids, and says so when it is given text."""
     folder, out = tiny_checkpoint("llama", tokenizer=False), tmp_path / "out"
     assert run(["export", str(folder), str(out), "--max-length", "32"]) == 0
-    assert "has no tokenizer: generate will need --token-ids" in capsys.readouterr().err
+    assert "has no tokenizer: generate will need token ids" in capsys.readouterr().err
     generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
     assert run([*generate, "some text"]) != 0
     err = capsys.readouterr().err

@@ -121,9 +121,9 @@ def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: Tin
     ("given", "said"),
     [
         ({"cache_precision": "int4"}, "choose one of int8"),
-        ({"cache_precision": "int8", "attention": "onnx24"}, "needs --attention gqa"),
-        ({"cache_precision": "int8", "verify": False}, "leave --no-verify out"),
-        ({"cache_precision": "int8", "precision": "bf16"}, "add --activations fp32"),
+        ({"cache_precision": "int8", "attention": "onnx24"}, "needs `attention=gqa`"),
+        ({"cache_precision": "int8", "verify": False}, "leave `verify=False` out"),
+        ({"cache_precision": "int8", "precision": "bf16"}, "add `activations=fp32`"),
         ({"cache_precision": "int8", "block_size": 32}, "is about packed weights"),
     ],
     ids=str,
@@ -148,7 +148,7 @@ def test_a_text_that_was_asked_for_gives_no_way_to_random_tokens(
     folder = tiny_checkpoint("llama", tokenizer=False)
     manifest: Any = SimpleNamespace(graph=SimpleNamespace(max_length=64, vocab_size=288))
     asked = ExportOptions(str(folder), tmp_path, cache_precision="int8", calibrate=heldout_path())
-    with pytest.raises(UsageError, match=r"--calibrate .*heldout\.txt: no tokenizer of the checkpoint loads"):
+    with pytest.raises(UsageError, match=r"`calibrate=.*heldout\.txt`: no tokenizer of the checkpoint loads"):
         cache_rounding.read_text(asked, open_checkpoint(str(folder)), manifest)
     usual = replace(asked, calibrate=None, quality_text=heldout_path())
     assert cache_rounding.read_text(usual, open_checkpoint(str(folder)), manifest).name == RANDOM

@@ -83,7 +83,7 @@ def test_a_chat_template_that_fails_is_said(
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
     (checkpoint / "chat_template.jinja").write_text(template)
     code, _, err = run(checkpoint, capsys)
-    assert code == 0 and "generate --chat will fail" in " ".join(err.split())
+    assert code == 0 and "chat will fail" in " ".join(err.split())
 
 
 def test_a_sound_checkpoint_has_nothing_to_say(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -183,7 +183,7 @@ def test_an_adapter_in_the_folder_of_its_model_is_told(tiny_checkpoint: TinyChec
     folder = tmp_path / "both"
     shutil.copytree(tiny_checkpoint("llama"), folder)
     (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match=r"an adapter lies in the folder of the model .* with --adapter"):
+    with pytest.raises(UnsupportedModelError, match=r"an adapter lies in the folder of the model .* with `adapter`"):
         open_checkpoint(str(folder))
 
 

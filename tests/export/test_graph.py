@@ -15,7 +15,7 @@ from tests.conftest import TinyCheckpoint
 def unverified(checkpoint: Path, out: Path, **options: object) -> Manifest:
     summary = export(
         ExportOptions(str(checkpoint), out, verify=False, **{"max_length": 32, **options}),  # type: ignore[arg-type]
-        replay=lambda folder, manifest: pytest.fail("--no-verify must not replay"),
+        replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
     )
     return summary.manifest
 
@@ -160,7 +160,7 @@ def test_a_chunk_that_the_cache_cannot_hold_is_said(tiny_checkpoint: TinyCheckpo
             static_shapes=True,
             prefill_chunk=1000,
         ),
-        replay=lambda folder, manifest: pytest.fail("--no-verify must not replay"),
+        replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
     )
     assert summary.manifest.graph.files[0].sequence_length == 32
-    assert any("--prefill-chunk 1000" in note and "--max-length 32" in note for note in summary.notes)
+    assert any("`prefill_chunk=1000`" in note and "`max_length=32`" in note for note in summary.notes)

@@ -119,11 +119,11 @@ def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheck
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache": "round"}, "--cache round: choose one of fixed, window, growing"),
-        ({"cache": "growing", "attention": "gqa"}, "without --attention gqa; leave one of the two out"),
-        ({"cache": "growing", "static_shapes": True}, "without --static-shapes"),
-        ({"cache": "growing", "cache_precision": "int8"}, "without --cache-precision int8"),
-        ({"attention": "growing"}, "ask for it with --cache growing"),
+        ({"cache": "round"}, "`cache=round`: choose one of fixed, window, growing"),
+        ({"cache": "growing", "attention": "gqa"}, "without `attention=gqa`; leave one of the two out"),
+        ({"cache": "growing", "static_shapes": True}, "without `static_shapes=True`"),
+        ({"cache": "growing", "cache_precision": "int8"}, "without `cache_precision=int8`"),
+        ({"attention": "growing"}, "ask for it with `cache=growing`"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: str) -> None:
@@ -132,7 +132,7 @@ def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: s
 
 
 def test_states_that_do_not_grow_are_refused(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    with pytest.raises(UnsupportedModelError, match="--cache growing: the model keeps conv states, which do not grow"):
+    with pytest.raises(UnsupportedModelError, match="`cache=growing`: the model keeps conv states, which do not grow"):
         exported(tiny_checkpoint("mamba"), cache="growing")
 
 
@@ -161,7 +161,7 @@ def test_frequencies_that_change_with_the_length_are_refused_however_short_max_l
 ) -> None:
     model_type, settings = ROPE[kind]
     checkpoint = tiny_checkpoint(model_type, num_hidden_layers=1, **settings)
-    with pytest.raises(UnsupportedModelError, match="--cache growing: its rotary frequencies depend on the length"):
+    with pytest.raises(UnsupportedModelError, match="`cache=growing`: its rotary frequencies depend on the length"):
         exported(checkpoint, cache="growing", max_length=32)
 
 

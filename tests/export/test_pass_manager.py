@@ -199,8 +199,8 @@ def test_a_pass_can_be_left_out(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("fused_norm", r"--without-pass fused_norm: there is no such pass; choose one of rotary_tables, .*fused_norms"),
-        ("write_after_read", r"--without-pass write_after_read: graphs may compute something else without it; choose"),
+        ("fused_norm", r"`without_pass=fused_norm`: there is no such pass; choose one of rotary_tables, .*fused_norms"),
+        ("write_after_read", r"`without_pass=write_after_read`: graphs may compute something else without it; choose"),
     ],
 )
 def test_what_cannot_be_left_out_is_refused_with_what_can(name: str, said: str) -> None:

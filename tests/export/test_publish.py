@@ -93,7 +93,7 @@ def test_an_original_that_does_not_fit_in_memory(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_answer, "MEMORY_MARGIN", 1e9)
-    with pytest.raises(ResourceError, match="export with --no-verify"):
+    with pytest.raises(ResourceError, match="export with `verify=False`"):
         export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out"), replay=no_replay)
     assert not list(tmp_path.iterdir())
 
@@ -101,7 +101,7 @@ def test_an_original_that_does_not_fit_in_memory(
 def test_an_unverified_package_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out", verify=False), replay=no_replay)
     result = read_manifest(tmp_path / "out").verification
-    assert (result.status, result.detail) == ("unverified", "exported with --no-verify")
+    assert (result.status, result.detail) == ("unverified", "exported with `verify=False`")
 
 
 def folder_with(path: Path, **files: str) -> Path:
@@ -116,7 +116,7 @@ def folder_with(path: Path, **files: str) -> Path:
 )
 def test_force_replaces_nothing_but_packages(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, manifest: str) -> None:
     out = folder_with(tmp_path / "extension", manifest__json=manifest, main__js="precious")
-    with pytest.raises(PackageError, match="--force replaces packages only"):
+    with pytest.raises(PackageError, match="`force=True` replaces packages only"):
         export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
     assert (out / "main.js").read_text() == "precious"
 

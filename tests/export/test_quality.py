@@ -102,7 +102,10 @@ def test_fp32_rounds_nothing_and_has_none(tiny_checkpoint: TinyCheckpoint, expor
 
 def test_a_package_that_was_not_measured_says_so(half: Path, own_copy: Callable[[Path], Path]) -> None:
     manifest = read_manifest(half).model_copy(
-        update={"quality": None, "verification": Verification(status="unverified", detail="exported with --no-verify")}
+        update={
+            "quality": None,
+            "verification": Verification(status="unverified", detail="exported with `verify=False`"),
+        }
     )
     assert _quality(manifest) == ["  quality     not measured: the original was not run"]
     package = own_copy(half)
@@ -242,7 +245,7 @@ def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: Ti
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"precision": "fp32"}, "is about what rounding costs, and --precision fp32 rounds nothing"),
+        ({"precision": "fp32"}, "is about what rounding costs, and `precision=fp32` rounds nothing"),
         ({"precision": "bf16", "verify": False}, "leave one of the two out"),
     ],
 )
@@ -290,7 +293,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
     work = Work(ExportOptions(checkpoint.given, tmp_path, precision="fp16"), Silent(), tmp_path)
     made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
     text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 1000, integers=False)
-    said = r"in fp16 it cannot read heldout\.txt.*not finite; nothing was written; name another --precision, as bf16"
+    said = r"in fp16 it cannot read heldout\.txt.*not finite; nothing was written; name another `precision`, as bf16"
     with pytest.raises(UnsupportedModelError, match=said):
         writing._measured(made, work, manifest, text, Runtime(replay, scorer=opened))
 

@@ -216,7 +216,7 @@ def test_layers_that_others_read_keep_everything() -> None:
     "others", [{"attention": "onnx24"}, {"static_shapes": True}, {"cache_precision": "int8"}], ids=str
 )
 def test_what_does_not_go_with_it_is_refused(others: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match="--cache window"):
+    with pytest.raises(UsageError, match="`cache=window`"):
         check_options(ExportOptions("there", Path("out"), cache="window", **others))  # type: ignore[arg-type]
 
 

@@ -85,10 +85,10 @@ def test_what_one_lowering_rounds_too_much_another_may_not(tiny_checkpoint: Tiny
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, precision="fp16")
     summary = export(options, replay=beyond("gqa"), target=target)
     assert read_manifest(summary.out).graph.attention == "onnx24"
-    assert "--attention gqa was tried and rejected: first difference in decode 5" in summary.notes
+    assert "`attention=gqa` was tried and rejected: first difference in decode 5" in summary.notes
     assert "gqa disagrees: first difference in decode 5" in summary.attention_reason
     asked, exact = replace(options, attention="gqa"), replace(options, precision="fp32")
-    for other, words in ((asked, "onnx24 runs there; --attention auto would choose it"), (exact, "report this model")):
+    for other, words in ((asked, "onnx24 runs there; `attention=auto` would choose it"), (exact, "report this model")):
         with pytest.raises(ParityError, match=f"first difference in decode 5.*{words}"):
             export(replace(other, out=tmp_path / "other"), replay=beyond("gqa"), target=target)
     assert not (tmp_path / "other").exists()
@@ -129,7 +129,7 @@ def test_by_name_it_is_refused_with_the_reason_and_what_runs(
     exporting: Exporting, tmp_path: Path, verify: bool
 ) -> None:
     target = find_target("cpu", {}, default_allowed=False, libraries={})
-    with pytest.raises(PartitaError, match=r"head_size.*nothing was written; --attention onnx24 runs there") as caught:
+    with pytest.raises(PartitaError, match=r"head_size.*nothing was written; `attention=onnx24` runs there") as caught:
         exporting(target, ODD, attention="gqa", verify=verify)
     assert "please report" not in str(caught.value) and "export the checkpoint again" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -144,8 +144,8 @@ def test_a_cache_of_a_window_that_does_not_run_is_to_be_left_out(
     options = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, cache="window", verify=False)
     with pytest.raises(PartitaError) as caught:
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu, target=None)
-    assert "leave --cache window out: --attention onnx24 runs there" in str(caught.value)
-    assert "--attention auto" not in str(caught.value)
+    assert "leave `cache=window` out: `attention=onnx24` runs there" in str(caught.value)
+    assert "`attention=auto`" not in str(caught.value)
 
 
 @pytest.mark.parametrize("rounded", ["int8", None])
@@ -158,7 +158,7 @@ def test_a_rounded_cache_that_does_not_run_is_one_of_the_things_to_leave_out(
 
     options = ExportOptions("checkpoint", tmp_path, max_length=64, cache_precision=rounded)
     end = pipeline._instead(cast(Any, NoOthers()), cast(Any, SimpleNamespace(options=options)), cast(Any, None))
-    assert end.startswith("; name another --target") and ("leave --cache-precision int8 out" in end) == bool(rounded)
+    assert end.startswith("; name another `target`") and ("leave `cache_precision=int8` out" in end) == bool(rounded)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("nobody has seen this"), GenerationError("model.onnx: a run failed")])
@@ -187,7 +187,7 @@ def test_when_none_runs_every_reason_is_told(exporting: Exporting, tmp_path: Pat
     with pytest.raises(GenerationError) as caught:
         exporting(there.target(), verify=False)
     assert all(f"trouble with {name}" in str(caught.value) for name in there.raises)
-    assert "nothing was written; name another --target" in str(caught.value)
+    assert "nothing was written; name another `target`" in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
@@ -264,7 +264,7 @@ def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
     assert "verified there" not in out.replace("NOT verified there", "")
     assert manifest.verification.twin is not None
     if manifest.target.provider == "cpu":
-        assert "does not run on cpu" in err and "--precision fp16 or fp32" in err
+        assert "does not run on cpu" in err and "`precision=fp16` or fp32" in err
         assert [entry.status for entry in manifest.smoke] == ["ran", "failed"]
 
 

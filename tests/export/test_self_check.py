@@ -54,7 +54,7 @@ def test_a_model_that_rounding_makes_another_one_of_is_told_by_experiment(tmp_pa
     recipes.save(folder, "doge")
     with pytest.raises(ParityError, match="DogeForCausalLM itself, run by torch in float16, differs") as caught:
         export(replace(options(folder, tmp_path / "out"), precision="fp16"), replay=replay)
-    assert "report this model" not in str(caught.value) and "name another --precision" in str(caught.value)
+    assert "report this model" not in str(caught.value) and "name another `precision`" in str(caught.value)
 
 
 def test_rounding_is_not_blamed_for_what_it_does_not_do(tiny_checkpoint: TinyCheckpoint) -> None:

@@ -144,7 +144,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
     assert provider.replayed == ["gqa", "primitives"]
     assert summary.manifest.graph.attention == "primitives" and summary.manifest.verification.status == "verified"
     assert "gqa disagrees: first difference" in summary.attention_reason
-    assert any(note.startswith("--attention gqa was tried and rejected: first difference") for note in summary.notes)
+    assert any(note.startswith("`attention=gqa` was tried and rejected: first difference") for note in summary.notes)
     target = summary.manifest.target
     assert target is not None and [bool(entry.disagrees) for entry in target.asked] == [True, False, False]
     assert sorted(path.name for path in summary.out.iterdir()) == sorted(
@@ -168,7 +168,7 @@ def test_a_named_lowering_is_the_only_one_asked_about_and_is_taken_whatever_the_
 
 
 def test_a_named_lowering_that_it_computes_wrongly_is_an_error(exporting: Exporting, tmp_path: Path) -> None:
-    with pytest.raises(ParityError, match="name another --attention or another --target"):
+    with pytest.raises(ParityError, match="name another `attention` or another `target`"):
         exporting(Provider({}, wrong=("gqa",)).target(), attention="gqa")
     assert not list(tmp_path.iterdir())
 
@@ -178,9 +178,9 @@ def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting
     provider = Provider({"gqa": 1})
     summary = exporting(provider.target(), opset=18)
     assert provider.asked == ["gqa", "primitives"] and summary.manifest.graph.attention == "primitives"
-    assert "onnx24: --opset 18: onnx24 needs 24 or newer" in summary.attention_reason
+    assert "onnx24: `opset=18`: onnx24 needs 24 or newer" in summary.attention_reason
     target = summary.manifest.target
-    assert target is not None and target.unfit == {"onnx24": "--opset 18: onnx24 needs 24 or newer"}
+    assert target is not None and target.unfit == {"onnx24": "`opset=18`: onnx24 needs 24 or newer"}
 
 
 def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(

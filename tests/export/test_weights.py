@@ -27,7 +27,7 @@ def unverified(checkpoint: Path, out: Path, **options: object) -> ir.Model:
     """Export without verification and load the graph with its weights."""
     export(
         ExportOptions(str(checkpoint), out, max_length=32, verify=False, **options),  # type: ignore[arg-type]
-        replay=lambda folder, manifest: pytest.fail("--no-verify must not replay"),
+        replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
     )
     return ir.load(out / "model.onnx")
 

@@ -64,5 +64,5 @@ def test_a_sampling_takes_numbers_of_any_library_and_no_truth_values():
         for wrong in (True, np.bool_(True), "1"):
             with pytest.raises(partita.UsageError, match=f"--{name.replace('_', '-')} is "):
                 checked(make(**{name: wrong}))
-    with pytest.raises(partita.UsageError, match="--seed is 1.5; it must be an integer"):
+    with pytest.raises(partita.UsageError, match="`seed` is 1.5; it must be an integer"):
         checked(make(seed=np.float64(1.5)))

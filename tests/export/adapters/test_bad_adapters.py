@@ -161,7 +161,7 @@ def test_an_adapter_of_another_model(option: str, tiny_checkpoint: TinyCheckpoin
 def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     dora = save_adapter(tmp_path / "dora", tiny_checkpoint("llama"), use_dora=True)
     error = refuse(tiny_checkpoint("llama"), tmp_path / "out", with_adapters={"dora": dora})
-    assert "it changes magnitudes (DoRA) as well, which cannot be switched; merge it with --adapter" in str(error)
+    assert "it changes magnitudes (DoRA) as well, which cannot be switched; merge it with `adapter`" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_what_cannot_be_switched_is_to_be_merged(tiny_checkpoint: TinyCheckpoint
     [
         ({"with_adapters": {"a b": Path("x")}}, "'a b' is no name of an adapter"),
         ({"with_adapters": {"Chat": Path("x"), "chat": Path("y")}}, "Chat is given more than once"),
-        ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "--adapter merges one"),
+        ({"with_adapters": {"a": Path("x")}, "adapter": Path("y")}, "`adapter` merges one"),
         (
             {"with_adapters": {"a": Path("x")}, "precision": "int4", "prefill_precision": "int8"},
             "prompts have weights of their own",
@@ -185,7 +185,7 @@ def test_options_that_make_no_sense(options: Any, said: str, tiny_checkpoint: Ti
 def test_a_name_that_a_command_line_gives_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     twice = ("--with-adapters", "a=x", "--with-adapters", "a=y")
     assert run(["export", str(tmp_path), str(tmp_path / "out"), *twice]) == 2
-    assert "--with-adapters: a is given more than once" in capsys.readouterr().err
+    assert "`with_adapters`: a is given more than once" in capsys.readouterr().err
 
 
 def test_force_never_replaces_the_adapter_that_is_read(

@@ -146,7 +146,7 @@ def test_integers_that_it_would_change_are_not_taken_as_stored(name: str, floats
     error = refuse(base, tmp_path / "out", adapter=adapter, max_length=64)
     assert isinstance(error, UnsupportedModelError) and f"--adapter {adapter}: it is merged into weights" in str(error)
     assert "model.layers.0.self_attn.q_proj.weight, model.layers.1.self_attn.q_proj.weight; put it" in str(error)
-    assert "--with-adapters" in str(error) and "--precision bf16" in str(error) and "--requantise" in str(error)
+    assert "--with-adapters" in str(error) and "`precision=bf16`" in str(error) and "--requantise" in str(error)
 
 
 @pytest.mark.heavy

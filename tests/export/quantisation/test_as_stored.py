@@ -216,7 +216,7 @@ def test_products_that_fit_no_one_weight_are_refused_and_can_be_kept_apart(
     else:
         folder = tmp_path / "some"
         formats.save_quantised(tiny_checkpoint("llama"), folder, GPTQ, formats.gptq(), ("q_proj", "up_proj"))
-    with pytest.raises(UnsupportedModelError, match="--without-pass packed_attention keeps queries"):
+    with pytest.raises(UnsupportedModelError, match="`without_pass=packed_attention` keeps queries"):
         exported(folder, quality_text=short_text)
     manifest = read_manifest(exported(folder, quality_text=short_text, without_pass=("packed_attention",)))
     assert manifest.verification.status == "verified" and manifest.packed is not None
@@ -284,8 +284,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a_block_size": ({"precision": "int4", "block_size": 64}, "taken as they are stored"),
     "a_quantiser": ({"precision": "int4", "quantiser": "nearest"}, "taken as they are stored"),
     "a_graph_for_prompts": ({"precision": "int4", "prefill_precision": "int8"}, "taken as they are stored"),
-    "nothing_to_round": ({"precision": "fp16", "requantise": True}, "needs --precision int4"),
-    "no_precision": ({"requantise": True}, "needs --precision int4"),
+    "nothing_to_round": ({"precision": "fp16", "requantise": True}, "needs `precision=int4`"),
+    "no_precision": ({"requantise": True}, "needs `precision=int4`"),
 }
 
 
@@ -319,7 +319,7 @@ def test_other_integers_than_the_stored_ones_are_refused(
         source, tmp_path / "stored", COMPRESSED, formats.compressed_integers(), modules=modules
     )
     options = ExportOptions(str(folder), tmp_path / "out", precision="int4", keep={module: "int8"})
-    with pytest.raises(UsageError, match=r"--keep: .* is stored in 4 bits, and would be rounded a second time"):
+    with pytest.raises(UsageError, match=r"`keep`: .* is stored in 4 bits, and would be rounded a second time"):
         export(options, replay=replay)
     assert not (tmp_path / "out").exists()
 
@@ -327,8 +327,8 @@ def test_other_integers_than_the_stored_ones_are_refused(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"keep": {"lm_head": "int8"}}, "--keep is about packed weights"),
-        ({"activations": "fp16"}, "--activations fp16: with --precision fp32 choose fp32"),
+        ({"keep": {"lm_head": "int8"}}, "`keep` is about packed weights"),
+        ({"activations": "fp16"}, "`activations=fp16`: with `precision=fp32` choose fp32"),
     ],
     ids=["keep", "activations"],
 )

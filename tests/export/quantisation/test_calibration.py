@@ -216,11 +216,11 @@ def own_text(folder: Path, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("options", "content", "said"),
     [
-        ({}, b"a text", r"--calibrate .*text\.txt is about packed weights"),
-        ({"precision": "int4"}, b"Too short a text.", r"--calibrate .*too short: \d+ tokens, and at least 2,048"),
-        ({"precision": "int4"}, b"\xff\xfe", r"--calibrate .*text\.txt: not UTF-8"),
-        ({"precision": "int4"}, None, r"--calibrate .*text\.txt: cannot be read"),
-        ({"precision": "int4", "quantiser": "refit"}, b"a text", r"--quantiser refit: takes no text|takes no text"),
+        ({}, b"a text", r"`calibrate=.*text\.txt` is about packed weights"),
+        ({"precision": "int4"}, b"Too short a text.", r"`calibrate=.*too short: \d+ tokens, and at least 2,048"),
+        ({"precision": "int4"}, b"\xff\xfe", r"`calibrate=.*text\.txt`: not UTF-8"),
+        ({"precision": "int4"}, None, r"`calibrate=.*text\.txt`: cannot be read"),
+        ({"precision": "int4", "quantiser": "refit"}, b"a text", r"`quantiser=refit`: takes no text|takes no text"),
     ],
     ids=["fp32", "short", "bytes", "absent", "quantiser"],
 )
@@ -234,12 +234,12 @@ def test_a_text_that_is_of_no_use_is_refused(
 
 
 def test_a_quantiser_that_needs_a_text_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--quantiser gptq rounds on a text: add --calibrate"):
+    with pytest.raises(UsageError, match=r"`quantiser=gptq` rounds on a text: add `calibrate`"):
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quantiser="gptq")
 
 
 def test_a_checkpoint_without_a_tokenizer_reads_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--calibrate .*no tokenizer of the checkpoint loads"):
+    with pytest.raises(UsageError, match=r"`calibrate=.*no tokenizer of the checkpoint loads"):
         export_to(
             tmp_path / "out", tiny_checkpoint("llama", tokenizer=False), precision="int4", calibrate=heldout_path()
         )
@@ -278,7 +278,7 @@ def test_memory_that_is_too_small_is_refused_before_anything_is_loaded(
     monkeypatch.setattr(calibration, "free_bytes", lambda: 1e6)
     monkeypatch.setattr(known_answer, "load", no_load)
     kinds: type[PartitaError] = ResourceError
-    with pytest.raises(kinds, match=r"--calibrate heldout\.txt: calibrating on 8,192 tokens takes about .* free"):
+    with pytest.raises(kinds, match=r"`calibrate=heldout\.txt`: calibrating on 8,192 tokens takes about .* free"):
         export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", calibrate=heldout_path())
     assert not (tmp_path / "out").exists()
 

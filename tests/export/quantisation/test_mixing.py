@@ -250,7 +250,7 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     monkeypatch.setattr(quality, "measure", measure)
     monkeypatch.setattr(mixes, "SHARES", (1.0, 0.25))
     checkpoint, out = tiny_checkpoint("llama", tied=True, num_hidden_layers=1), tmp_path / "out" / "package"
-    said = r"--max-perplexity-ratio 1\.0005 cannot be kept: the best of [23] mixes has 1\.2000 with"
+    said = r"`max_perplexity_ratio=1\.0005` cannot be kept: the best of [23] mixes has 1\.2000 with"
     with pytest.raises(ParityError, match=said):
         export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
     assert not out.parent.exists()
@@ -291,8 +291,8 @@ def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_perplexity_ratio": 1.01}, r"--max-perplexity-ratio 1\.01 is about packed weights"),
-        ({"max_weight_size": 1 << 20}, r"--max-weight-size 1048576 is about packed weights"),
+        ({"max_perplexity_ratio": 1.01}, r"`max_perplexity_ratio=1\.01` is about packed weights"),
+        ({"max_weight_size": 1 << 20}, r"`max_weight_size=1048576` is about packed weights"),
         ({"precision": "int4", "max_perplexity_ratio": 1.0}, r"must be above 1"),
         ({"precision": "int4", "max_perplexity_ratio": math.nan}, r"must be above 1"),
         ({"precision": "int4", "max_weight_size": 0}, r"must be a number of bytes"),
@@ -323,7 +323,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
 def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     keep = {"model": "fp32", "lm_head": "fp32"}
     with pytest.raises(
-        ResourceError, match=r"--max-weight-size .*: the weights take .* and none of them can be packed"
+        ResourceError, match=r"`max_weight_size=.*`: the weights take .* and none of them can be packed"
     ):
         export_to(
             tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", keep=keep, max_weight_size=1000
@@ -347,6 +347,6 @@ def test_a_head_that_stays_as_it_is_is_still_the_embedding(tiny_checkpoint: Tiny
 def test_weights_that_are_too_large_at_their_smallest_are_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
-    with pytest.raises(ResourceError, match=r"--max-weight-size .*: the weights take .* with none wider than int4"):
+    with pytest.raises(ResourceError, match=r"`max_weight_size=.*`: the weights take .* with none wider than int4"):
         export_to(tmp_path / "out" / "package", tiny_checkpoint("llama"), precision="int4", max_weight_size=1000)
     assert not (tmp_path / "out").exists()

@@ -72,7 +72,7 @@ def test_a_pattern_is_of_whole_names_in_a_path() -> None:
 
 def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
     check_modules([Keep("lm_head", "int8"), Keep("layers.1.mlp", "fp32")], MODULES)
-    with pytest.raises(UsageError, match=r"--keep down_prj=int8: the model has no such module; down_proj is one"):
+    with pytest.raises(UsageError, match=r"`keep=down_prj=int8`: the model has no such module; down_proj is one"):
         check_modules([Keep("down_prj", "int8")], MODULES)
     with pytest.raises(UsageError, match="has no such module; one that it has is model.layers.1.mlp.down_proj"):
         check_modules([Keep("zzz", "int8")], MODULES)
@@ -115,8 +115,8 @@ def test_a_block_size_is_refused_only_where_no_smaller_one_divides_anything(tiny
         return Outcome({"lm_head": Placed(packed, ("lm_head",), ())})
 
     check_blocks(plan, outcome(48))
-    assert notes(plan, outcome(48)) == ["--block-size 128 does not divide rows of 48: 1 weight in blocks of 16"]
-    with pytest.raises(UsageError, match=r"--block-size 128 divides nothing, and no smaller one .* rows of 50"):
+    assert notes(plan, outcome(48)) == ["`block_size=128` does not divide rows of 48: 1 weight in blocks of 16"]
+    with pytest.raises(UsageError, match=r"`block_size=128` divides nothing, and no smaller one .* rows of 50"):
         check_blocks(plan, outcome(50))
 
 
@@ -230,10 +230,10 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [
-        ("int4", {"activations": "int8"}, r"--activations int8: .* needs --precision int8"),
-        ("int8", {"activations": "int8", "block_size": 32}, r"--activations int8: .* leave --block-size out"),
-        ("int8", {"activations": "int2"}, r"--activations int2: with --precision int8 choose fp32 or fp16 or int8"),
-        ("fp16", {"activations": "bf16"}, r"--activations bf16: with --precision fp16 choose fp32 or fp16"),
+        ("int4", {"activations": "int8"}, r"`activations=int8`: .* needs `precision=int8`"),
+        ("int8", {"activations": "int8", "block_size": 32}, r"`activations=int8`: .* leave `block_size` out"),
+        ("int8", {"activations": "int2"}, r"`activations=int2`: with `precision=int8` choose fp32 or fp16 or int8"),
+        ("fp16", {"activations": "bf16"}, r"`activations=bf16`: with `precision=fp16` choose fp32 or fp16"),
     ],
 )
 def test_activations_that_make_no_sense_are_refused(precision: str, changes: dict[str, object], said: str) -> None:
@@ -244,10 +244,10 @@ def test_activations_that_make_no_sense_are_refused(precision: str, changes: dic
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (replace(options("int8"), activations="int8", opset=17), r"--opset 17: packed weights as MatMulInteger"),
+        (replace(options("int8"), activations="int8", opset=17), r"`opset=17`: packed weights as MatMulInteger"),
         (
             replace(options("int8", keep={"lm_head": "int4"}), activations="int8"),
-            r"--keep lm_head=int4: .* int8 weights alone",
+            r"`keep=lm_head=int4`: .* int8 weights alone",
         ),
     ],
 )

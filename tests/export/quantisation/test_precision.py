@@ -186,7 +186,7 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
     )
     told = [note for note in export(options, replay=replay, scorer=scorer).notes if "--keep" in note]
     assert told == [
-        "--keep input_layernorm=fp32 made no difference: no weight that could be packed is known by such a name"
+        "`keep=input_layernorm=fp32` made no difference: no weight that could be packed is known by such a name"
     ]
 
 
@@ -210,7 +210,7 @@ def test_an_embedding_that_has_other_bits_than_were_said_is_told(
         return export(asked, replay=replay, scorer=scorer).notes
 
     said = notes(tiny_checkpoint("llama", num_hidden_layers=1), attention="onnx24", keep={"embed_tokens": "int4"})
-    assert [each for each in said if each.startswith("--keep: model.embed_tokens.weight has 8 bits all the same: ")]
+    assert [each for each in said if each.startswith("`keep`: model.embed_tokens.weight has 8 bits all the same: ")]
     left = notes(tiny_checkpoint("gpt2", num_hidden_layers=1), activations="fp16")
     assert "not packed: 1 weight that Gather reads, 32 KiB in float16, as transformer.wpe.weight" in left
 
@@ -299,25 +299,25 @@ REFUSED = [
     (
         {"precision": "int4", "keep": {"lm_haed": "int8"}},
         UsageError,
-        r"--keep lm_haed=int8.*no such module; lm_head is",
+        r"`keep=lm_haed=int8.*no such module; lm_head is",
     ),
-    ({"precision": "int4", "keep": {"layers.99": "int8"}}, UsageError, r"--keep layers\.99=int8.*no such module"),
+    ({"precision": "int4", "keep": {"layers.99": "int8"}}, UsageError, r"`keep=layers\.99=int8.*no such module"),
     ({"precision": "int4", "keep": {"lm_head": "fp8"}}, UsageError, r"choose one of fp32, fp16, bf16, int8, int4"),
     (
         {"precision": "int4", "activations": "fp16", "keep": {"lm_head": "bf16"}},
         UsageError,
-        r"--keep lm_head=bf16: choose one of fp16, int8, int4",
+        r"`keep=lm_head=bf16`: choose one of fp16, int8, int4",
     ),
     (
         {"precision": "int4", "activations": "fp16", "keep": {"lm_head": "fp32"}},
         UsageError,
-        r"--keep lm_head=fp32: choose one of fp16, int8, int4",
+        r"`keep=lm_head=fp32`: choose one of fp16, int8, int4",
     ),
-    ({"keep": {"lm_head": "int8"}}, UsageError, r"--keep is about packed weights: it needs --precision int4"),
-    ({"block_size": 32}, UsageError, r"--block-size 32 is about packed weights"),
-    ({"precision": "int4", "block_size": 48}, UsageError, r"--block-size 48: choose one of 32, 64, 128"),
-    ({"precision": "int4", "verify": False}, UsageError, r"leave --no-verify out"),
-    ({"precision": "int4", "quantiser": "magic"}, UsageError, r"--quantiser magic: no such quantiser"),
+    ({"keep": {"lm_head": "int8"}}, UsageError, r"`keep` is about packed weights: it needs `precision=int4`"),
+    ({"block_size": 32}, UsageError, r"`block_size=32` is about packed weights"),
+    ({"precision": "int4", "block_size": 48}, UsageError, r"`block_size=48`: choose one of 32, 64, 128"),
+    ({"precision": "int4", "verify": False}, UsageError, r"leave `verify=False` out"),
+    ({"precision": "int4", "quantiser": "magic"}, UsageError, r"`quantiser=magic`: no such quantiser"),
     ({"precision": "int4", "quality_text": Path("absent.txt")}, UsageError, r"absent\.txt: cannot be read"),
 ]
 
@@ -347,7 +347,7 @@ def test_a_block_size_that_divides_no_row_is_refused(tiny_checkpoint: TinyCheckp
     heads: dict[str, Any] = {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 8}
     checkpoint = tiny_checkpoint("llama", hidden_size=40, intermediate_size=56, **heads)
     with pytest.raises(
-        UsageError, match=r"--block-size 32 divides nothing, and no smaller one .* rows of 40, 56; leave"
+        UsageError, match=r"`block_size=32` divides nothing, and no smaller one .* rows of 40, 56; leave"
     ):
         export_to(tmp_path / "package", checkpoint, precision="int4", block_size=32)
     assert list(tmp_path.iterdir()) == []

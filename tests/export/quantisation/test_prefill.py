@@ -139,7 +139,7 @@ def test_a_target_without_such_a_kernel() -> None:
     lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
     wanted = replace(options(), prefill_precision="int8")
     said = (
-        r"^--prefill-precision int8: npu has no kernel .* MatMulIntegerToFloat.* or leave --prefill-precision int8 out"
+        r"^`prefill_precision=int8`: npu has no kernel .* MatMulIntegerToFloat.* or leave `prefill_precision=int8` out"
     )
     with pytest.raises(ProviderError, match=said):
         prefill_plan(wanted, lacks, make_plan(wanted, lacks, MODULES))
@@ -147,7 +147,7 @@ def test_a_target_without_such_a_kernel() -> None:
 
 def test_an_operator_set_that_is_too_old_for_it() -> None:
     wanted = replace(options(), prefill_precision="int8", opset=17)
-    with pytest.raises(UsageError, match=r"^--prefill-precision int8: .* than --opset 17; leave one of the two out"):
+    with pytest.raises(UsageError, match=r"^`prefill_precision=int8`: .* than `opset=17`; leave one of the two out"):
         prefill_plan(wanted, None, make_plan(wanted, None, MODULES))
 
 
@@ -172,19 +172,19 @@ def test_a_calibration_is_of_the_decode_graph_alone(tmp_path: Path) -> None:
 def test_a_package_in_float16_has_no_such_graph() -> None:
     wanted = replace(options(), prefill_precision="int8", activations="fp16")
     plan = make_plan(wanted, None, MODULES)
-    with pytest.raises(UsageError, match=r"--prefill-precision int8: .* float16 .* add --activations fp32"):
+    with pytest.raises(UsageError, match=r"`prefill_precision=int8`: .* float16 .* add `activations=fp32`"):
         prefill_plan(wanted, target(None, Kernels(activations="fp16")), plan)
 
 
 @pytest.mark.parametrize(
     ("precision", "changes", "said"),
     [
-        ("fp32", {"prefill_precision": "int8"}, r"--prefill-precision int8 is about packed weights: it needs --prec"),
-        ("int4", {"prefill_precision": "int4"}, r"^--prefill-precision int4: choose int8"),
-        ("int4", {"prefill_precision": "auto"}, r"^--prefill-precision auto: choose int8"),
+        ("fp32", {"prefill_precision": "int8"}, r"`prefill_precision=int8` is about packed weights: it needs `prec"),
+        ("int4", {"prefill_precision": "int4"}, r"^`prefill_precision=int4`: choose int8"),
+        ("int4", {"prefill_precision": "auto"}, r"^`prefill_precision=auto`: choose int8"),
         ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"computes so anyway; leave one of the two out"),
-        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"leave --activations fp16 out"),
-        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"--static-shapes for compilers"),
+        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"leave `activations=fp16` out"),
+        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"`static_shapes=True` for compilers"),
     ],
 )
 def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, object], said: str) -> None:
@@ -196,7 +196,7 @@ def test_a_model_with_recurrent_states_is_refused_by_name(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
 ) -> None:
     checkpoint = tiny_checkpoint("mamba")
-    with pytest.raises(UnsupportedModelError, match=r"--prefill-precision int8: .* recurrent states, .*; leave it out"):
+    with pytest.raises(UnsupportedModelError, match=r"`prefill_precision=int8`: .* recurrent states, .*; leave it out"):
         exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
 
 

@@ -117,7 +117,7 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"prompt": "a", "id": [1]}, "the id of a row"),
         ({"tokens": b"a"}, "it must be token ids"),
         ({"prompt": "a", "stop_token_ids": b"a"}, "it must be a list of token ids"),
-        ({"messages": "hello"}, "messages is 'hello', a text; .* prompt, with --chat"),
+        ({"messages": "hello"}, "messages is 'hello', a text; .* prompt, with `chat=True`"),
         ({"prompt": "a", "colour": 1, "size": 2}, "unknown field colour and size"),
     ],
 )
