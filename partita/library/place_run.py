@@ -12,8 +12,8 @@ from partita.errors import PartitaError
 from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.crashes import NONE_CRASHED, Crashed
 from partita.library.dry_run import check_dry_run, dry_run_facts, with_capture
+from partita.library.jobs import NONE_CRASHED, Crashed
 from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join, said_of
 from partita.observations.names import EXPERIMENTS

@@ -9,9 +9,8 @@ from partita.errors import PartitaError, UsageError
 from partita.foreign.folder import Choice
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target, chain_of, read_chain_options
-from partita.library.crashes import despite_crashes
 from partita.library.edge import takes
-from partita.library.jobs import run_job
+from partita.library.jobs import despite_crashes, run_job
 from partita.library.loading import in_child
 from partita.library.report import Report
 from partita.options import PlaceOptions
@@ -91,7 +90,7 @@ def _check_options(options: PlaceOptions) -> None:
 def place_model(
     options: PlaceOptions, target: Target, *, audience: Audience = QUIET
 ) -> tuple[records.Report, PartitaError | None]:
-    """The report, and the error of a run. After a crash of native code it tries again with less; see `crashes`.
+    """The report, and the error of a run. After a crash of native code it tries again with less; see `jobs`.
 
     The first Ctrl-C ends the current stage and is noted in the report. An error in a dry run is a note in the report.
     Raises KeyboardInterrupt when there is nothing to report yet, ProviderError, and what `place_run.place` raises.

@@ -7,7 +7,6 @@ sends requests, and never answers per token.
 from __future__ import annotations
 
 import os
-import queue
 import time
 import weakref
 from collections import deque
@@ -15,14 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock, RLock, get_ident
+from threading import Condition, Lock, RLock, get_ident
 from typing import Any, NoReturn
 
 from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import ChainOptions, Target
-from partita.library.crashes import CRASHES, crash_error, foreign
 from partita.library.edge import ArgumentError
 from partita.library.engine import (
     CLOSED,
@@ -38,8 +36,8 @@ from partita.library.engine import (
     check_turn,
     completion_of,
 )
-from partita.library.engine_process import EngineTask, Update
-from partita.library.jobs import AudienceEvents
+from partita.library.engine_process import Update
+from partita.library.jobs import CRASHES, AudienceEvents, crash_error, foreign
 from partita.library.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
 from partita.library.run_report import make_report
 from partita.library.sampling import Sampling
@@ -81,19 +79,24 @@ class RemoteEngine:
         with_text: bool = True,
         load_timeout: float | None = None,
     ) -> None:
-        """Start the worker and open the package there. `with_text`: the tokenizer is needed there. `load_timeout`:
-        seconds for that; None: no limit.
+        """Start the worker and open the package there. `with_text`: load the tokenizer there. `load_timeout`: seconds
+        for that; None: no limit.
 
-        Raises what `LocalEngine` does, and ProviderError when the worker ends, as everything here does.
+        Raises the errors of `LocalEngine`, and ProviderError when the worker ends, as every method does.
         """
         self.folder, self.manifest = folder, manifest
         self.chunk = Chunk(0, is_fixed=False)
         self.lost_by: PartitaError | None = None
         self.restarts: Restarts | None = None
         self.copied_tokens = 0
-        with_text = with_text and manifest.tokenizer != "none"
-        self._task = EngineTask(folder, where.resolved(target), choice, observe, refusal_seconds, with_text)
-        self._chain, self._load_timeout = target.chain, load_timeout
+        self._load = folder, where.resolved(target), choice
+        self._load_options = {
+            "observe": observe,
+            "refusal_seconds": refusal_seconds,
+            "text": with_text and manifest.tokenizer != "none",
+            "timeout": load_timeout,
+        }
+        self._chain = target.chain
         self._inbox = _Inbox(audience)
         self._with_text = False
         self._process = os.getpid()
@@ -111,18 +114,19 @@ class RemoteEngine:
         self._closed = False
         self._failed: tuple[PartitaError, float] | None = None
         """Why the worker could not be started again, and when."""
-        self._lost: ProviderError | None = None
+        self._lost: PartitaError | None = None
         """How the worker ended."""
         self._start()
 
     def _start(self) -> None:
-        self._worker = Worker(PROCESS, on_event=self._inbox.take, on_lost=self._inbox.take)
+        self._inbox.events.clear()
+        self._worker = Worker(PROCESS, on_event=self._inbox.put, on_lost=self._inbox.put)
         self._closing = weakref.finalize(self, self._worker.close)
         try:
-            self.opened: Opened = self._worker.call("load", self._task, timeout=self._load_timeout)
+            self.opened: Opened = self._worker.call("load", *self._load, **self._load_options)
         except BaseException as error:
             self._worker.kill()
-            self._inbox.clear()
+            self._inbox.events.clear()
             if isinstance(error, WorkerLostError) and not error.closed:
                 raise crash_error(error, self._chain) from error
             raise
@@ -148,6 +152,11 @@ class RemoteEngine:
         """False after the worker ended and could not be started again."""
         return self._failed is None
 
+    @property
+    def process_id(self) -> int:
+        """Of the worker process."""
+        return self._worker.process.pid
+
     def __reduce__(self) -> NoReturn:
         raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
@@ -161,7 +170,7 @@ class RemoteEngine:
         """Open a batch, or share the open one; see `Engine.open`."""
         with self._stepping:
             self._opening = options, longest, takes_turns
-            self.chunk = self._call("open", *self._opening)
+            self.chunk = self._call("open", options, longest=longest, takes_turns=takes_turns)
             self.lost_by = self._reported = None
             return self.chunk
 
@@ -187,17 +196,17 @@ class RemoteEngine:
         if os.getpid() != self._process:
             raise GenerationError(FORKED)
         with self._stepping:
-            if self._lost is not None:
-                if not self._requests and (self.restarts is None or self._failed is not None):
+            if self._lost is None or self._inbox.events:
+                if not self._requests and not self._inbox.events:
                     return False
-                if self.restarts is None or self._restarting is not None:
-                    self._end_all(self._again())
-                else:
-                    self._restart(self.restarts)
-                return True
-            if not self._requests and self._inbox.empty():
+                event = self._inbox.get()
+                self._lose(event) if isinstance(event, WorkerLostError) else self._apply(event)
+            elif not self._requests and (self.restarts is None or self._failed is not None):
                 return False
-            self._take(self._inbox.get())
+            elif self.restarts is None or self._restarting is not None:
+                self._end([*self._requests.values()], self._again())
+            else:
+                self._restart(self.restarts)
             return True
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -246,11 +255,9 @@ class RemoteEngine:
 
     def report(self, request: ReportRequest) -> Report:
         """The partition report of the steps since `open`; when the worker has ended, the one that was made before."""
-        if self._lost is not None and self._reported is not None:
-            return self._reported
-        report = make_report(self.folder, self.manifest, *self._call("report_facts", request))
-        self._reported = report
-        return report
+        if self._lost is None or self._reported is None:
+            self._reported = make_report(self.folder, self.manifest, *self._call("report_facts", request))
+        return self._reported
 
     def verify(self, reference: str | None = None) -> Verification:
         """Replay the known answer there, or that of `reference`."""
@@ -267,11 +274,6 @@ class RemoteEngine:
         saved: PrefixSaved = self._call("save_prefix", request)
         return saved
 
-    @property
-    def process_id(self) -> int:
-        """Of the worker process."""
-        return self._worker.process.pid
-
     def abort(self, how: str) -> None:
         """Kill the worker; its requests end with an error that says that it `how`, as `was interrupted`."""
         self._worker.kill(how)
@@ -282,7 +284,7 @@ class RemoteEngine:
         self._closing()
         with self._stepping:
             self.lost_by = GenerationError(CLOSED)
-            self._end_all(self.lost_by)
+            self._end([*self._requests.values()], self.lost_by)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -301,12 +303,12 @@ class RemoteEngine:
         with suppress(PartitaError):  # it has ended, and so does the request
             self._worker.send("cancel", ticket.number)
 
-    def _call(self, verb: str, *args: Any) -> Any:
+    def _call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         """Have the worker do something. The first Ctrl-C is passed on to it. Raises ProviderError when it ends."""
         self._check_open()
         if self._lost is not None:
             raise self._again()
-        call = self._worker.submit(verb, *args)
+        call = self._worker.submit(verb, *args, **kwargs)
         try:
             try:
                 return self._worker.wait(call)
@@ -316,21 +318,8 @@ class RemoteEngine:
         except WorkerLostError as lost:
             if self._closed or lost.closed:
                 raise GenerationError(CLOSED) from lost
-            error = self._death(lost, verb)
-            if self._stepping.acquire(blocking=False):  # else the thread that steps takes the event
-                try:
-                    while self._lost is None and not self._inbox.empty():
-                        self._take(self._inbox.get(), error)
-                finally:
-                    self._stepping.release()
-            raise error from lost
-
-    def _take(self, event: Update | WorkerLostError, error: ProviderError | None = None) -> None:
-        """Handle an event of the worker. `error`: for one that says that it has ended."""
-        if isinstance(event, Update):
-            self._apply(event)
-        else:
-            self._lose(error or self._death(event, "open"))
+            self._lost = self._lost or self._death(lost, DURING.get(verb, "generation"))
+            raise self._lost from lost
 
     def _apply(self, update: Update) -> None:
         """Give requests what has changed."""
@@ -338,7 +327,9 @@ class RemoteEngine:
         for number, began in update.begun:
             if number in requests:
                 requests[number].state, requests[number].began = "running", began
-        stepped = dict.fromkeys(requests[number].on_step for number in update.stepped if number in requests)
+        observers = dict[Callable[[Step], object] | None, None]()
+        if update.step is not None:
+            observers = dict.fromkeys(ticket.on_step for ticket in requests.values() if ticket.state == "running")
         self.lost_by = update.lost_by or self.lost_by
         pieces = []
         for number, text, tokens, logprobs, finish, end in update.pieces:
@@ -356,45 +347,41 @@ class RemoteEngine:
                 completion.finish, ticket.state = finish, "over"
                 ticket.error, ticket.ended, ticket.row, ticket.copied_tokens = end
                 self.copied_tokens += ticket.copied_tokens
-                stepped[ticket.on_step] = None
                 del requests[number]
             pieces.append((ticket, Piece(text, tokens, logprobs, finish)))
         try:
             tell(pieces)
         finally:
-            if update.step is not None:
-                for on_step in stepped:
-                    if on_step is not None:
-                        on_step(update.step)
+            for on_step in observers:
+                if on_step is not None and update.step is not None:
+                    on_step(Step._make(update.step))
 
     def _again(self) -> ProviderError:
         """The error for a worker that has ended before."""
         assert self._lost is not None
         return ProviderError(self._lost.said, remedy=LOAD_AGAIN)
 
-    def _death(self, lost: WorkerLostError, verb: str) -> ProviderError:
-        """The error for a worker that ended while it did something for `verb`."""
+    def _death(self, lost: WorkerLostError, during: str) -> ProviderError:
+        """The error for a worker that ended `during` something."""
         ended = "crashed" if lost.signal in CRASHES else "ended"
         others = foreign(self._chain)
         otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
         names = ",".join(provider.ort_name for provider in self._chain)
         return ProviderError(
-            f"{names}: the worker process {ended} during {DURING.get(verb, 'generation')}: it {lost.what}",
+            f"{names}: the worker process {ended} during {during}: it {lost.what}",
             remedy=replace(LOAD_AGAIN, otherwise=otherwise),
         )
 
-    def _lose(self, error: ProviderError) -> None:
+    def _lose(self, lost: WorkerLostError) -> None:
         """The worker has ended: so have running requests, and waiting ones unless it is started again."""
-        if self._closed:
-            self.lost_by = GenerationError(CLOSED)
-            self._end_all(self.lost_by)
-            return
-        self._lost = self.lost_by = error
-        running = [ticket for ticket in self._requests.values() if ticket.state == "running"]
-        self._end(running if self.restarts is not None else [*self._requests.values()], self._lost)
+        if not self._closed:
+            self._lost = self._lost or self._death(lost, "generation")
+        self.lost_by = error = GenerationError(CLOSED) if self._closed else self._lost or lost
+        stays = self.restarts is not None and not self._closed
+        self._end([each for each in self._requests.values() if not stays or each.state == "running"], error)
 
     def _restart(self, restarts: Restarts) -> None:
-        """Start the worker again, have it checked, and queue the waiting requests there; end them where it fails."""
+        """Start the worker again, have it checked, and send it the waiting requests; end them where that fails."""
         failed = self._failed
         with self._sending:
             waiting, self._requests, self._restarting = self._requests, {}, get_ident()
@@ -403,7 +390,6 @@ class RemoteEngine:
                 restarts.tell(f"{self._lost}; it is loaded again")
             self._closing.detach()
             self._worker.kill()
-            self._inbox.clear()
             try:
                 self._start()
                 self._reopen(restarts)
@@ -412,7 +398,7 @@ class RemoteEngine:
                 self._failed = None
             except Exception as raised:  # noqa: BLE001 - the server stays, and tries again
                 error = raised if isinstance(raised, PartitaError) else PartitaError(f"internal error: {raised!r}")
-                self._lost = self._lost or ProviderError(error.said)
+                self._lost = self._lost or error
                 if failed is None or str(failed[0]) != str(error):  # else it would be a line every few seconds
                     restarts.tell(f"not loaded: {error}; it is tried again every {RETRY_SECONDS:g} s")
                 self._failed = error, time.monotonic()
@@ -425,9 +411,8 @@ class RemoteEngine:
         if self._failed is not None:
             error = self._failed[0]
             said = f"{error.said}; it is tried again every {RETRY_SECONDS:g} s"
-            self._end_all(ProviderError(said, where=error.where))
-            return
-        if failed is not None:
+            self._end([*self._requests.values()], ProviderError(said, where=error.where))
+        elif failed is not None:
             restarts.tell("it is loaded again, and takes requests")
 
     def _reopen(self, restarts: Restarts) -> None:
@@ -441,9 +426,6 @@ class RemoteEngine:
             restarts.tell(f"{error}; prompts are read from their beginning")
             self.open(replace(options, prefix=None), longest=longest, takes_turns=takes_turns)
 
-    def _end_all(self, error: PartitaError) -> None:
-        self._end([*self._requests.values()], error)
-
     def _end(self, tickets: Sequence[Ticket], error: PartitaError) -> None:
         """End requests with an error."""
         for ticket in tickets:
@@ -454,37 +436,32 @@ class RemoteEngine:
 
 
 class _Inbox:
-    """Updates of the worker, for the thread that steps. Does not refer to the engine, which can be collected."""
+    """Events of the worker, for the thread that steps. Does not refer to the engine, which can be collected."""
 
     def __init__(self, audience: Audience) -> None:
         self._audience = AudienceEvents(audience)
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._early: deque[Any] = deque()
+        self.events: deque[Update | WorkerLostError] = deque()
+        self._changed = Condition()
 
-    def take(self, event: Any) -> None:
-        """An event of the worker, in the thread that reads its messages."""
+    def put(self, event: Any) -> None:
+        """Add an event, from the thread that reads the worker's messages."""
         if isinstance(event, WorkerLostError):
             self._audience.end()
-        if not self._audience(event):
-            self._events.put(event)
+        elif self._audience(event):
+            return
+        else:
+            event = Update._make(event)
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify()
 
-    def get(self) -> Any:
+    def wait(self, seconds: float | None = None) -> bool:
+        """Block until there is an event, at most so long; whether there is one."""
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self.events, seconds))
+
+    def get(self) -> Update | WorkerLostError:
         """The next event."""
-        return self._early.popleft() if self._early else self._events.get()
-
-    def wait(self, seconds: float | None) -> bool:
-        """Block until there is an event."""
-        if not self._early:
-            with suppress(queue.Empty):
-                self._early.append(self._events.get(timeout=seconds))
-        return bool(self._early)
-
-    def empty(self) -> bool:
-        """Whether there is no event."""
-        return not self._early and self._events.empty()
-
-    def clear(self) -> None:
-        """Forget all events, of a worker that has ended."""
-        self._early.clear()
-        while not self._events.empty():
-            self._events.get()
+        if not self.events:
+            self.wait()
+        return self.events.popleft()

@@ -19,9 +19,8 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from partita import streams
 from partita.errors import PartitaError
@@ -32,8 +31,7 @@ INTERRUPT = "interrupt"
 Handlers = Mapping[str, Callable[..., Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(NamedTuple):
     """A message of the parent. `number` is 0 when it expects no reply."""
 
     number: int
@@ -57,7 +55,7 @@ class Channel:
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; None after `timeout` seconds without one, or when there are no more (`closed`)."""
-        if self.closed:
+        if self.closed or (timeout == 0 and self._messages.empty()):
             return None
         try:
             message = self._messages.get(timeout=timeout)
@@ -66,24 +64,22 @@ class Channel:
         self.closed = message is None
         return message
 
-    def poll(self) -> Message | None:
-        """The next message if there is one already."""
-        return None if self._messages.empty() else self.receive()
-
     def push(self, event: Any) -> None:
         """Send the parent an event: its `on_event` gets it."""
-        self._write((0, False, event))
+        self.send(0, event)
 
-    def reply(self, message: Message, value: Any) -> None:
-        """Answer a message. Raises an exception of pickle for a value that cannot be sent."""
-        self._write((message.number, False, value))
-
-    def fail(self, message: Message, error: BaseException) -> None:
-        """Raise `error` in the parent's call."""
-        self._write((message.number, True, _portable(error)))
+    def send(self, number: int, value: Any, *, failed: bool = False) -> None:
+        """Answer a message; `failed`: `value` is raised there. Raises an exception of pickle for other objects."""
+        data = pickle.dumps((number, failed, value), pickle.HIGHEST_PROTOCOL)
+        try:
+            with self._writing:
+                self._sink.write(data)
+                self._sink.flush()
+        except OSError:  # the parent has ended, which may be seen here before the end of stdin
+            self._end()
 
     def run(self, message: Message, handlers: Handlers) -> Any:
-        """What the handler of a message returns. Raises what it raises, and KeyboardInterrupt after an interruption."""
+        """Call the handler of a message. Raises its exceptions, and KeyboardInterrupt after an interruption."""
         self._interruptible = True
         try:
             if 0 < message.number <= self._interrupted:
@@ -93,19 +89,10 @@ class Channel:
             self._interruptible = False
 
     def on_interrupt(self, *_: object) -> None:
-        """Handler of SIGINT: ends what a handler does, never the writing of an answer."""
+        """Handler of SIGINT: ends a handler of a message, never the writing of an answer."""
         if self._interruptible:
             self._interruptible = False
             raise KeyboardInterrupt
-
-    def _write(self, frame: tuple[int, bool, Any]) -> None:
-        data = pickle.dumps(frame, pickle.HIGHEST_PROTOCOL)
-        try:
-            with self._writing:
-                self._sink.write(data)
-                self._sink.flush()
-        except OSError:  # the parent has ended, which may be seen here before the end of stdin
-            self._end()
 
     def _read(self) -> None:
         """Queue messages until the parent closes the worker, which sends None. Without it the parent has ended."""
@@ -128,10 +115,7 @@ class Channel:
 
 
 def serve(channel: Channel, handlers: Handlers) -> None:
-    """Answer messages, one after the other, until the parent closes the worker.
-
-    An exception of a handler is raised in the parent, KeyboardInterrupt (`Worker.interrupt`) included.
-    """
+    """Answer messages, one after the other, until the parent closes the worker."""
     while not channel.closed:
         message = channel.receive()
         if message is not None:
@@ -139,14 +123,16 @@ def serve(channel: Channel, handlers: Handlers) -> None:
 
 
 def answer(channel: Channel, message: Message, handlers: Handlers) -> None:
-    """Call the handler of a message and send what it returns or raises."""
+    """Call the handler of a message and send its result. Its exception is raised in the parent, KeyboardInterrupt
+    (`Worker.interrupt`) included.
+    """
     try:
         value = channel.run(message, handlers)
         if message.number:
-            channel.reply(message, value)
+            channel.send(message.number, value)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - raised in the parent
         if message.number:
-            channel.fail(message, error)
+            channel.send(message.number, _portable(error), failed=True)
         else:
             traceback.print_exc()
 
