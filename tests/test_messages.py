@@ -17,9 +17,14 @@ from tests.conftest import REPOSITORY
 
 FLAG = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")
 WORD = re.compile(r"--[a-z-]+")
-COMMAND_LINE_ONLY = ("options.py", "cli.py", "commands", "bench", "demo", "views")
+COMMAND_LINE_ONLY = ("messages.py", "options.py", "cli.py", "commands", "bench", "demo", "views")
 """Files and folders whose texts only the command line prints."""
-STORED = ("partita/diagnosis", "partita/check/requirements.py")
+STORED = (
+    "partita/diagnosis",
+    "partita/check/requirements.py",
+    "partita/library/target.py",
+    "partita/runtime/lab/laboratory.py",
+)
 """Texts of a report or check, which name options as the command line takes them."""
 
 

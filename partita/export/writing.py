@@ -319,7 +319,7 @@ def _manifest(
         tokenizer=tokenizer,
         toolchain={**_toolchain(), **exported.tools},
         asked=dict(work.asked),
-        verification=Verification(status="unverified", detail="exported with --no-verify"),
+        verification=Verification(status="unverified", detail="exported with `verify=False`"),
         packed=exported.packed,
         prefill=exported.prefill,
         narrow=exported.narrow,

@@ -184,7 +184,7 @@ def test_missing_sizes_are_named_in_one_line_with_an_example_that_works():
     message = str(caught.value)
     assert "\n" not in message and "fine" not in message
     assert message.startswith("3 inputs need sizes: ids float32[batch,seq]; image float32[1,3,?,w]; free float32")
-    example = message.partition("as in: ")[2].replace("`shapes` ", "").split()
+    example = message.partition("as in: ")[2].replace("--shape ", "").split()
     assert input_shapes(some, split_shapes(example))["image"] == (1, 3, 1, 1)
     with pytest.raises(UsageError, match="1 input needs sizes: b"):
         input_shapes(ports(a=("n",), b=("m",)), split_shapes(["n=3"]))
@@ -428,7 +428,7 @@ class Fallen:
         return (AssignedNode("b", "Range", "", CPU, 0),)
 
 
-LEAVE_A = "leave the node to the CPU: `provider_options=webgpu.forceCpuNodeNames=a`"
+LEAVE_A = "leave the node to the CPU: --provider-option webgpu.forceCpuNodeNames=a"
 
 
 def failed_run(message: str) -> PartitaError:
@@ -449,7 +449,7 @@ def failed(path: Path, message: str, session: object = None) -> PartitaError:
     [
         ("a", "The antialias attribute of Resize operator is NOT implemented", ProviderError, LEAVE_A),
         ("a_token_1", "Using column major storage_order is not supported yet", ProviderError, LEAVE_A),
-        ("a", "Program CumSum requires f16 but the device does not support it", ProviderError, "`providers=cpu`"),
+        ("a", "Program CumSum requires f16 but the device does not support it", ProviderError, "--provider cpu"),
         ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes"),
         ("b", "delta in Range operator can not be zero!", GenerationError, "other values"),
         ("elsewhere", "too bad", GenerationError, "other values"),

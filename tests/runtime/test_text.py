@@ -296,7 +296,7 @@ def test_what_was_held_back_comes_at_the_end():
 
 
 def test_an_empty_stop_string_is_a_usage_error():
-    with pytest.raises(UsageError, match="--stop"):
+    with pytest.raises(UsageError, match="`stop`"):
         StopStrings(["x", ""])
 
 
@@ -371,7 +371,7 @@ def test_chat_renders_system_and_user(package_copy):
 def test_chat_without_a_template_is_a_usage_error(package_copy):
     folder = package_copy()
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(UsageError, match="--chat"):
+    with pytest.raises(UsageError, match="`chat`"):
         load_text(folder).encode_chat("Hello")
 
 

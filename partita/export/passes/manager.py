@@ -26,8 +26,7 @@ class PassError(PartitaError):
     def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
         over = "" if node is None else f" over node {_called(node)!r} ({node.op_type})"
         super().__init__(
-            f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model, "
-            f"the cause (--debug) shows where"
+            f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model and the traceback"
         )
         self.name = name
         self.node = None if node is None else _called(node)

@@ -108,10 +108,10 @@ def test_rows_that_draw_have_seeds_of_their_own(text):
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"role": "user"}]}, "role and content"),
         ({"messages": [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]}, "a row is one"),
-        ({"prompt": "a", "temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"prompt": "a", "temperature": "hot"}, "`temperature` is 'hot'; it must be a number"),
         ({"prompt": "a", "stop": 3}, "stop is '3'"),
-        ({"prompt": "a", "temperature": 1e-9}, "temperature is 1e-09; it must be 0 .greedy. or from 0.001 to 100"),
-        ({"prompt": "a", "stop": ["b", "x" * 4097]}, "stop has 4,097 characters"),
+        ({"prompt": "a", "temperature": 1e-9}, "`temperature` is 1e-09; it must be 0 .greedy. or from 0.001 to 100"),
+        ({"prompt": "a", "stop": ["b", "x" * 4097]}, "`stop` has 4,097 characters"),
         ({"prompt": "a", "stop_token_ids": [VOCAB]}, "vocabulary"),
         ({"prompt": "a", "logprobs": 1000}, "logprobs is 1000"),
         ({"prompt": "a", "id": [1]}, "the id of a row"),
@@ -170,7 +170,7 @@ def test_a_line_of_text_is_a_prompt_and_an_empty_one_keeps_its_place(tmp_path):
 @pytest.mark.parametrize("field", ["temperature", "top_k", "seed", "max_new_tokens"])
 def test_a_number_that_cannot_be_used_is_the_error_of_its_row(field, text):
     for value, said in ((10**400, "an integer of more than 300 digits"), (float("nan"), "nan")):
-        with pytest.raises(UsageError, match=f"{field} is {said}"):
+        with pytest.raises(UsageError, match=f"`{field}` is {said}"):
             asked({"prompt": "a", field: value}, text)
 
 

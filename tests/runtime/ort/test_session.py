@@ -170,7 +170,7 @@ def test_truncated_and_missing_weights_are_package_errors(package_copy):
     folder = package_copy()
     data = folder / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:1000])
-    with pytest.raises(PackageError, match=r"model\.onnx: .*partita export CHECKPOINT \S+ `force=True`"):
+    with pytest.raises(PackageError, match=r"model\.onnx: .*partita export CHECKPOINT \S+ --force"):
         open_session(folder / "model.onnx", CPU, threads=1, observe=False)
     data.unlink()
     with pytest.raises(PackageError, match=r"model\.onnx"):
@@ -219,7 +219,7 @@ def test_every_exception_class_of_onnx_runtime_is_translated():
 @pytest.mark.parametrize(
     ("error", "expected", "helps"),
     [
-        (RuntimeError("std::bad_alloc"), ResourceError, "`max_length=512`"),
+        (RuntimeError("std::bad_alloc"), ResourceError, "--max-length 512"),
         (RuntimeError("BFCArena: Failed to allocate memory for requested buffer of size 1"), ResourceError, ""),
         (ValueError("Required inputs (['x']) are missing"), GenerationError, ""),
     ],
@@ -233,7 +233,7 @@ def test_memory_that_runs_out():
     with pytest.raises(ResourceError, match=r"buffer of 4,611,686,018,427,387,904 bytes in Cpu memory"):
         host_buffer((1 << 60,), "float32")
     error = ort_errors.open_error(Path("m"), ["X"], RuntimeError("std::bad_alloc"), ())
-    assert isinstance(error, ResourceError) and "`precision=fp16`" in str(error)
+    assert isinstance(error, ResourceError) and "--precision fp16" in str(error)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
