@@ -298,6 +298,14 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def linked_sha256(path: Path) -> str | None:
+    """The SHA-256 of a large file in a hub cache, from the name of its blob: snapshots/REVISION/name links to
+    blobs/SHA-256. None for any other file.
+    """
+    target = path.resolve() if path.is_symlink() else path
+    return target.name if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name) else None
+
+
 def record_file(folder: Path, name: str, sha256: str | None = None) -> FileRecord:
     """Describe `folder/name`; `sha256` is computed unless the writer already knows it."""
     path = folder / name

@@ -25,9 +25,10 @@ from partita.export.calling import call
 from partita.export.causal_buffers import rows_by_position
 from partita.export.cleaning import clean
 from partita.export.complex_numbers import complex_as_pairs
+from partita.export.decompositions import skip_decompositions
 from partita.export.element_types import to_torch
 from partita.export.emitting import CACHE_LENGTH, DOMAIN, ROLLED, Emitter, Key
-from partita.export.experts import experts_form
+from partita.export.experts import experts_form, has_stacked
 from partita.export.fake_model import FakeModel, quiet, translated
 from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
@@ -162,7 +163,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         quiet(),
         torch.no_grad(),
         translated("tracing the model"),
-        experts_form(spec.form, spec.tokens) as forms,
+        experts_form(spec.form, spec.tokens, stacked=has_stacked(fake.module)) as forms,
     ):
         wrapper = _Wrapper(fake, lowering, table, spec)
         onnx_program = torch.onnx.export(
@@ -250,6 +251,7 @@ def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> 
         raise FixedLengthError("the model's code specialises on one number of tokens") from error
     if guard := broken_guard(wrapper.granted, spec.max_length):
         raise FixedLengthError(f"the model's code specialises on one number of tokens ({guard})")
+    skip_decompositions(program)
     return program
 
 

@@ -58,6 +58,7 @@ from partita.package import (
     TokenizerKind,
     adapter_file,
     answer_file,
+    linked_sha256,
     record_file,
     sha256_of,
     write_manifest,
@@ -276,8 +277,9 @@ def _check_space(parent: Path, needed: int) -> None:
 
 def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) -> Source:
     files = tuple(
-        FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name))
+        FileRecord(name=name, size_bytes=size, sha256=linked_sha256(path) or sha256_of(path))
         for name, size in source_files(checkpoint)
+        for path in [checkpoint.folder / name]
     )
     return Source(
         checkpoint=checkpoint.given,

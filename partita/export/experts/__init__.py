@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.errors import UnsupportedModelError
 from partita.export.experts import contrib, standard
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from partita.export.experts.signs import Signs
     from partita.export.operators import Form
 
-__all__ = ["IMPLEMENTATION", "Forms", "experts_form", "refuse_loops", "register"]
+__all__ = ["IMPLEMENTATION", "Forms", "experts_form", "has_stacked", "refuse_loops", "register"]
 
 IMPLEMENTATION = "partita"
 """The name under which our function is registered with transformers."""
@@ -51,14 +51,18 @@ _active: list[Forms] = []
 
 
 @contextmanager
-def experts_form(form: Form, tokens: int | None) -> Iterator[Forms]:
-    """Write experts as `form` for the length of the block. `tokens`: B*S, None when it is symbolic."""
+def experts_form(form: Form, tokens: int | None, *, stacked: bool = True) -> Iterator[Forms]:
+    """Write experts as `form` for the length of the block. `tokens`: B*S, None when it is symbolic.
+
+    `stacked`: the model has experts that transformers hands to our function; without any, no signs are followed.
+    """
     from partita.export.experts.signs import Signs
 
     forms = Forms(form, tokens, Signs())
+    followed: AbstractContextManager[Any] = forms.signs if stacked and form == "contrib" else nullcontext()
     _active.append(forms)
     try:
-        with forms.signs:
+        with followed:
             yield forms
     finally:
         _active.pop()
@@ -71,6 +75,13 @@ def register() -> None:
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _forward)
 
 
+def has_stacked(model: torch.nn.Module) -> bool:
+    """Whether the model has experts that transformers hands to a function of its interface."""
+    return any(hasattr(module, STACKED) for module in model.modules())
+
+
+STACKED = "is_concatenated"
+"""An attribute that transformers' `use_experts_implementation` gives a module."""
 LOOPS = frozenset({"top_k_index", "expert_size"})
 """Parameters of a forward that is given what a router chose, and loops over it."""
 
@@ -82,7 +93,7 @@ def refuse_loops(model: torch.nn.Module) -> None:
     """
     for name, module in model.named_modules():
         loops = LOOPS.intersection(inspect.signature(module.forward).parameters)
-        if loops and not hasattr(module, "is_concatenated"):
+        if loops and not hasattr(module, STACKED):
             raise UnsupportedModelError(
                 f"{name}: {type(module).__name__} loops over the selected experts outside transformers' "
                 "experts interface; that cannot be exported yet"

@@ -6,7 +6,6 @@ computed only on request.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -29,7 +28,7 @@ from partita.inspection.records import (
 )
 from partita.observations.records import remedy_records
 from partita.observations.text_format import nats
-from partita.package import MANIFEST, FileRecord, Manifest, inside, left_out, sha256_of
+from partita.package import MANIFEST, FileRecord, Manifest, inside, left_out, linked_sha256, sha256_of
 from partita.runtime.contents.companions import licence_of, read_json, tokenizer_of
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.modules import module_precisions
@@ -277,10 +276,7 @@ def _file(folder: Path, name: str, sha256: str | None, *, hashes: bool = False) 
     path = folder / name
     if not path.is_file():
         return FileFacts(name=name, size_bytes=None, sha256=sha256)
-    target = path.resolve() if path.is_symlink() else path
-    if target.parent.name == "blobs" and re.fullmatch("[0-9a-f]{64}", target.name):  # of a snapshot of the hub
-        sha256 = sha256 or target.name
-    sha256 = sha256 or (sha256_of(path) if hashes else None)
+    sha256 = sha256 or linked_sha256(path) or (sha256_of(path) if hashes else None)
     return FileFacts(name=name, size_bytes=path.stat().st_size, sha256=sha256)
 
 
