@@ -138,11 +138,8 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
         ({"graph": "rope"}, "its rotary frequencies depend on the length of the text"),
     ],
 )
-def test_a_package_that_cannot_verify_draft_tokens_is_told_by_name(
+def test_a_package_that_cannot_verify_draft_tokens_is_refused_by_name(
     opened: Opened, options: dict[str, object], says: str | None
 ) -> None:
-    from partita.spelling import read_by
-
-    with read_by("python"):
-        found = why_not(opened(**options))
+    found = why_not(opened(**options))
     assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found
