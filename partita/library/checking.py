@@ -40,6 +40,6 @@ def vocabulary(report: Report) -> Vocabulary:
         found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
         if found is not None:
             return found
-        return parse_chain(name, argument="requirements")[0].ort_name
+        return parse_chain(name, argument="require")[0].ort_name
 
     return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))
