@@ -13,6 +13,8 @@ from partita.runtime.engine.drafting import Verified
 
 COUNTS = (0, 2, 4, 8)
 OFF_STEPS = 32
+EMPTY_STEPS = 8
+"""Steps without drafting after one in which the drafters proposed nothing."""
 REFRESH_STEPS = 64
 """Steps with draft tokens after which one without is measured again."""
 PRIOR, PRIOR_WEIGHT = 0.8, 1.0
@@ -59,8 +61,11 @@ class _Measured:
         self._off = 0
         """Steps for which drafting stays off."""
         self._since_plain = 0
+        self._asked = False
+        """Draft tokens were requested for the current step."""
 
     def count(self) -> int:
+        self._asked = False
         if self._off:
             self._off -= 1
             return 0
@@ -69,6 +74,7 @@ class _Measured:
         counts = COUNTS if self._judged else COUNTS[:2]
         best = max(counts, key=self._tokens_per_second)
         if best and self._tokens_per_second(best) > MARGIN * self._tokens_per_second(0):
+            self._asked = True
             return best
         self._off = OFF_STEPS
         self._accepted = self._judged = 0.0
@@ -82,6 +88,8 @@ class _Measured:
             fade = FADE**judged
             self._accepted = self._accepted * fade + row.accepted
             self._judged = self._judged * fade + judged
+        if self._asked and not drafted:
+            self._off = EMPTY_STEPS
         self._since_plain = self._since_plain + 1 if drafted else 0
         if drafted in COUNTS and drafted in self._made:
             average = self._seconds.get(drafted, seconds)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from partita.runtime.engine.drafting import Verified
-from partita.runtime.speculation.length import OFF_STEPS, DraftLength
+from partita.runtime.speculation.length import EMPTY_STEPS, OFF_STEPS, DraftLength
 
 
 def simulate(rate: float, slope: float, steps: int, seed: int = 0) -> tuple[float, list[int]]:
@@ -51,6 +51,19 @@ def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
     tries = [step for step, count in enumerate(counts) if count]
     gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
     assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
+
+
+def test_drafting_rests_after_drafters_proposed_nothing() -> None:
+    control = DraftLength()
+    for _ in range(3):
+        control.count(1)
+        control.record(1, 0, 0.001, [])
+    counts = []
+    for _ in range(20):
+        counts.append(control.count(1))
+        control.record(1, 0, 0.001, [])
+    tried = [step for step, count in enumerate(counts) if count]
+    assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
 
 
 def test_rows_have_times_of_their_own() -> None:
