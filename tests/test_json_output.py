@@ -35,7 +35,7 @@ def test_generate_says_all_that_repeats_it(package, capsys):
     told = printed(capsys, "generate", "generate", package, PROMPT, "-n", 5, "-t", 0.5, "-e", "cpu", "--threads", 1)
     assert told["schema"] == "partita.generate/1" and told["package"] == str(package)
     assert [(each["provider"], each["status"]) for each in told["chain"]] == [("CPUExecutionProvider", "active")]
-    assert told["chain_source"] == "command line" and told["threads"] == 1
+    assert told["chain_source"] == "given" and told["threads"] == 1
     assert told["load_seconds"] > 0 and told["tokenizer_load_seconds"] > 0 and told["prefill_chunk_tokens"] > 0
     options = told["options"]
     again = printed(

@@ -40,7 +40,7 @@ def test_every_pass_is_left_out_once(exports: list[str | None], tmp_path: Path) 
     rows = lines(list(found.values()))
     assert any("views" in row and "it does not open" in row for row in rows)
     assert any(row.startswith("tied_head") and row.endswith("the same graph") for row in rows)
-    with pytest.raises(UsageError, match="--without-pass vews: there is no such pass"):
+    with pytest.raises(UsageError, match="`without_pass=vews`: there is no such pass"):
         packages(tmp_path, tmp_path, arguments(["--passes", "vews"]))
 
 

@@ -128,13 +128,13 @@ def test_rows_behind_a_softcap_and_a_window(tiny_checkpoint: TinyCheckpoint, exp
 @pytest.mark.parametrize(("attention", "opset", "least"), [("gqa", 17, 18), ("onnx24", 23, 24)])
 def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: str, opset: int, least: int) -> None:
     options = ExportOptions("none", tmp_path / "out", attention=attention, opset=opset)
-    with pytest.raises(UsageError, match=f"--opset {opset}: --attention {attention} needs opset {least} or newer"):
+    with pytest.raises(UsageError, match=f"`opset={opset}`: `attention={attention}` needs opset {least} or newer"):
         check_options(options)
 
 
 @pytest.mark.parametrize("opset", [16, 25])
 def test_an_opset_that_is_not_written_at_all(tmp_path: Path, opset: int) -> None:
-    with pytest.raises(UsageError, match=f"--opset {opset}: must be between 17 and 24"):
+    with pytest.raises(UsageError, match=f"`opset={opset}`: must be between 17 and 24"):
         check_options(ExportOptions("none", tmp_path / "out", opset=opset))
 
 

@@ -34,7 +34,7 @@ def test_placing_tells_where_every_node_runs(report, model, capfd):
     assert {node.name: node.provider for node in report.phases[0].nodes} == dict.fromkeys(
         ("first", "second"), "CPUExecutionProvider"
     )
-    assert report.request.options["shape"] == "x=2,4" and report.request.chain_source == "program"
+    assert report.request.options["shape"] == "x=2,4" and report.request.chain_source == "given"
     again = partita.place(model, ["CPUExecutionProvider"], shapes={"N": 2}, runs=1)
     assert again.request.runs == 1
     assert capfd.readouterr() == ("", "")
@@ -42,7 +42,7 @@ def test_placing_tells_where_every_node_runs(report, model, capfd):
 
 def test_placing_in_a_child_process_is_the_same(report, model):
     there = partita.place(model, "cpu", shapes={"x": (2, 4)}, process="child")
-    assert there.request.chain_source == "program" and there.chain == report.chain
+    assert there.request.chain_source == "given" and there.chain == report.chain
     assert [phase.nodes for phase in there.phases] != []
     assert [node.provider for node in there.phases[0].nodes] == [node.provider for node in report.phases[0].nodes]
 

@@ -233,4 +233,4 @@ def test_precisions_that_would_round_twice(tiny_checkpoint: TinyCheckpoint, tmp_
     require("gguf")
     file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), "Q4_1")
     error = refuse(file, tmp_path / "out", precision="int4")
-    assert "GGUF Q4_1" in str(error) and "--requantise" in str(error)
+    assert "GGUF Q4_1" in str(error) and "`requantise=True`" in str(error)

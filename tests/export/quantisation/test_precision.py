@@ -382,7 +382,7 @@ def test_a_text_that_measures_nothing_is_refused(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_bytes(content)
-    with pytest.raises(UsageError, match=rf"--quality-text .*text\.txt: {said}"):
+    with pytest.raises(UsageError, match=rf"`quality_text=.*text\.txt`: {said}"):
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quality_text=text)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 
