@@ -79,7 +79,7 @@ BLANKS: dict[str, Any] = {
     "count": 1,
     "variant": "q4",
     "device": "h100",
-    "option": "--provider",
+    "option": "provider",
     "switch": "cuda.enable_cuda_graph=1",
     "sizes": ("--shape", "batch=1"),
 }

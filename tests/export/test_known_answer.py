@@ -127,5 +127,5 @@ def test_the_headline_says_what_was_not_exercised(tiny_checkpoint: TinyCheckpoin
 
 
 def test_a_length_of_verification_without_verification_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--verify-length"):
+    with pytest.raises(UsageError, match="`verify_length`"):
         export(ExportOptions("any", tmp_path / "out", verify=False, verify_length=2048), replay=replay)
