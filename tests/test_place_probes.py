@@ -163,11 +163,11 @@ def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(pl
     report = content(place(planted, "--json", "--probe-seconds", 0.1))
     assert sorted(report["probing"]["unprobed"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
     for entry in report["fallbacks"]:
-        assert entry["unprobed"] == "probing budget exhausted (`probe_seconds`)"
+        assert entry["unprobed"] == "probing budget exhausted (--probe-seconds)"
         open_ones = ("no_kernel_op", "unexplained", "attribute_unsupported")
         assert entry["reason"] in open_ones and entry["evidence_kind"] != "probed"
     said = " ".join(place(planted, "--probe-seconds", 0.1).out.split())
-    why = "experiments on 4 nodes are missing or not complete: probing budget exhausted (`probe_seconds`): "
+    why = "experiments on 4 nodes are missing or not complete: probing budget exhausted (--probe-seconds): "
     _, found, names = said.partition(why)
     assert found and all(name in names.partition(" - ")[0] for name in PROBED), "people read it, too"
 
