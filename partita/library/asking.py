@@ -105,7 +105,7 @@ def adapters_of(adapter: AdapterNames | None, rows: int) -> list[str | None]:
         return [adapter] * rows
     if len(adapter) != rows:
         raise UsageError(
-            f"adapter has {plural(len(adapter), 'entry')} for {plural(rows, 'prompt')}; give a name or None "
+            f"`adapter` has {plural(len(adapter), 'entry')} for {plural(rows, 'prompt')}; give a name or None "
             "for each of them, or one name for all"
         )
     return [*adapter]
@@ -123,7 +123,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path, *, of_file:
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(
-            f"sampling has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
+            f"`sampling` has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
         )
     return [_completed_for(folder, one.over(asked)) for one in each]
 
@@ -162,5 +162,5 @@ def stops(
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     check_stops(texts)
     if texts and not has_text:
-        raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
+        raise UsageError("`stop` is a string, and the package has no tokenizer; give stop_token_ids")
     return texts, stop_token_ids(folder) if ids is None else stops_in(ids, vocab_size)

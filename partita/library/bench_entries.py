@@ -71,7 +71,7 @@ def _texts(options: BenchOptions) -> tuple[str, ...]:
     if given is None or isinstance(given, str):
         return () if given is None else (given,)
     if not given:
-        raise UsageError("chains is empty; name at least one, or leave it out for the best usable provider")
+        raise UsageError("`chains` is empty; name at least one, or leave it out for the best usable provider")
     return tuple(each if isinstance(each, str) else ",".join(each) for each in given)
 
 

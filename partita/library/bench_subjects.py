@@ -83,7 +83,7 @@ def _one_prompt(given: str | Sequence[int]) -> str | tuple[int, ...]:
     """The one prompt, which every row gets. Raises UsageError."""
     rows = prompt_rows(given)
     if len(rows) != 1:
-        raise UsageError(f"prompt has {len(rows)} of them; give one, which every row of the batch gets")
+        raise UsageError(f"`prompt` has {len(rows)} of them; give one, which every row of the batch gets")
     return rows[0]
 
 

@@ -50,7 +50,7 @@ def chain_of(options: ProviderChain) -> ChainOptions:
     given = options.providers
     entries = [given] if isinstance(given, str) else list(given or ())
     if given is not None and not entries:
-        raise UsageError("providers is empty; name at least one, or leave it out for the best usable one")
+        raise UsageError("`providers` is empty; name at least one, or leave it out for the best usable one")
     return ChainOptions(
         provider=None if given is None else ",".join(each if isinstance(each, str) else each[0] for each in entries),
         provider_options=_merged([dict([entry]) for entry in entries if not isinstance(entry, str)], options),

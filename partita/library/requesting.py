@@ -31,7 +31,7 @@ def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
     """The token ids of a prompt. Raises GenerationError for an empty text, UsageError for several prompts."""
     rows = prompt_rows(prompt)
     if len(rows) != 1:
-        raise UsageError(f"prompt has {len(rows)} prompts; a request has one: make one for each of them")
+        raise UsageError(f"`prompt` has {len(rows)} prompts; a request has one: make one for each of them")
     row = rows[0]
     if not row:
         raise GenerationError("the prompt is empty; give some text to continue")

@@ -120,7 +120,7 @@ def test_one_that_packs_no_weights_is_not_asked_for_int4(tiny_checkpoint: TinyCh
     """It would write them in full, and say int4."""
     import partita
 
-    with pytest.raises(UsageError, match="precision='int4': exporter another packs no weights; choose another"):
+    with pytest.raises(UsageError, match="`precision=int4`: exporter another packs no weights; choose another"):
         partita.export(tiny_checkpoint("llama"), tmp_path / "out", exporter="another", precision="int4")
     assert not (tmp_path / "out").exists()
 
@@ -136,7 +136,7 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
     assert "`exporter=others`: no such exporter; choose one of another, native, optimum" in capsys.readouterr().err
     with pytest.raises(partita.ArgumentError, match="^target_options is about the provider that target names; add it"):
         partita.export(checkpoint, out, target_options={"device_id": 1})
-    with pytest.raises(partita.ArgumentError, match="exporter='others': no such exporter; choose one of another, nat"):
+    with pytest.raises(partita.ArgumentError, match="`exporter=others`: no such exporter; choose one of another, nat"):
         partita.export(checkpoint, out, exporter="others")
     assert cli.run(["export", checkpoint, out, "--max-length", "64", "--attention", "gqa"]) == 0
     (tmp_path / "out").rename(tmp_path / "ready")

@@ -136,9 +136,9 @@ def test_a_generation_has_an_adapter_for_each_prompt(tmp_path: Path, shapes: str
             assert found == tuple(known(prompt, name) for prompt, name in zip(prompts, each, strict=True)), given
         model.generate(prompts, max_new_tokens=2, adapter=names).run()
         assert model.report(probe_seconds=0).request.options["adapter"] == "loud / none / small"
-        with pytest.raises(UsageError, match=r"adapter='other': .* choose one of loud, small"):
+        with pytest.raises(UsageError, match=r"`adapter=other`: .* choose one of loud, small"):
             model.generate(prompts, adapter=["loud", "other", None])
-        with pytest.raises(UsageError, match="adapter has 2 entries for 3 prompts; give a name or None for each"):
+        with pytest.raises(UsageError, match="`adapter` has 2 entries for 3 prompts; give a name or None for each"):
             model.generate(prompts, adapter=["loud", None])
 
 

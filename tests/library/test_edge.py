@@ -62,7 +62,7 @@ def test_a_sampling_takes_numbers_of_any_library_and_no_truth_values():
     checked(given)
     for name in ("seed", "top_k", "max_new_tokens", "temperature"):
         for wrong in (True, np.bool_(True), "1"):
-            with pytest.raises(partita.UsageError, match=f"--{name.replace('_', '-')} is "):
+            with pytest.raises(partita.UsageError, match=f"`{name}` is "):
                 checked(make(**{name: wrong}))
     with pytest.raises(partita.UsageError, match="`seed` is 1.5; it must be an integer"):
         checked(make(seed=np.float64(1.5)))

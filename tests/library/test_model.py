@@ -523,7 +523,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
     with partita.load(package, providers="cpu") as model:
         model.generate(PROMPT, max_new_tokens=1, top_k=3)
     assert [record.name for record in caplog.records] == ["partita"]
-    assert "top_k is ignored" in caplog.text
+    assert "`top_k` is ignored" in caplog.text
 
 
 # --- what makes no sense ---------------------------------------------------------------------------------------------
@@ -532,17 +532,17 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be"),
-        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"temperature": -1.0}, "temperature is -1.0; it must be 0 (greedy) or from 0.001 to 100"),
-        ({"top_k": 1.5}, "top_k is 1.5; it must be an integer"),
-        ({"sampling": "mine"}, "sampling='mine': the only value is checkpoint"),
+        ({"max_new_tokens": 0}, "`max_new_tokens` is 0; it must be"),
+        ({"temperature": "hot"}, "`temperature` is 'hot'; it must be a number"),
+        ({"temperature": -1.0}, "`temperature` is -1.0; it must be 0 (greedy) or from 0.001 to 100"),
+        ({"top_k": 1.5}, "`top_k` is 1.5; it must be an integer"),
+        ({"sampling": "mine"}, "`sampling=mine`: the only value is checkpoint"),
         ({"sampling": [partita.Sampling(), partita.Sampling()]}, "a list with a Sampling for each prompt (1)"),
-        ({"sampling": partita.Sampling(top_p=2.0)}, "top_p is 2.0"),
-        ({"prefill_chunk": 0}, "prefill_chunk is 0"),
+        ({"sampling": partita.Sampling(top_p=2.0)}, "`top_p` is 2.0"),
+        ({"prefill_chunk": 0}, "`prefill_chunk` is 0"),
         ({"prompts": b"bytes"}, "prompts is of type bytes"),
         ({"prompts": [{"role": "user"}]}, "a prompt is"),
-        ({"stop": ""}, "stop is empty"),
+        ({"stop": ""}, "`stop` is empty"),
         ({"prompts": "a\ud83d"}, "half of a surrogate pair, '\\ud83d', at position 1"),
     ],
 )
@@ -616,10 +616,10 @@ def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"providers": []}, "providers is empty"),
-        ({"providers": "no-such"}, "providers: unknown provider 'no-such'"),
-        ({"providers": "cpu", "threads": 0}, "threads is 0"),
-        ({"providers": "cpu", "pins": "cpu:lm_head"}, "pins must be a list of strings, not the string 'cpu:lm_head'"),
+        ({"providers": []}, "`providers` is empty"),
+        ({"providers": "no-such"}, "`providers`: unknown provider 'no-such'"),
+        ({"providers": "cpu", "threads": 0}, "`threads` is 0"),
+        ({"providers": "cpu", "pins": "cpu:lm_head"}, "`pins` must be a list of strings, not the string 'cpu:lm_head'"),
         ({"providers": "cpu", "process": "other"}, "process is 'other'; it must be 'auto', 'this' or 'child'"),
         ({"providers": "cpu", "provider_options": {"cpu": {"nope": 1}}}, "has no option 'nope'"),
         ({"providers": [("cpu", {"nope": 1})]}, "has no option 'nope'"),
@@ -677,7 +677,7 @@ def test_a_file_of_prompts_is_answered(package, tmp_path, process):
             model, source, out, max_new_tokens=5, stop_token_ids=(), progress=lambda *far: heard.append(far)
         )
         expected = model.generate("return the", max_new_tokens=5, stop_token_ids=()).run().text
-        with pytest.raises(partita.ArgumentError, match=r"output='.*': exists already"):
+        with pytest.raises(partita.ArgumentError, match=r"`output=.*`: exists already"):
             partita.generate_file(model, source, out)
         out.unlink()
         partita.generate_file(model, source, out, max_new_tokens=5, stop_token_ids=())
@@ -813,7 +813,7 @@ def test_an_empty_stop_text_leaves_a_generation_that_goes_on_alone(model):
     going = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
     next(going)
     for stop in ("", ["\n", ""]):
-        with pytest.raises(partita.ArgumentError, match="stop is empty"):
+        with pytest.raises(partita.ArgumentError, match="`stop` is empty"):
             model.generate(PROMPT, stop=stop)
     assert len(going.run().tokens[0]) == N
 

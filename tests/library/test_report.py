@@ -144,7 +144,7 @@ def test_a_check_returns_what_holds_and_raises_what_does_not(report):
     for arguments in ((), ("provider=nix,share=1",), ("nonsense",)):
         with pytest.raises(partita.ArgumentError):
             report.check(*arguments)
-    with pytest.raises(partita.ArgumentError, match="max_slowdown needs baseline"):
+    with pytest.raises(partita.ArgumentError, match="`max_slowdown` needs `baseline`"):
         report.check(max_slowdown=0.1)
 
 

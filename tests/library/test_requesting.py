@@ -41,13 +41,13 @@ def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"prompt": [[1], [2]]}, "prompt has 2 prompts; a request has one"),
+        ({"prompt": [[1], [2]]}, "`prompt` has 2 prompts; a request has one"),
         ({"prompt": []}, "prompt"),
         ({"prompt": 5}, "prompts is of type int"),
         ({"prompt": [1], "temperature": "hot"}, "temperature"),
         ({"prompt": [1], "sampling": [partita.Sampling()] * 2}, "sampling has to be a Sampling"),
         ({"prompt": [1], "stop_token_ids": [10**6]}, "stop_token_ids has 1000000"),
-        ({"prompt": [1], "max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"prompt": [1], "max_new_tokens": 0}, "`max_new_tokens` is 0"),
     ],
     ids=str,
 )

@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_by_name(package: Path, pair: Path, own_copy: 
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with partita.load(package, "cpu", observe=False) as model:
         for options, says in (
-            ({"speculate": "tree"}, "speculate='tree': the only value is ngram"),
+            ({"speculate": "tree"}, "`speculate=tree`: the only value is ngram"),
             ({"speculate": "ngram", "draft": package}, "give only one of them"),
             ({"draft": other}, r"token id 2 is '<over>' in .* and '<eos>' here; a draft needs the same tokenizer"),
         ):

@@ -87,7 +87,7 @@ def test_one_model_changes_adapters_and_says_which(
         assert again == first and first[None] != first["loud"]
         report = model.report()
         assert report.request.options["adapter"] == "loud"
-        with pytest.raises(UsageError, match=r"adapter='other': .* choose one of loud, small"):
+        with pytest.raises(UsageError, match=r"`adapter=other`: .* choose one of loud, small"):
             model.generate([PROMPT], adapter="other")
         assert model.verify().status == "verified"
 

@@ -131,7 +131,7 @@ def test_what_is_drawn_has_the_distribution_of_the_model_and_not_of_its_draft(op
     [
         ({}, None),
         ({"states": ALL}, "conv and recurrent states (past.*"),
-        ({"shapes": "pair"}, "fixed number of tokens; export without static_shapes"),
+        ({"shapes": "pair"}, "fixed number of tokens; export without `static_shapes`"),
         ({"shapes": "one"}, "fixed number of tokens"),
         ({"appends": False, "batch": 2}, "at batch size 2 its attention takes one token at a time"),
         ({"rereads_at": 20, "graph": "rope"}, "cached keys do not hold beyond 20 tokens"),
