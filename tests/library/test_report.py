@@ -156,7 +156,7 @@ def test_two_reports_are_compared(report, model, tmp_path):
 
 
 def test_a_device_that_is_not_known_is_named_by_its_argument(model):
-    with pytest.raises(partita.ArgumentError, match="^device: unknown device 'h10'; did you mean 'h100'") as caught:
+    with pytest.raises(partita.ArgumentError, match="^`device`: unknown device 'h10'; did you mean 'h100'") as caught:
         partita.place(model, "cuda,cpu", dry_run=True, device="h10")
     assert caught.value.remedy is not None and caught.value.remedy.options == ("--device", "h100")
 

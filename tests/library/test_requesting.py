@@ -45,7 +45,7 @@ def test_requests_are_answered_as_generate_answers(model: partita.Model) -> None
         ({"prompt": []}, "prompt"),
         ({"prompt": 5}, "prompts is of type int"),
         ({"prompt": [1], "temperature": "hot"}, "temperature"),
-        ({"prompt": [1], "sampling": [partita.Sampling()] * 2}, "sampling has to be a Sampling"),
+        ({"prompt": [1], "sampling": [partita.Sampling()] * 2}, "`sampling` has to be a Sampling"),
         ({"prompt": [1], "stop_token_ids": [10**6]}, "stop_token_ids has 1000000"),
         ({"prompt": [1], "max_new_tokens": 0}, "`max_new_tokens` is 0"),
     ],
@@ -60,9 +60,9 @@ def test_what_the_batch_cannot_take_is_an_error_of_submit(model: partita.Model) 
     scheduler = model.scheduler()
     with pytest.raises(partita.GenerationError, match="the prompt"):
         scheduler.submit(partita.request(model, [10**6]))
-    with pytest.raises(partita.UsageError, match="^logprobs=-1|^logprobs is -1"):
+    with pytest.raises(partita.UsageError, match="^`logprobs=-1`|^`logprobs` is -1"):
         scheduler.submit(partita.request(model, [1], logprobs=-1))
-    with pytest.raises(partita.UsageError, match="^adapter=.?nosuch.?: the package has no adapter"):
+    with pytest.raises(partita.UsageError, match="^`adapter=nosuch`: the package has no adapter"):
         scheduler.submit(partita.request(model, [1], adapter="nosuch"))
     text: Any = "Return the"
     with pytest.raises(

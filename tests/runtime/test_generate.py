@@ -162,7 +162,7 @@ def is_refused(runner, prompts, says):
     assert runner.steps == []
 
 
-@pytest.mark.parametrize(("option", "says"), [({"new": 0}, "--max-new-tokens"), ({"chunk": -1}, "--prefill-chunk")])
+@pytest.mark.parametrize(("option", "says"), [({"new": 0}, "`max_new_tokens`"), ({"chunk": -1}, "`prefill_chunk`")])
 def test_absurd_options_are_usage_errors(open_runner, option, says):
     with pytest.raises(UsageError, match=says):
         run(open_runner(), [[5]], **option)

@@ -176,7 +176,7 @@ class Journal:
                     break
                 damaged += not self._take(line)
                 self._end += len(line)
-        if not self._done:
+        if not self._done and not damaged:
             self._end = 0
             self._file.truncate(0)
             self._write(json.dumps({"schema": SCHEMA, "run": run, "seed": self.seed}).encode() + b"\n")
