@@ -346,7 +346,7 @@ def test_what_a_package_cannot_take_is_said_when_it_is_submitted(tmp_path, opene
             scheduler.submit(work((1,), **options))
     with pytest.raises(UsageError, match="top_p"):
         scheduler.submit(Work((1,), Sampling(temperature=1.0, top_p=2.0, max_new_tokens=1)))
-    with pytest.raises(UsageError, match="max-new-tokens"):
+    with pytest.raises(UsageError, match="max_new_tokens"):
         scheduler.submit(work((1,), 0))
     assert scheduler.waiting == 0
     scheduler.close()

@@ -141,7 +141,7 @@ def test_logits_and_history_are_left_alone():
     ],
 )
 def test_absurd_values_name_the_option_and_its_range(option, value):
-    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value}; it must be"):
+    with pytest.raises(UsageError, match=f"`{option}` is {value}; it must be"):
         make_sampler(Sampling(**{"temperature": 1.0, option: value}))
 
 
