@@ -191,7 +191,7 @@ def test_what_it_cannot_do_is_refused(
 @pytest.mark.parametrize(
     ("known", "message"),
     [
-        (("rwkv",), "optimum's exporter covers the type; use it with: `exporter=optimum`"),
+        (("rwkv",), "optimum's exporter covers the type; use it with: --exporter optimum"),
         pytest.param(("gpt2",), None, marks=pytest.mark.heavy),
         (None, "an environment of its own, made by: pip install optimum-onnx"),
     ],
@@ -222,7 +222,7 @@ def test_a_graph_that_is_not_equal_offers_it_as_well(play: Play, tmp_path: Path)
     recipes.save(folder, "bart")
     with pytest.raises(ParityError, match="does not compute what the model computes") as caught:
         partita.export(folder, tmp_path / "out", attention="gqa", precision="fp32", max_length=32)
-    assert "optimum's exporter covers the type; use it with: `exporter=optimum`" in str(caught.value)
+    assert "optimum's exporter covers the type; use it with: --exporter optimum" in str(caught.value)
 
 
 BLAMED: dict[str, tuple[dict[str, Any], UnsupportedModelError | ParityError]] = {

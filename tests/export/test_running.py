@@ -264,7 +264,7 @@ def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
     assert "verified there" not in out.replace("NOT verified there", "")
     assert manifest.verification.twin is not None
     if manifest.target.provider == "cpu":
-        assert "does not run on cpu" in err and "`precision=fp16` or fp32" in err
+        assert "does not run on cpu" in err and "--precision fp16 or fp32" in err
         assert [entry.status for entry in manifest.smoke] == ["ran", "failed"]
 
 

@@ -56,7 +56,7 @@ def test_several_candidates_are_named(hub_folder: Path, tmp_path: Path) -> None:
     (folder / "onnx" / "model.onnx").unlink()
     said = refused(folder)
     assert all(name in said for name in ("3 models", "model_q4.onnx", "model_int8.onnx", "model_fp16.onnx"))
-    assert "`variant=fp16`" in said
+    assert "--variant fp16" in said
     assert open_folder(folder, Choice(variant="q4")).graph.precision == "int4"
     assert "q8" in refused(folder, Choice(variant="q8"))
 
@@ -434,7 +434,7 @@ def test_a_cache_of_a_type_that_numpy_has_not(sample: Sample) -> None:
 def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sample("optimum")
     assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2
-    assert "`variant` is for folders that Partita did not write" in capsys.readouterr().err
+    assert "--variant is for folders that Partita did not write" in capsys.readouterr().err
 
 
 def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:
@@ -469,4 +469,4 @@ def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path
 
 @pytest.mark.parametrize("length", [0, 1 << 40])
 def test_absurd_lengths(length: int, sample: Sample) -> None:
-    assert f"--max-length is {length}" in refused(sample("optimum"), Choice(max_length=length))
+    assert f"`max_length` is {length}" in refused(sample("optimum"), Choice(max_length=length))

@@ -170,7 +170,7 @@ def test_rows_that_move_are_refused(tmp_path: Path) -> None:
 )
 def test_rows_whose_place_cannot_be_told_need_a_contract(text: str, tmp_path: Path) -> None:
     folder = folder_of(text, tmp_path / "odd")
-    with pytest.raises(PackageError, match="does not tell where 'present_key_0' gets its new rows.*`contract`"):
+    with pytest.raises(PackageError, match="does not tell where 'present_key_0' gets its new rows.*--contract"):
         open_folder(folder)
     contract = tmp_path / "contract.toml"
     contract.write_text('[[states]]\npast = "past_key_0"\npresent = "present_key_0"\nkind = "key"\ngrows = false\n')

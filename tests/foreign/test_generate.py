@@ -33,7 +33,7 @@ def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.C
     assert cli.run([*words, "--max-length", "16"]) == 1
     said = capsys.readouterr().err
     assert (
-        "the cache holds 16; shorten it, or open the folder for longer texts: `max_length=64`" in said
+        "the cache holds 16; shorten it, or open the folder for longer texts: --max-length 64" in said
         and "export" not in said
     )
     with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:
@@ -82,7 +82,7 @@ def test_what_genai_config_suggests_is_taken_when_asked(sample: Sample, capsys: 
     words = ["generate", str(folder), "5,9,17", "--token-ids", "-n", "2", "--provider", "cpu", "--json"]
     assert cli.run(words) == 0
     plain = capsys.readouterr()
-    assert "the checkpoint suggests temperature 0.6, top-k 20: `sampling=checkpoint`" in plain.err
+    assert "the checkpoint suggests temperature 0.6, top-k 20: --sampling checkpoint" in plain.err
     assert json.loads(plain.out)["options"]["temperature"] == 0
     assert cli.run([*words, "--sampling", "checkpoint", "--seed", "3"]) == 0
     options = json.loads(capsys.readouterr().out)["options"]

@@ -132,7 +132,7 @@ def test_a_mask_of_the_new_tokens_alone_is_told_before_the_first_prompt(tmp_path
         "counted = Mul(present_key_0, column)", "own = Mul(new, column)\n  counted = Add(new, own)"
     )
     folder = folder_of(text, tmp_path / "own")
-    with pytest.raises(PackageError, match=r"own: a text of 6 tokens, tried before .* `contract=FILE\.toml`"):
+    with pytest.raises(PackageError, match=r"own: a text of 6 tokens, tried before .* --contract FILE\.toml"):
         load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
 
 
