@@ -230,7 +230,7 @@ def test_a_package_without_adapters_says_how_to_get_them(exported: Exported, tin
 
     with (
         partita.load(exported(tiny_checkpoint("llama")), providers="cpu") as model,
-        pytest.raises(PartitaError, match=r"has no adapter of this name; it has none; export it with with_adapters"),
+        pytest.raises(PartitaError, match=r"has no adapter of this name; it has none; export it with `with_adapters`"),
     ):
         model.generate([[1, 2]], adapter="any")
 

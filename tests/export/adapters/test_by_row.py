@@ -157,5 +157,5 @@ def test_a_file_of_rows_names_its_adapters(
     assert code in (0, 1)
     assert [tuple(row["tokens"]) for row in found[: len(rows)]] == alone(package)
     assert "has no adapter of this name; choose one of loud, small" in found[-2]["error"]
-    assert found[-2]["error"].startswith('field adapter "other": ') and "--" not in found[-2]["error"]
+    assert found[-2]["error"].startswith("field adapter other: ") and "--" not in found[-2]["error"]
     assert "adapter is '3'; it must be the name of an adapter" in found[-1]["error"]
