@@ -317,7 +317,7 @@ def test_memory_that_is_too_small_for_the_search_is_refused_before_anything_is_l
     said = r"the original model needs about .* to choose widths on [\d,]+ tokens, and .* are free; free more"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", max_perplexity_ratio=1.01)
-    assert "--no-verify" not in str(caught.value) and list(tmp_path.iterdir()) == []
+    assert "`verify=False`" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
 def test_weights_none_of_which_is_packed_are_held_to_the_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

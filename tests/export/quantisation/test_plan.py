@@ -220,8 +220,8 @@ def test_rounded_activations_are_a_form_of_their_own() -> None:
     plan = make_plan(replace(options("int8"), activations="int8"), target(Asked(own)), MODULES)
     assert plan is not None and plan.form.name == "matmul_integer", "the same in standard operators"
     said = (
-        r"--activations int8: npu has no kernel .* with int8 weights: for MatMulIntegerToFloat \(com\.microsoft\) over "
-        r"rounded activations: leaves .*; for MatMulInteger over rounded .* or leave --activations int8 out"
+        r"`activations=int8`: npu has no kernel .* with int8 weights: for MatMulIntegerToFloat \(com\.microsoft\) over "
+        r"rounded activations: leaves .*; for MatMulInteger over rounded .* or leave `activations=int8` out"
     )
     with pytest.raises(ProviderError, match=said):
         make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
@@ -258,7 +258,7 @@ def test_what_a_form_cannot_be_is_refused_before_it_is_asked_about(wanted: Expor
 
 def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> None:
     said = (
-        r"--precision int4: npu has no kernel that computes float32 activations with int4 weights in blocks of 64: .*"
+        r"`precision=int4`: npu has no kernel that computes float32 activations with int4 weights in blocks of 64: .*"
         r"MatMulNBits \(com\.microsoft\).* leaves MatMulNBits .*DequantizeLinear of blocks and MatMul"
     )
     with pytest.raises(ProviderError, match=said):
@@ -330,9 +330,9 @@ def slow_target(share: Callable[[onnx.NodeProto, dict[str, Any]], float]) -> tup
 def test_a_precision_that_is_slower_than_fp32_in_every_form_is_refused_by_how_much() -> None:
     slow, timed = slow_target(lambda node, attributes: 3.04)
     said = (
-        r"--precision int4: npu has no kernel .* for MatMulNBits \(com\.microsoft\), with or without zero points: "
+        r"`precision=int4`: npu has no kernel .* for MatMulNBits \(com\.microsoft\), with or without zero points: "
         r"takes 3\.0 times as long as fp32 for a token with int4 weights in blocks of 64 on .* \(3\.04 and 1 ms\); "
-        r"for DequantizeLinear of blocks and MatMul, .* 3\.0 times .*; nothing was written; name another --target"
+        r"for DequantizeLinear of blocks and MatMul, .* 3\.0 times .*; nothing was written; name another `target`"
     )
     with pytest.raises(ProviderError, match=said):
         make_plan(options(), slow, MODULES)

@@ -184,7 +184,7 @@ def test_a_module_without_a_weight_that_could_be_packed_is_told(
     options = ExportOptions(
         str(checkpoint), tmp_path / "out", precision="int4", max_length=64, keep=keep, quality_text=short_text
     )
-    told = [note for note in export(options, replay=replay, scorer=scorer).notes if "--keep" in note]
+    told = [note for note in export(options, replay=replay, scorer=scorer).notes if "`keep" in note]
     assert told == [
         "`keep=input_layernorm=fp32` made no difference: no weight that could be packed is known by such a name"
     ]
@@ -369,7 +369,7 @@ def test_memory_that_is_too_small_for_the_quality_is_refused_before_anything_is_
     said = r"the original model needs about .* to measure what rounding costs, and .* are free; free more, or have room"
     with pytest.raises(ResourceError, match=said) as caught:
         export_to(tmp_path / "package", checkpoint, precision="int4")
-    assert "--no-verify" not in str(caught.value), "which would be refused"
+    assert "`verify=False`" not in str(caught.value), "which would be refused"
     assert list(tmp_path.iterdir()) == []
 
 
