@@ -147,5 +147,5 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
 
 def test_exporters_are_found_by_their_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     assert exporters.names() == ("native", "optimum")
-    with pytest.raises(UsageError, match="mobius: no such exporter; choose one of native, optimum"):
+    with pytest.raises(UsageError, match="mobius`: no such exporter; choose one of native, optimum"):
         export(options(tiny_checkpoint("llama"), tmp_path / "out", exporter="mobius"), replay=replay)
