@@ -88,17 +88,17 @@ def test_paths_sequences_and_mappings_have_one_type() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (PlaceOptions("m", runs=0), "--runs is 0; it must be between 1 and 1,000"),
-        (PlaceOptions("m", runs=True), "--runs is True; it must be an integer"),
-        (PlaceOptions("m", runs=1 << 2000), "--runs is an integer of more than 300 digits"),
-        (PlaceOptions("m", probe_seconds=float("nan")), "--probe-seconds is nan; it must be between 0, for no"),
-        (PlaceOptions("m", run_seconds=0.0), "--run-seconds is 0.0; it must be above 0 and at most 86,400"),
-        (PlaceOptions(3), "--model is 3; it must be a path"),  # type: ignore[arg-type]
-        (PlaceOptions("m", pins="cpu:x"), "--pin must be a list of strings, not the string 'cpu:x'"),
-        (PlaceOptions("m", shapes=["x"]), r"--shape is \['x'\]; it must be a mapping"),  # type: ignore[arg-type]
-        (PlaceOptions("m", device=1), "--device is 1; it must be a string"),  # type: ignore[arg-type]
-        (PlaceOptions("m", dry_run=1), "--dry-run is 1; it must be True or False"),  # type: ignore[arg-type]
-        (ExportOptions("c", "o", cache="round"), "--cache round: choose one of fixed, window, growing"),
+        (PlaceOptions("m", runs=0), "`runs` is 0; it must be between 1 and 1,000"),
+        (PlaceOptions("m", runs=True), "`runs` is True; it must be an integer"),
+        (PlaceOptions("m", runs=1 << 2000), "`runs` is an integer of more than 300 digits"),
+        (PlaceOptions("m", probe_seconds=float("nan")), "`probe_seconds` is nan; it must be between 0, for no"),
+        (PlaceOptions("m", run_seconds=0.0), "`run_seconds` is 0.0; it must be above 0 and at most 86,400"),
+        (PlaceOptions(3), "`model` is 3; it must be a path"),  # type: ignore[arg-type]
+        (PlaceOptions("m", pins="cpu:x"), "`pins` must be a list of strings, not the string 'cpu:x'"),
+        (PlaceOptions("m", shapes=["x"]), r"`shapes` is \['x'\]; it must be a mapping"),  # type: ignore[arg-type]
+        (PlaceOptions("m", device=1), "`device` is 1; it must be a string"),  # type: ignore[arg-type]
+        (PlaceOptions("m", dry_run=1), "`dry_run` is 1; it must be True or False"),  # type: ignore[arg-type]
+        (ExportOptions("c", "o", cache="round"), "`cache=round`: choose one of fixed, window, growing"),
     ],
 )
 def test_a_wrong_value_names_its_option(given: Any, says: str) -> None:
