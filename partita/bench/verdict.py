@@ -220,10 +220,10 @@ def _spender(why: Why, which: str) -> str:
 def _around(why: Why, spender: str) -> str:
     """Counts of copies, fallbacks and partitions, without the `spender`."""
     if not why.copies and not why.nodes_elsewhere:
-        return "nothing is copied and no node is elsewhere"
+        return "no copies, no fallbacks"
     parts = []
     if why.nodes_elsewhere and spender != "nodes_elsewhere":
-        parts.append(f"{plural(why.nodes_elsewhere, 'node')} elsewhere")
+        parts.append(plural(why.nodes_elsewhere, "fallback"))
     if why.copies and spender != "copies":
         parts.append(plural(why.copies, "copy"))
     if why.partitions > 1:

@@ -59,7 +59,7 @@ def ask(options: ExportOptions, target: Target | None) -> None:
         raise ProviderError(
             f"`cache_precision={options.cache_precision}`: {target.provider} has no kernel of {OPERATOR} "
             f"with {options.computing.dtype} activations and a cache of {ROUNDED}; nothing was written; leave it out, "
-            f"or name another `target`, as cpu"
+            "or name another `target`, as cpu"
         )
 
 

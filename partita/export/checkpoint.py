@@ -139,7 +139,7 @@ def open_checkpoint(given: str) -> Checkpoint:
     if (folder / EMBEDDED).is_file():
         raise UnsupportedModelError(
             f"{folder}: an adapter lies in the folder of the model ({EMBEDDED}), and transformers loads both; move it "
-            f"to a folder of its own, and give that with `adapter` if it is wanted"
+            "to a folder of its own, and give that with `adapter` if it is wanted"
         )
     architecture = _architecture(config)
     return Checkpoint(folder, _name_of(given), config, architecture, tensors, files, quantised, absent=absent)

@@ -231,7 +231,7 @@ def _check_packing(options: ExportOptions) -> None:
     if not options.verify:
         raise UsageError(
             f"`precision={options.precision}` is written with its quality, which takes the original model: "
-            f"leave `verify=False` out"
+            "leave `verify=False` out"
         )
 
 
@@ -247,7 +247,7 @@ def _check_quality_text(options: ExportOptions) -> None:
         )
     if not options.verify:
         raise UsageError(
-            f"{said}: the quality is measured beside the original model, which `verify=False` leaves out; "
+            f"{said}: the quality is measured against the source model, which `verify=False` does not run; "
             "leave one of the two out"
         )
 

@@ -167,7 +167,7 @@ def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
     within = "" if options.max_weight_size is None else " and `max_weight_size`"
     return ParityError(
         f"{options.checkpoint}: {said}{within} cannot be kept: the best of {plural(len(missed), 'mix')} has {best}; "
-        f"nothing was published; allow more, or name another `precision`, as fp16"
+        "nothing was published; allow more, or name another `precision`, as fp16"
     )
 
 

@@ -197,7 +197,7 @@ def _refuse_other_results(work: Work, target: Target, result: Verification) -> N
     if result.status != "verified":
         raise TargetParityError(
             f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
-            f"nothing was written; name another `attention` or another `target`",
+            "nothing was written; name another `attention` or another `target`",
             result.detail,
         )
 
@@ -213,7 +213,7 @@ def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeReco
         work,
         f"this bf16 package {error.detail}; its float32 twin was verified, so it runs wherever a provider has bfloat16 "
         f"kernels (`target` queries one); for {target.provider}, export with "
-        f"`precision=fp16` or fp32",
+        "`precision=fp16` or fp32",
     )
     return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
 

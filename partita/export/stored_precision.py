@@ -58,7 +58,7 @@ def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
         if value is not None and name == "calibrate" and options.cache_precision is not None:
             raise UsageError(
                 f"`{name}={value}`: the weights of {checkpoint.given} are taken as they are stored, and the "
-                f"ranges of its cache are found on `quality_text`: name the text there"
+                "ranges of its cache are found on `quality_text`: name the text there"
             )
         if value is not None:
             raise UsageError(
@@ -93,9 +93,9 @@ def check_merged(options: ExportOptions, checkpoint: Checkpoint) -> None:
     if changed:
         raise UnsupportedModelError(
             f"`adapter={options.adapter}`: it is merged into weights that {checkpoint.where} stores as "
-            f"integers ({checkpoint.quantised.method}), and is none of them: {few(changed)}; put it beside them "
-            f"with `with_adapters`, name `precision=bf16`, fp16 or fp32, which keep the "
-            f"numbers, or add `requantise=True`, which rounds the weights a second time"
+            f"integers ({checkpoint.quantised.method}), and its sums are no such integers: {few(changed)}; "
+            "keep it separate with `with_adapters`, name `precision=bf16`, fp16 or fp32, which keep the "
+            "numbers, or add `requantise=True`, which rounds the weights a second time"
         )
 
 
@@ -138,7 +138,7 @@ def _own(found: Quantised, checkpoint: Checkpoint) -> str:
         return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
     raise UnsupportedModelError(
         f"{checkpoint.where}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
-        f"package can have as they are stored; name `precision=bf16`, fp16 or fp32, which keep the "
-        f"numbers and need more room, or add `requantise=True` to `precision=int8` or int4, "
+        "package can have as they are stored; name `precision=bf16`, fp16 or fp32, which keep the "
+        "numbers and need more room, or add `requantise=True` to `precision=int8` or int4, "
         "which rounds them a second time"
     )

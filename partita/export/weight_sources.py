@@ -151,8 +151,7 @@ class Plain:
                 if target is torch.float16:
                     raise CheckpointError(
                         f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; "
-                        f"ask for bf16 or fp32 in its place: `precision`, or beside packed weights "
-                        f"`activations=fp32`"
+                        "choose `precision=bf16` or fp32, or with packed weights `activations=fp32`"
                     )
                 yield 0, cast.contiguous()
 

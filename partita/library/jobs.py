@@ -44,7 +44,7 @@ class CrashError(ProviderError):
     def __init__(self, chain: Sequence[Provider], how: str) -> None:
         super().__init__(
             f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
-            f"provider starts at all, or leave it out of `providers`"
+            "provider starts at all, or leave it out of `providers`"
         )
         self.how = how
 

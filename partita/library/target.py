@@ -116,7 +116,7 @@ def _not_usable(
         raise ProviderError(
             f"`target={provider.name}`: it cannot be queried here: {cause}; {tried.remedy}; or add "
             f"`target_default=True` to take `attention={provider.preferred_attention}` without "
-            f"asking, or name an `attention` and no `target`"
+            "asking, or name an `attention` and no `target`"
         )
     return target(how=f"which could not be queried: {cause}", not_here=cause)
 

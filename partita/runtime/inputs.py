@@ -272,7 +272,7 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
         raise ResourceError(
             f"generating values for the inputs needs {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
             f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; give "
-            f"smaller sizes with `shapes=NAME=SIZES` where the file leaves them open"
+            "smaller sizes with `shapes=NAME=SIZES` where the file leaves them open"
         )
 
 

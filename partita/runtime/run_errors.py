@@ -46,8 +46,8 @@ class RunLateError(GenerationError):
     def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
         super().__init__(
             f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; where its nodes "
-            f"are holds, and nothing that runs is measured; other values: `inputs=NAME=FILE.npy`, or "
-            f"more time: `run_seconds`"
+            "are holds, and nothing that runs is measured; other values: `inputs=NAME=FILE.npy`, or "
+            "more time: `run_seconds`"
         )
 
 
@@ -159,7 +159,7 @@ def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> Genera
     """The error for a run that crashed. `given`: inputs with values from the user."""
     return GenerationError(
         f"{model.path}: {how}, on {_whose_values(model, given)}; without a run the model opens, so where its nodes are "
-        f"holds; other values: `inputs=NAME=FILE.npy`"
+        "holds; other values: `inputs=NAME=FILE.npy`"
     )
 
 

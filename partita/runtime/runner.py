@@ -109,7 +109,7 @@ def _check_rolling(folder: Path, contract: Contract, chain: Sequence[Provider]) 
     if unknown and any(state.rolls for state in contract.states):
         raise ProviderError(
             f"{folder}: the cache of some layers holds their window alone, and {unknown[0]} is not known to keep such "
-            f"a cache; name another provider, or export with `cache=fixed`"
+            "a cache; name another provider, or export with `cache=fixed`"
         )
 
 

@@ -135,5 +135,5 @@ class _Reader:
     def bad(self, name: str, value: Any) -> PackageError:
         return PackageError(
             f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or leave "
-            f"`sampling` out"
+            "`sampling` out"
         )

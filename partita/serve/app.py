@@ -152,7 +152,7 @@ def model_names(adapters: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, s
             if adapter in names:
                 raise UsageError(
                     f"two models are called {adapter}: the adapter of {package}, and another; give the packages other "
-                    f"names with `name`, or serve them apart"
+                    "names with `name`, or serve them apart"
                 )
             names[adapter] = package, adapter
     return names

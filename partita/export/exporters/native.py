@@ -165,7 +165,7 @@ def _check_fixed(options: ExportOptions, target: Target) -> None:
     if not options.static_shapes:
         raise UsageError(
             f"`with_adapters`: {target.provider} takes inputs that have a default for constants, and so "
-            f"reads no adapter; add `static_shapes=True`, where they have none"
+            "reads no adapter; add `static_shapes=True`, where they have none"
         )
 
 

@@ -98,7 +98,7 @@ def check_memory(
         raise ResourceError(
             f"`calibrate={text.name}`: calibrating on {text.tokens:,} tokens takes about "
             f"{human_bytes(needed)} of memory, {human_bytes(waiting)} of it for the text, and {human_bytes(int(free))} "
-            f"are free; calibrate on a shorter text, or leave `calibrate` out"
+            "are free; calibrate on a shorter text, or leave `calibrate` out"
         )
 
 
@@ -181,7 +181,7 @@ class _Rounds:
             raise CheckpointError(
                 f"{self.checkpoint.where}: what is multiplied by {what} overflows float32 on "
                 f"`calibrate={self.text.name}`, though no weight is NaN or infinite; leave "
-                f"`calibrate` out"
+                "`calibrate` out"
             )
 
     def _round(self, packing: Packing, given: Sequence[torch.Tensor]) -> Round:

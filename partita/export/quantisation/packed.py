@@ -160,7 +160,7 @@ class Packed:
         if self.packing.quantiser == as_stored.QUANTISER and not torch.equal(cast.float(), scales.float()):
             raise CheckpointError(
                 f"tensor {self.name}: its stored scales are not exactly {of_ir(self.dtype)}; export with "
-                f"`activations=fp32`"
+                "`activations=fp32`"
             )
         return cast
 

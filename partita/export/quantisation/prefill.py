@@ -39,7 +39,7 @@ def prefill_plan(options: ExportOptions, target: Target | None, plan: Plan | Non
     if options.computing.dtype != "float32":
         raise UsageError(
             f"`prefill_precision={asked}`: the package computes in {options.computing.dtype} between its products, "
-            f"this graph in float32; add `activations=fp32`, or leave it out"
+            "this graph in float32; add `activations=fp32`, or leave it out"
         )
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
     forms = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)

@@ -46,7 +46,7 @@ def _check_said(plan: Plan, modules: Iterable[str], plain: Plain, taken: Taken) 
     if said is not None and said != bits:
         raise UsageError(
             f"`keep`: {plain.name} is stored in {bits} bits, and would be rounded a second time; add "
-            f"`requantise=True`, or leave it out"
+            "`requantise=True`, or leave it out"
         )
 
 

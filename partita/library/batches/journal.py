@@ -209,7 +209,7 @@ class Journal:
             what = listing([_difference(name, earlier.get(name), run.get(name)) for name in different])
             raise UsageError(
                 f"{self.path}: has the answers so far of another run: {what}; finish that run with its own options, "
-                f"remove the file to begin anew, or choose another `output`"
+                "remove the file to begin anew, or choose another `output`"
             )
         return seed
 

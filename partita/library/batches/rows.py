@@ -187,7 +187,7 @@ def _tokens(data: Mapping[str, Any], given: str, defaults: RowDefaults, text: Te
     if given == "messages" and any(isinstance(each, str) for each in (value if is_list(value) else [value])):
         raise UsageError(  # most often JSON in a column of texts
             f"messages is {str(value)[:40]!r}, a text; it must be a list of objects with role and content. Give the "
-            f"user's message as prompt, with `chat=True`"
+            "user's message as prompt, with `chat=True`"
         )
     if given == "tokens" or (given == "prompt" and not isinstance(value, str)):
         raise UsageError(f"{given} is {str(value)[:40]!r}; it must be {'token ids' if given == 'tokens' else 'a text'}")

@@ -141,7 +141,7 @@ class NextTokens:
         """Handle logits that are not finite: end the row (True), raise GenerationError, or ignore them (False)."""
         message = (
             f"the logits of step {self.made}, row {index}, are not finite; export the checkpoint in a higher "
-            f"`precision`, or check its weights"
+            "`precision`, or check its weights"
         )
         if row.request.fails_alone and self.cache.wipe(index):
             row.finish, row.error = "error", message

@@ -66,6 +66,6 @@ def _takes_no_several(runner: Runner) -> str | None:
     if not graphs.appends(live):
         return (
             f"at batch size {contract.batch_size} its attention takes one token at a time, and no row has a step of "
-            f"its own; export with `batch_size=1`, or with `attention=onnx24`"
+            "its own; export with `batch_size=1`, or with `attention=onnx24`"
         )
     return "its graph gives the logits of the last token alone"
