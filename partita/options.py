@@ -182,8 +182,13 @@ def option_flags() -> Mapping[str, str]:
 
 
 def with_flags(text: str) -> str:
-    """A message with its options as flags: `--max-length 5` for `` `max_length=5` ``."""
-    return rename_options(text, option_flags(), as_flag) if "`" in text else text
+    """A message with its options as flags: `--max-length 5` for `` `max_length=5` ``. Words of this process's command
+    line stay as they are.
+    """
+    if "`" not in text:
+        return text
+    typed = (part for word in sys.argv for part in (word, word.partition("=")[2]))
+    return rename_options(text, option_flags(), as_flag, typed)
 
 
 def checked(options: T) -> T:

@@ -46,6 +46,22 @@ def test_the_command_line_prints_options_as_flags(message: str, printed: str) ->
     assert with_flags(message) == printed
 
 
+@pytest.mark.parametrize(
+    ("typed", "message", "printed"),
+    [
+        ("`seed`", "`seed`: no such folder", "`seed`: no such folder"),
+        ("`seed`", "`seed` is 1; `input=`seed``: no", "`seed` is 1; --input `seed`: no"),
+        ("cpu:a`b", "`pins=cpu:a`b`: no module; add `providers`", "--pin cpu:a`b: no module; add --provider"),
+        ("--provider-option=cpu.a=`x`", "`provider_options=cpu.a=`x``: no", "--provider-option cpu.a=`x`: no"),
+    ],
+)
+def test_words_of_the_user_stay_as_they_are(
+    typed: str, message: str, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["partita", "verb", typed])
+    assert with_flags(message) == printed
+
+
 def test_a_row_of_a_prompt_file_names_its_own_fields() -> None:
     message = "`max_new_tokens=0` and `seed`: `chat=True`"
     renamed = rename_options(message, {"max_new_tokens": "max_tokens", "seed": "seed"}, as_field)

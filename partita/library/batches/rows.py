@@ -170,7 +170,8 @@ def answered(row: InputRow, answer: Answer, logprobs: Sequence[TokenLogprobs] | 
 
 def failed(row: InputRow, error: PartitaError) -> RowAnswer:
     """The answer row of a row with an error, whose message names the row's fields."""
-    message = rename_options(str(error), row.fields, as_field)
+    given = [value for value in row.data.values() if isinstance(value, str)]
+    message = rename_options(str(error), row.fields, as_field, given)
     return RowAnswer(row.index, row.key, None, (), None, "error", None, " ".join(message.split()))
 
 
