@@ -100,7 +100,7 @@ def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[Part
 
     (note,) = chat_notes(Reader(lambda folder: frozenset(), chat), hidden, "tokenizers")
     named = "chat.json: " if error is PackageError else ""
-    assert note == f"generate --chat will fail: {named}it is damaged; do it again"
+    assert note == f"chat will fail: {named}it is damaged; do it again"
 
 
 @pytest.mark.parametrize(

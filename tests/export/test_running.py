@@ -113,7 +113,7 @@ def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, veri
     assert manifest.graph.attention == "onnx24"
     assert [(entry.chain, entry.status) for entry in manifest.smoke] == [("cpu", "ran")]
     assert smoke_on_cpu(summary.out, manifest).status == "ran", "what was published runs"
-    (note,) = [note for note in summary.notes if "gqa was tried and rejected" in note]
+    (note,) = [note for note in summary.notes if "gqa` was tried and rejected" in note]
     assert "does not run on cpu" in note and "head_size" in note and ".partial" not in note
     assert "gqa does not run on cpu" in summary.attention_reason
     if asked:
