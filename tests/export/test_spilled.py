@@ -97,6 +97,6 @@ def test_a_model_larger_than_the_memory_needs_a_layer_at_a_time(
     free = shutil.disk_usage(tmp_path).free
     assert spilled.resident_parameters(tensors, tmp_path, free) == every, "what is written before takes the room"
     monkeypatch.setattr(known_answer, "free_bytes", lambda: every * 4.0)
-    with pytest.raises(ResourceError, match="needs about.* on the disk of OUT"):
+    with pytest.raises(ResourceError, match="needs about.* on the disk of `out`"):
         known_answer.check_memory(every, 0)
     known_answer.check_memory(some, 0)

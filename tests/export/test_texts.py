@@ -24,7 +24,7 @@ from tests.conftest import TinyCheckpoint
 Reads = Callable[[Path, Checkpoint], Text]
 READERS: dict[str, Reads] = {
     "calibrate": lambda path, checkpoint: calibration.read_text(path, checkpoint, 64),
-    "quality-text": lambda path, checkpoint: quality.read_text(path, checkpoint, 300, 64, 1 << 20),
+    "quality_text": lambda path, checkpoint: quality.read_text(path, checkpoint, 300, 64, 1 << 20),
 }
 
 
@@ -43,7 +43,7 @@ def test_a_tokenizer_without_a_file_that_is_called_so_reads_texts(
 
 @pytest.mark.parametrize("option", READERS)
 def test_a_folder_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
-    with pytest.raises(UsageError, match=rf"^--{option} {tmp_path}: a folder; a text is read from a file"):
+    with pytest.raises(UsageError, match=rf"^`{option}={tmp_path}`: a folder; a text is read from a file"):
         READERS[option](tmp_path, open_checkpoint(str(tiny_checkpoint("llama"))))
 
 
@@ -55,7 +55,7 @@ def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opti
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_bytes, args=(b"too short a text",), daemon=True)
     writer.start()
-    with pytest.raises(UsageError, match=rf"--{option} .*pipe: a pipe or a device, .* a text is read from a file"):
+    with pytest.raises(UsageError, match=rf"`{option}=.*pipe`: a pipe or a device, .* a text is read from a file"):
         READERS[option](pipe, open_checkpoint(str(tiny_checkpoint("llama"))))
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     writer.join()
@@ -65,7 +65,7 @@ def test_a_pipe_is_no_text(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, opti
 @pytest.mark.parametrize("option", READERS)
 def test_an_empty_text_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, option: str) -> None:
     (path := tmp_path / "empty.txt").touch()
-    with pytest.raises(UsageError, match=rf"--{option} .*empty\.txt: too short: 0 tokens, and at least"):
+    with pytest.raises(UsageError, match=rf"`{option}=.*empty\.txt`: too short: 0 tokens, and at least"):
         READERS[option](path, open_checkpoint(str(tiny_checkpoint("llama"))))
 
 
@@ -89,7 +89,7 @@ def words(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFact
 def test_a_text_that_the_tokenizer_does_not_know_says_nothing(words: Checkpoint, tmp_path: Path, option: str) -> None:
     path = tmp_path / "text.txt"
     path.write_text("drei vier " * 2000)
-    with pytest.raises(UsageError, match=rf"--{option} .*: the tokenizer does not know ([\d,]+) of its \1 tokens"):
+    with pytest.raises(UsageError, match=rf"`{option}=.*`: the tokenizer does not know ([\d,]+) of its \1 tokens"):
         READERS[option](path, words)
     path.write_text("one two three " * 2000)
     assert READERS[option](path, words).tokens > 256
