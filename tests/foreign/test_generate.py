@@ -38,7 +38,7 @@ def test_a_longer_text_is_a_matter_of_an_option(sample: Sample, capsys: pytest.C
     )
     with partita.load(folder, "cpu", max_length=16) as model, pytest.raises(partita.GenerationError) as caught:
         model.generate([5] * 40)
-    assert "max_length=64" in str(caught.value)
+    assert "--max-length 64" in str(caught.value)
     words_of_the_model = "64; shorten it: the model supports at most 64 positions$"
     with partita.load(folder, "cpu") as model, pytest.raises(partita.GenerationError, match=words_of_the_model):
         model.generate([5] * 70)
