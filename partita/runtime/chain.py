@@ -100,7 +100,7 @@ def open_session(
         if not active:
             raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
         began = time.perf_counter()
-        prepared, cpu = set_up(path.name, active, opening, attention)
+        prepared, cpu = set_up(path, active, opening, attention)
         before = memory_before(active)
         try:
             session = _open_quiet(path, active, replace(prepared, strict=CPU not in ort_names(active)))

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from partita.runtime.cpu.settings import EXACT
+
 TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -22,7 +24,9 @@ def plain_tokens(
 
     `sizes`: KV heads and head size, where the graph leaves them open.
     """
-    session = ort.InferenceSession(path, providers=list(providers), enable_fallback=0)
+    options = ort.SessionOptions()
+    options.add_session_config_entry(EXACT, "1")
+    session = ort.InferenceSession(path, options, providers=list(providers), enable_fallback=0)
     asked = {port.name for port in session.get_inputs()}
     pasts = [port for port in session.get_inputs() if port.name.startswith("past_key_values")]
     cache = {

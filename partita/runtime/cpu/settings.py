@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from partita import streams
@@ -14,10 +15,12 @@ from partita.errors import UsageError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
+from partita.runtime.contents.light import read_light
 from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose
 from partita.runtime.cpu.cores import cpu_flags, integer_unit, usable_cores
 from partita.runtime.cpu.huge_pages import Range
+from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.ort.session import Opening, Session
 
 SPINNING = "session.intra_op.allow_spinning"
@@ -27,12 +30,12 @@ PACKING = "session.prepack.enable_parallel"
 """Weights are packed by all threads; ONNX Runtime's default, of 1.31 too, is one."""
 EXACT = "session.x64quantprecision"
 """Products of 8-bit integers are exact on processors of x86 without an instruction for them, where pairs of products
-saturate at 16 bits otherwise (onnxruntime_session_options_config_keys.h). It is slower, so only there.
+saturate at 16 bits otherwise (onnxruntime_session_options_config_keys.h). It is slower, so it is set only there.
 """
 
 
 def set_up(
-    file: str, active: Sequence[Resolution], opening: Opening, attention: Attention | None
+    path: Path, active: Sequence[Resolution], opening: Opening, attention: Attention | None
 ) -> tuple[Opening, CpuSession | None]:
     """The opening with what the CPU provider needs in it, and the settings as a report has them; None without the
     provider.
@@ -52,14 +55,14 @@ def set_up(
     stopping = spinning and cpu.options.get("spinning_after") == "0"
     config = {SPINNING: str(int(spinning)), PACKING: str(int(packing)), STOPPING: str(int(stopping))}
     opening = replace(opening, config={**opening.config, **config})
-    if integer_unit() == "":
+    if integer_unit() == "" and takes_exact(path):
         opening = replace(opening, config={**opening.config, EXACT: "1"})
     choice = _attention_choice(attention, active, cpu, threads)
     if choice is not None:
         variable = {VARIABLE: "1" if choice.path == "naive" else "0"}
         opening = replace(opening, environment={**opening.environment, **variable})
     settings = CpuSession(
-        file=file,
+        file=path.name,
         threads=threads,
         threads_reason=why,
         cores=cores.allowed,
@@ -69,6 +72,29 @@ def set_up(
         attention=choice,
     )
     return opening, settings
+
+
+def takes_exact(path: Path) -> bool:
+    """Whether the model in `path` runs with `EXACT`.
+
+    With it ONNX Runtime turns int8 weights into uint8, and gives a DequantizeLinear without zero point one of the wrong
+    shape; the run then fails (1.31.1, seen).
+    """
+    import onnx
+
+    try:
+        model = read_light(path)
+    except (OSError, ValueError):  # ONNX Runtime reports what is wrong with the file
+        return False
+    weights = {
+        tensor.name
+        for graph in all_graphs(model.graph)
+        for tensor in graph.initializer
+        if tensor.data_type == onnx.TensorProto.INT8
+    }
+    nodes = [node for node in all_nodes(model.graph) if node.input and node.input[0] in weights]
+    nodes += [node for function in model.functions for node in all_nodes(function)]  # where constants have other names
+    return not any(node.op_type == "DequantizeLinear" and not any(node.input[2:]) for node in nodes)
 
 
 def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:

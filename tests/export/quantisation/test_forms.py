@@ -21,6 +21,7 @@ from partita.export.quantisation.reference import written_rows
 from partita.export.quantisation.rewrite import Placed
 from partita.export.quantisers import Grid
 from partita.export.weight_sources import initializers
+from partita.runtime.cpu.settings import EXACT, takes_exact
 from tests.conftest import TinyCheckpoint
 from tests.export.integers import wide_integers
 from tests.export.quantisation.test_packed import plain
@@ -77,7 +78,10 @@ class Written:
         path = self.folder / "one.onnx"
         ir.save(self.model, path)
         onnx.checker.check_model(path)
-        return np.asarray(ort.InferenceSession(path).run(None, {"x": feed})[0])
+        options = ort.SessionOptions()
+        if takes_exact(path):  # as in Partita's own sessions on processors that need it
+            options.add_session_config_entry(EXACT, "1")
+        return np.asarray(ort.InferenceSession(path, options).run(None, {"x": feed})[0])
 
     def read_back(self) -> np.ndarray:
         """The weight as the reference of the known answer reads it."""

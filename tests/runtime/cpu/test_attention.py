@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from partita import streams
 from partita.errors import UsageError
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.cpu import settings
 from partita.runtime.cpu.attention import MOST_SCRATCH, VARIABLE, Attention, Form, choose, find_attention, within
-from partita.runtime.ort.session import Opening
+from partita.runtime.ort.session import Opening, open_native
 
 FORM = Form(8, 64, windowed=False)
 ATTENTION = Attention(frozenset({FORM}), batch=1, tokens=512, length=512)
@@ -90,7 +93,7 @@ def processor(monkeypatch):
 
 
 def chosen(attention, active=CPU, opening=None):
-    opened, cpu = settings.set_up("model.onnx", active, opening or Opening(), attention)
+    opened, cpu = settings.set_up(Path("model.onnx"), active, opening or Opening(), attention)
     assert cpu is not None
     return dict(opened.environment), cpu.attention
 
@@ -141,7 +144,7 @@ def test_the_process_of_another_program_keeps_its_variables(monkeypatch):
 )
 def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spinning, reason):
     active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"spinning": option} if option else {}})
-    opened, cpu = settings.set_up("model.onnx", active, Opening(threads=threads), None)
+    opened, cpu = settings.set_up(Path("model.onnx"), active, Opening(threads=threads), None)
     assert cpu is not None
     assert (cpu.spinning, cpu.spinning_reason) == (spinning, reason)
     assert opened.config[settings.SPINNING] == str(int(spinning))
@@ -149,20 +152,45 @@ def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spi
 
 
 @pytest.mark.parametrize(
-    ("chain", "options", "unit", "key", "value"),
+    ("chain", "options", "key", "value"),
     [
-        ("cpu", {}, None, settings.STOPPING, "0"),
-        ("cpu", {"spinning_after": "0"}, None, settings.STOPPING, "1"),
-        ("cpu", {}, None, settings.PACKING, "1"),
-        ("cpu", {"parallel_packing": "0"}, None, settings.PACKING, "0"),
-        ("cpu,cuda", {}, None, settings.PACKING, "0"),
-        ("cpu", {}, "", settings.EXACT, "1"),
-        ("cpu", {}, "avx512_vnni", settings.EXACT, None),
-        ("cpu", {}, None, settings.EXACT, None),
+        ("cpu", {}, settings.STOPPING, "0"),
+        ("cpu", {"spinning_after": "0"}, settings.STOPPING, "1"),
+        ("cpu", {}, settings.PACKING, "1"),
+        ("cpu", {"parallel_packing": "0"}, settings.PACKING, "0"),
+        ("cpu,cuda", {}, settings.PACKING, "0"),
     ],
 )
-def test_the_session_configuration_of_the_cpu_provider(monkeypatch, chain, options, unit, key, value):
-    """Products of integers are exact where the processor would let them saturate."""
-    monkeypatch.setattr(settings, "integer_unit", lambda: unit)
+def test_the_session_configuration_of_the_cpu_provider(chain, options, key, value):
     active = resolve(parse_chain(chain), ["CUDAExecutionProvider", "CPUExecutionProvider"], {"cpu": options})
-    assert settings.set_up("model.onnx", active, Opening(), None)[0].config.get(key) == value
+    assert settings.set_up(Path("model.onnx"), active, Opening(), None)[0].config.get(key) == value
+
+
+def rounded_product(path: Path, kind: type[np.signedinteger | np.unsignedinteger], *, zero_point: bool) -> Path:
+    """A file with the product of `x` [1, 4] and a weight of 8-bit integers [4, 2]."""
+    constants = {"weight": np.ones((4, 2), kind), "scale": np.ones(2, np.float32)}
+    if zero_point:
+        constants["zero"] = np.zeros(2, kind)
+    nodes = [
+        helper.make_node("DequantizeLinear", list(constants), ["w"], axis=1),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 2))]
+    values = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], values)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "zero_point"), [(np.int8, True), (np.int8, False), (np.uint8, False)])
+@pytest.mark.parametrize("unit", ["", "avx512_vnni", None])
+def test_integer_products_are_exact_where_the_session_runs(monkeypatch, tmp_path, unit, kind, zero_point):
+    monkeypatch.setattr(settings, "integer_unit", lambda: unit)
+    path = rounded_product(tmp_path / "model.onnx", kind, zero_point=zero_point)
+    opened, _ = settings.set_up(path, CPU, Opening(), None)
+    assert opened.config.get(settings.EXACT) == ("1" if unit == "" and (zero_point or kind is np.uint8) else None)
+    session = open_native(path, CPU, opened)
+    outputs, failure = session.run_once({"x": np.ones((1, 4), np.float32)})
+    session.close()
+    assert outputs is not None and not failure, failure
+    assert outputs[0].tolist() == [[4.0, 4.0]]
