@@ -83,7 +83,7 @@ def main() -> None:
     table = Table()
     with own_compile_cache():
         from partita.library.exporting import run_export
-        from partita.options import ExportOptions
+        from partita.options.export import ExportOptions
 
         words = {name: getattr(given, name) for name in ("precision", "block_size", "max_length")}
         options = ExportOptions(checkpoint=given.checkpoint, out=given.out, force=True, target=given.target, **words)

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.runtime.sampling import make_sampler
 
 VOCABULARY = 151_936

@@ -1,7 +1,7 @@
 """The command line: which verbs there are, how a command starts, and how it ends.
 
-Only typer is imported here. The options of a verb are in `partita.options`; the verb itself lives in
-`partita.commands` and is imported when it is called, so that `--help`, a usage error and `report show` stay fast and
+Only typer is imported here. The options of a verb are in `partita.options`, the verb itself in `partita.commands`; both
+are imported when it is called, so that `--help`, a usage error and `report show` stay fast and
 load neither torch nor onnxruntime nor transformers.
 """
 
@@ -23,43 +23,116 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita import extras, options, streams
-from partita.commands.build import Verb, add
+from partita import streams
+from partita.commands.build import Verb, group_of
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, ResourceError, public_type
-from partita.options import with_flags
 from partita.remedies import permission, what_to_do
 from partita.signals import TerminatedError, ended_by_exception, received
 
 VERBS = (
-    Verb("export", options.ExportCommand, "export ./my-checkpoint ./package --precision fp16 --max-length 512"),
-    Verb("generate", options.GenerateCommand, 'generate ./package "Return the" --max-new-tokens 64 --report run.json'),
-    Verb("chat", options.ChatCommand, "chat ./package --system 'You answer in one sentence.'"),
-    Verb("serve", options.ServeCommand, "serve ./package --provider cpu --port 8000"),
-    Verb("verify", options.VerifyCommand, "verify ./package --provider cpu"),
-    Verb("evaluate", options.EvaluateCommand, "evaluate ./package-int4 --provider cpu"),
-    Verb("inspect", options.InspectCommand, "inspect ./package --against ./other-package"),
     Verb(
-        "place", options.PlaceCommand, "place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0"
+        "export",
+        "export:ExportCommand",
+        "Export a checkpoint and check the package against the model.",
+        "export ./my-checkpoint ./package --precision fp16 --max-length 512",
     ),
-    Verb("support", options.SupportCommand, "support Resize com.microsoft:MatMulNBits --provider webgpu"),
-    Verb("bench", options.BenchCommand, "bench ./package --providers webgpu cpu"),
-    Verb("providers", options.ProvidersCommand, "providers --json"),
+    Verb(
+        "generate",
+        "generation:GenerateCommand",
+        "Generate text from a package or another exporter's folder.",
+        'generate ./package "Return the" --max-new-tokens 64 --report run.json',
+    ),
+    Verb(
+        "chat",
+        "generation:ChatCommand",
+        "Talk to a package whose tokenizer has a chat template.",
+        "chat ./package --system 'You answer in one sentence.'",
+    ),
+    Verb(
+        "serve",
+        "serve:ServeCommand",
+        "Serve packages over HTTP with OpenAI's API.",
+        "serve ./package --provider cpu --port 8000",
+    ),
+    Verb(
+        "verify",
+        "inspection:VerifyCommand",
+        "Replay the known answer of a package on a provider.",
+        "verify ./package --provider cpu",
+    ),
+    Verb(
+        "evaluate",
+        "inspection:EvaluateCommand",
+        "Measure the perplexity of a package and of its original.",
+        "evaluate ./package-int4 --provider cpu",
+    ),
+    Verb(
+        "inspect",
+        "inspection:InspectCommand",
+        "Show what a package holds, without running it.",
+        "inspect ./package --against ./other-package",
+    ),
+    Verb(
+        "place",
+        "placement:PlaceCommand",
+        "Show where the nodes of any ONNX model would run, and why.",
+        "place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0",
+    ),
+    Verb(
+        "support",
+        "placement:SupportCommand",
+        "Measure which operators a provider supports.",
+        "support Resize com.microsoft:MatMulNBits --provider webgpu",
+    ),
+    Verb(
+        "bench",
+        "bench:BenchCommand",
+        "Benchmark one prompt on several providers.",
+        "bench ./package --providers webgpu cpu",
+    ),
+    Verb(
+        "providers",
+        "inspection:ProvidersCommand",
+        "Show which execution providers run on this machine.",
+        "providers --json",
+    ),
 )
 """In the order of the help."""
 REPORT_VERBS = (
-    Verb("show", options.ShowCommand, "show run.json"),
-    Verb("html", options.HtmlCommand, "html run.json --out run.html"),
-    Verb("markdown", options.MarkdownCommand, "markdown run.json >> $GITHUB_STEP_SUMMARY"),
-    Verb("explain", options.ExplainCommand, "explain run.json layers.0.mlp.up_proj/MatMul"),
-    Verb("diff", options.DiffCommand, "diff last-week.json today.json"),
-    Verb("check", options.CheckCommand, "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2"),
-    Verb("trace", options.TraceCommand, "trace run.json --out trace.json"),
+    Verb("show", "reports:ShowCommand", "Show a report: what happened, what to do, the tables.", "show run.json"),
+    Verb("html", "reports:HtmlCommand", "Write a report as one HTML page.", "html run.json --out run.html"),
+    Verb(
+        "markdown",
+        "reports:MarkdownCommand",
+        "Write a report as Markdown, for CI job summaries.",
+        "markdown run.json >> $GITHUB_STEP_SUMMARY",
+    ),
+    Verb(
+        "explain",
+        "reports:ExplainCommand",
+        "Show everything known about one node.",
+        "explain run.json layers.0.mlp.up_proj/MatMul",
+    ),
+    Verb("diff", "reports:DiffCommand", "Show what changed between two reports.", "diff last-week.json today.json"),
+    Verb(
+        "check",
+        "reports:CheckCommand",
+        "Check a report against limits, for CI.",
+        "check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2",
+    ),
+    Verb(
+        "trace",
+        "reports:TraceCommand",
+        "Write the observed runs as a trace for Perfetto.",
+        "trace run.json --out trace.json",
+    ),
 )
 HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 """Exit code of a command line that makes no sense."""
 app = typer.Typer(
     name="partita",
+    cls=group_of(VERBS, "{name}:run"),
     help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
     "and see what ran where.",
     invoke_without_command=True,
@@ -68,14 +141,11 @@ app = typer.Typer(
 )
 report = typer.Typer(
     name="report",
+    cls=group_of(REPORT_VERBS, "report:{name}", "report "),
     help="Inspect, compare and check partition reports.",
     invoke_without_command=True,
     rich_markup_mode=None,
 )
-for verb in VERBS:
-    add(app, verb, f"{verb.name}:run")
-for verb in REPORT_VERBS:
-    add(report, verb, f"report:{verb.name}")
 app.add_typer(report)
 
 PROGRAM = "partita"
@@ -206,10 +276,14 @@ def _explained(error: BaseException, debug: bool) -> tuple[str, str, int, Partit
         return "UsageError", _usage_error(error), error.exit_code, None
     if isinstance(error, OSError):
         return "SystemError", _system_error(error), 1, None
+    from partita import extras
+
     ours = error if isinstance(error, PartitaError) else extras.explain(error, foreign=True)
     if isinstance(error, MemoryError):
         ours = ResourceError("out of memory; close other models, or use a smaller one")
     if ours is not None:
+        from partita.options.flags import with_flags
+
         return public_type(ours), with_flags(str(ours)), ours.exit_code, ours
     hint = "" if debug else "; this is a bug in Partita, --debug shows where"
     return "InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1, None

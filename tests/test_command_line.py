@@ -15,7 +15,7 @@ import typer
 
 from partita.cli import REPORT_VERBS, VERBS, app, run
 from partita.commands.build import read_size
-from partita.options import PathText, described
+from partita.options.fields import PathText, described
 
 NAMED_FILE = re.compile(r"=(PATH|FILE|FOLDER)")
 """In a metavar: an option that takes a name and a file."""
@@ -27,8 +27,8 @@ def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
     if inner is None:
         yield path, command
         return
-    for name, child in inner.items():
-        yield from commands(child, (*path, name))
+    for name in inner:
+        yield from commands(command.get_command(None, name), (*path, name))
 
 
 EVERY = list(commands(typer.main.get_command(app)))
@@ -39,7 +39,7 @@ def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
     for path, command in EVERY:
         verb = next(verb for verb in (*VERBS, *REPORT_VERBS) if verb.name == path[-1])
         paths = {
-            each.name for each in described(verb.options) if each.is_path or PathText in typing.get_args(each.type)
+            each.name for each in described(verb.record()) if each.is_path or PathText in typing.get_args(each.type)
         }
         for parameter in command.params:
             if NAMED_FILE.search(parameter.metavar or ""):

@@ -39,8 +39,8 @@ def helped() -> Iterator[tuple[str, str]]:
     """Examples of --help, by the words of their command."""
 
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from below(inner, (*words, name))
+        for name in getattr(command, "commands", {}):
+            yield from below(command.get_command(None, name), (*words, name))
         if command.epilog:
             yield f"{' '.join(words)} --help", command.epilog.removeprefix(PREFIX)
 
@@ -104,12 +104,12 @@ def test_an_example_works(
         assert (place_of_examples / words[3] / "manifest.json").is_file()
         return
     if words[1] == "serve":  # it would not end; tests/serve/test_command.py runs it
-        serve: Any = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+        serve: Any = typer.main.get_command(cli.app).get_command(None, "serve")  # type: ignore[attr-defined]
         assert serve.make_context("serve", words[2:]).params["packages"]
         return
     if example in ELSEWHERE:
         group: Any = typer.main.get_command(cli.app)
-        assert group.commands[words[1]].make_context(words[1], words[2:]).params["target"] == "cuda"
+        assert group.get_command(None, words[1]).make_context(words[1], words[2:]).params["target"] == "cuda"
         return
     arguments = [*words[1:], *(["--rounds", "2"] if words[1] == "bench" else [])]
     if "--dry-run" in arguments or "cuda" in arguments:

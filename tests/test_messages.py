@@ -11,13 +11,13 @@ import pytest
 
 from partita.errors import PartitaError
 from partita.messages import as_field, rename_options
-from partita.options import with_flags
+from partita.options.flags import with_flags
 from partita.remedies import Remedy
 from tests.conftest import REPOSITORY
 
 FLAG = re.compile(r"(?:^|(?<=[\s(`'\"/]))--[a-z]")
 WORD = re.compile(r"--[a-z-]+")
-COMMAND_LINE_ONLY = ("messages.py", "options.py", "cli.py", "commands", "bench", "demo", "views")
+COMMAND_LINE_ONLY = ("messages.py", "options", "cli.py", "commands", "bench", "demo", "views")
 """Files and folders whose texts only the command line prints."""
 STORED = (
     "partita/diagnosis",

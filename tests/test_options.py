@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +11,18 @@ import pytest
 import typer
 
 import partita
-from partita import options
 from partita.cli import app
 from partita.commands.build import split_pairs
 from partita.errors import UsageError
 from partita.library.batches.rows import SAMPLED as OF_ROWS
-from partita.options import (
-    BenchOptions,
-    ExportOptions,
-    InspectOptions,
-    LoadOptions,
-    PlaceOptions,
-    ProvidersOptions,
-    Range,
-    Sampling,
-    SupportOptions,
-    checked,
-    described,
-)
+from partita.options.bench import BenchOptions
+from partita.options.export import ExportOptions
+from partita.options.fields import Range, checked, described
+from partita.options.flags import option_groups
+from partita.options.groups import LoadOptions
+from partita.options.inspection import InspectOptions, ProvidersOptions
+from partita.options.placement import PlaceOptions, SupportOptions
+from partita.options.sampling import Sampling
 
 FUNCTIONS = {
     "load": LoadOptions,
@@ -39,7 +33,7 @@ FUNCTIONS = {
     "inspect": InspectOptions,
     "providers": ProvidersOptions,
 }
-RECORDS = [cls for name, cls in vars(options).items() if name.endswith(("Options", "Command")) and is_dataclass(cls)]
+RECORDS = option_groups()
 SAMPLED = [each.name for each in described(Sampling) if each.name != "source"]
 
 
@@ -69,9 +63,9 @@ def test_a_sampling_option_is_found_everywhere(name: str) -> None:
 
     flags = [flag for each in described(Sampling) if each.name == name for flag in each.option.flags]
     flag = flags[0] if flags else f"--{name.replace('_', '-')}"
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
     for verb in ("generate", "chat"):
-        assert any(flag in parameter.opts for parameter in commands[verb].params)
+        assert any(flag in parameter.opts for parameter in group.get_command(None, verb).params)
     assert name in OF_ROWS, "rows of prompt files"
     assert name in SAMPLING or name == "max_new_tokens", "bodies of the server"
     for function in (partita.Model.generate, partita.Model.chat, partita.request):

@@ -20,7 +20,7 @@ import pytest
 from partita.cli import REPORT_VERBS, VERBS, run
 from partita.errors import ReportError
 from partita.files import STDIN, claim, write_text
-from partita.options import PathText, described
+from partita.options.fields import PathText, described
 from tests.conftest import Exported, TinyCheckpoint
 from tests.test_cli import child_environment
 
@@ -70,7 +70,7 @@ def path_parameters() -> set[str]:
     """`verb parameter` of everything on the command line that is a path."""
     found = set()
     for prefix, verb in [*(("", verb) for verb in VERBS), *(("report ", verb) for verb in REPORT_VERBS)]:
-        for each in described(verb.options):
+        for each in described(verb.record()):
             if each.is_path or typing.get_args(each.type)[:1] == (PathText,):
                 flag = next(iter(each.option.flags), each.name)
                 found.add(f"{prefix}{verb.name} {flag.removeprefix('--').replace('-', '_')}")

@@ -16,7 +16,7 @@ from partita.commands import providers as verb
 from partita.errors import UsageError
 from partita.machine.records import MachineReport, ProviderEntry
 from partita.machine.views.text import render
-from partita.options import ProvidersCommand
+from partita.options.inspection import ProvidersCommand
 from partita.providers.resolve import known_providers
 from partita.runtime import wheels
 from partita.runtime.machine import describe_machine

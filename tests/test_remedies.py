@@ -240,7 +240,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
     group: Any = typer.main.get_command(cli.app)
     command, rest = group, words
     while hasattr(command, "commands"):
-        command, rest = command.commands[rest[0]], rest[1:]
+        command, rest = command.get_command(None, rest[0]), rest[1:]
     found: dict[str, Any] = command.make_context(words[0], list(rest)).params
     return found
 

@@ -54,7 +54,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
     """The options and arguments as the command line reads them. Raises what it raises."""
     assert words[0] == "partita"
     group: Any = typer.main.get_command(cli.app)
-    verb = group.commands[words[1]]
+    verb = group.get_command(None, words[1])
     context = verb.make_context(words[1], list(words[2:]))
     found: dict[str, Any] = context.params
     return found

@@ -14,8 +14,10 @@ import pytest
 from tests.conftest import REPOSITORY
 
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
-HELP_LIMIT_SECONDS, IMPORT_LIMIT_SECONDS = 0.25, 0.06
-"""CPU time, with a margin for a busy machine; on an idle one (EPYC) help takes 0.12 s and the import 0.01 s."""
+IMPORT_LIMIT_SECONDS = 0.06
+"""CPU time, with a margin for a busy machine; on an idle one it takes 0.01 s."""
+HELP_LIMIT = 2.5
+"""CPU time in units of `import typer`, which takes 0.05 to 0.15 s; measured: 1.8."""
 
 # Runs the command line, then tells on a marked last line what it ended with and what it had loaded.
 RUN_AND_TELL = f"""
@@ -55,7 +57,7 @@ def cpu_seconds(*words: str, cwd: Path = REPOSITORY) -> tuple[float, str]:
 
 def test_help_is_quick():
     seconds, shown = cpu_seconds("-m", "partita", "--help")
-    assert "export" in shown and seconds < HELP_LIMIT_SECONDS
+    assert "export" in shown and seconds < HELP_LIMIT * cpu_seconds("-c", "import typer")[0]
 
 
 def test_the_import_is_quick():

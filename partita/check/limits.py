@@ -10,7 +10,8 @@ from partita.check.finding import find
 from partita.check.requirements import Requirement, short_form
 from partita.errors import UsageError
 from partita.observations.names import CPU
-from partita.options import PlacementLimits, option_flags
+from partita.options.flags import option_flags
+from partita.options.groups import PlacementLimits
 from partita.partition_reports.records import Report
 
 FIELD_OF = {"max_cpu_nodes": "cpu_nodes", "max_copies": "memcpy_nodes", "max_copy_bytes_per_token": "copy_bytes"}

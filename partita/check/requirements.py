@@ -15,7 +15,7 @@ from decimal import Decimal
 
 from partita.errors import UsageError
 from partita.observations.text_format import listing
-from partita.options import with_flags
+from partita.options.flags import with_flags
 
 SELECTORS = {
     "phase": "prefill, decode or run; without it: every phase",

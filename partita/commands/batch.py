@@ -33,7 +33,7 @@ from partita.library.generation import sampling_options
 from partita.library.notes import chunk_ignored
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.observations.text_format import plural
-from partita.options import SamplingValues
+from partita.options.sampling import SamplingValues
 from partita.package import Manifest
 from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import read_said

@@ -20,7 +20,7 @@ from partita.errors import INTERRUPTED, UsageError
 from partita.files import Output
 from partita.library.bench_rounds import Say
 from partita.library.benching import Plan
-from partita.options import BenchCommand
+from partita.options.bench import BenchCommand
 
 
 def run(options: BenchCommand) -> int:

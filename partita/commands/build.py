@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import Exit
 
 from partita.errors import PackageError, UsageError
-from partita.options import Described as Field
-from partita.options import ExportOptions, PathText, checked, described
-from partita.providers.resolve import parse_chain
-from partita.strangers import recognise
+from partita.options.fields import Described as Field
+from partita.options.fields import PathText, checked, described
 
 SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 """Bytes of each unit."""
@@ -29,30 +28,72 @@ CHAINS = {"providers": "providers", "provider": "providers", "target": "target",
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A command: its options, and an example without the names of the program and of the group."""
+    """A command of the command line."""
 
     name: str
-    options: type[Any]
+    options: str
+    """Module and class in `partita.options`; the docstring of the class is the help of the command."""
+    help: str
+    """Its line in the list of commands."""
     example: str
+    """Without the names of the program and of the group."""
+
+    def record(self) -> type[Any]:
+        """The class of its options."""
+        module, _, name = self.options.partition(":")
+        found: type[Any] = getattr(import_module(f"partita.options.{module}"), name)
+        return found
 
 
-def add(app: typer.Typer, verb: Verb, run: str) -> None:
-    """Add a verb to an app. Its help is the docstring of the options. `run`: `MODULE:FUNCTION` in `partita.commands`,
-    called with the options; returns the exit code, None for 0.
+def group_of(verbs: Sequence[Verb], run: str, prefix: str = "") -> type[TyperGroup]:
+    """A group of commands that builds each when it is called: the options of the others are not imported.
+
+    `run`: `MODULE:FUNCTION` in `partita.commands`, with `{name}` for that of the verb; the function takes the options
+    and returns the exit code, None for 0. `prefix`: names of the group in examples.
     """
-    parameters = [_parameter(each) for each in sorted(described(verb.options), key=lambda e: not e.option.positional)]
+    by_name = {verb.name: verb for verb in verbs}
+
+    class Verbs(TyperGroup):
+        """The commands of `verbs`, then those that were added to the group."""
+
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            self.commands: dict[str, Any] = {**dict.fromkeys(by_name), **self.commands}
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if self.commands.get(cmd_name) is None and cmd_name in by_name:
+                verb = by_name[cmd_name]
+                self.commands[cmd_name] = _command(verb, run.format(name=verb.name), prefix)
+            return super().get_command(ctx, cmd_name)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            rows = [
+                (name, by_name[name].help if name in by_name else command.help)
+                for name, command in self.commands.items()
+            ]
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+    return Verbs
+
+
+def _command(verb: Verb, run: str, prefix: str) -> Any:
+    """The command of a verb."""
+    record = verb.record()
+    parameters = [_parameter(each) for each in sorted(described(record), key=lambda e: not e.option.positional)]
 
     def call(**given: Any) -> None:
-        options = checked(verb.options(**_values(verb.options, given)))
+        options = checked(record(**_values(record, given)))
         check_early(options)
         module, _, function = run.partition(":")
         raise Exit(getattr(import_module(f"partita.commands.{module}"), function)(options) or 0)
 
-    call.__doc__ = verb.options.__doc__
+    call.__doc__ = record.__doc__
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    group = f"{app.info.name} " if app.info.name != "partita" else ""
-    app.command(verb.name, epilog=f"Example: partita {group}{verb.example}")(call)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(verb.name, epilog=f"Example: partita {prefix}{verb.example}")(call)
+    return typer.main.get_command(app)
 
 
 def _parameter(each: Field) -> inspect.Parameter:
@@ -135,6 +176,8 @@ def _values(options: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def check_early(options: Any) -> None:
     """Raise UsageError for an unknown provider, PackageError and CheckpointError for a missing or empty folder."""
+    from partita.providers.resolve import parse_chain
+
     libraries = getattr(options, "provider_libraries", None) or getattr(options, "target_libraries", None)
     if not libraries:  # a library may bring a provider of another name
         for name, argument in CHAINS.items():
@@ -148,7 +191,7 @@ def check_early(options: Any) -> None:
     operators = getattr(options, "operators", None)  # support refuses them beside a model, or compares tables
     if model is not None and not operators and not os.path.lexists(model):
         raise PackageError(f"{model}: no such file; name an ONNX file or a package")
-    if isinstance(options, ExportOptions):
+    if hasattr(options, "checkpoint"):
         from partita.library.exporting import check_before_loading
 
         check_before_loading(options)
@@ -157,6 +200,8 @@ def check_early(options: Any) -> None:
 def _check_package(path: Path) -> None:
     if path.is_dir() and any(path.iterdir()):
         return
+    from partita.strangers import recognise
+
     stranger = recognise(path)
     if path.is_dir() or not path.exists():
         raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)

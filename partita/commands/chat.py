@@ -32,7 +32,8 @@ from partita.library.requests import Ticket
 from partita.library.sampling import completed_for
 from partita.library.speculation import check_speculation
 from partita.observations.text_format import plural
-from partita.options import ChatCommand, group
+from partita.options.fields import group
+from partita.options.generation import ChatCommand
 from partita.package import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy

@@ -16,7 +16,7 @@ from partita.library.chain import chain_of, read_chain_options
 from partita.library.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import nats, plural
-from partita.options import EvaluateCommand
+from partita.options.inspection import EvaluateCommand
 from partita.package import Manifest, check_files
 from partita.package_records import Evaluation, Quality
 from partita.partition_reports.render.terminal import Page

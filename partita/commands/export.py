@@ -14,7 +14,7 @@ from partita.dtypes import EXACT
 from partita.library.exporting import run_export
 from partita.library.scratch import own_compile_cache
 from partita.observations.text_format import human_bytes, nats, plural
-from partita.options import ExportCommand
+from partita.options.export import ExportCommand
 from partita.package import Manifest
 from partita.package_records import PackedKind, PackedWeights, Verification
 

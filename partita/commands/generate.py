@@ -14,7 +14,8 @@ from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_chain_options
 from partita.library.sampling import Sampling, completed_for
 from partita.library.speculation import check_speculation
-from partita.options import GenerateCommand, group
+from partita.options.fields import group
+from partita.options.generation import GenerateCommand
 from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 

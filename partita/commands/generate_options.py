@@ -17,7 +17,8 @@ from partita.library.chain import ChainOptions, chain_of, read_by
 from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation
 from partita.observations.text_format import listing
-from partita.options import GenerateCommand, RunOptions, group
+from partita.options.fields import group
+from partita.options.generation import GenerateCommand, RunOptions
 from partita.runtime.text import MOST_BYTES
 
 

@@ -29,7 +29,8 @@ from partita.library.notes import chunk_ignored, idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.run_report import limits_error
 from partita.observations.text_format import percent, plural
-from partita.options import PlaceOptions, SamplingValues
+from partita.options.placement import PlaceOptions
+from partita.options.sampling import SamplingValues
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW

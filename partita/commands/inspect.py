@@ -7,7 +7,7 @@ from pathlib import Path
 from partita.commands.outputs import asked, prepare
 from partita.foreign.folder import Choice
 from partita.library.inspecting import choice_of_other, files_of, inspected
-from partita.options import InspectCommand
+from partita.options.inspection import InspectCommand
 
 VIEWS = "partita.inspection.views"
 DIFF_VIEWS = "partita.inspection.diff.views"

@@ -11,7 +11,7 @@ from partita.commands.terminal import note, stdout_console, write_stdout_bytes
 from partita.errors import PackageError, ReportError, UsageError
 from partita.files import STDIN, Output, claim
 from partita.observations.text_format import listing
-from partita.options import PathText
+from partita.options.fields import PathText
 from partita.partition_reports.render.view import load_view
 from partita.remedies import shell
 

@@ -18,7 +18,7 @@ from partita.library.chain import chain_of, read_by
 from partita.library.notes import not_used
 from partita.library.placing import place_model, read_place
 from partita.library.run_report import limits_error
-from partita.options import PlaceCommand
+from partita.options.placement import PlaceCommand
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
 

@@ -11,7 +11,7 @@ from partita.commands.terminal import note
 from partita.errors import GenerationError
 from partita.library.chain import Target
 from partita.observations.text_format import human_bytes
-from partita.options import option_flags
+from partita.options.flags import option_flags
 from partita.package import Manifest
 from partita.remedies import shell
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from partita.commands.outputs import asked, prepare
 from partita.library.machine import providers
-from partita.options import ProvidersCommand
+from partita.options.inspection import ProvidersCommand
 
 VIEWS = "partita.machine.views"
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from partita.commands.outputs import Asked, asked, open_sink, prepare
 from partita.errors import ReportCheckError, ReportError, UsageError
-from partita.options import (
+from partita.options.fields import path_of
+from partita.options.reports import (
     REPORT_VIEWS,
     CheckCommand,
     DiffCommand,
@@ -16,7 +17,6 @@ from partita.options import (
     MarkdownCommand,
     ShowCommand,
     TraceCommand,
-    path_of,
 )
 from partita.partition_reports import storage
 

@@ -21,7 +21,8 @@ from partita.inspection.records import Inspection
 from partita.library.batches.cluster import WorkerFact
 from partita.library.batches.running import FileAnswers
 from partita.observations.records import ChainEntry, Record, RemedyRecord, remedy_records
-from partita.options import SamplingValues, with_flags
+from partita.options.flags import with_flags
+from partita.options.sampling import SamplingValues
 from partita.package import Manifest
 from partita.package_records import Quality, StepError, Verification
 from partita.partition_reports.speculation import Speculation

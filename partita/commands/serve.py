@@ -17,7 +17,7 @@ from partita.library.chain import chain_of, read_chain_options
 from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import Speculation
 from partita.observations.text_format import plural
-from partita.options import ServeCommand
+from partita.options.serve import ServeCommand
 
 if TYPE_CHECKING:
     from partita.serve.served import Served

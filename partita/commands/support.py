@@ -13,7 +13,8 @@ from partita.errors import INTERRUPTED, UsageError
 from partita.library.chain import chain_of, read_by
 from partita.library.supporting import chain_options, measure_support
 from partita.observations.text_format import listing
-from partita.options import SupportCommand, described
+from partita.options.fields import described
+from partita.options.placement import SupportCommand
 from partita.partition_reports.render.view import load_view
 
 VIEWS = "partita.support.views"

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from partita.export.progress import Stage
 from partita.observations.text_format import human_bytes
-from partita.options import with_flags
+from partita.options.flags import with_flags
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -18,7 +18,7 @@ from partita.library.chain import chain_of, read_chain_options
 from partita.library.jobs import run_job
 from partita.library.loading import in_child
 from partita.observations.text_format import NOT_KNOWN, plural
-from partita.options import VerifyCommand
+from partita.options.inspection import VerifyCommand
 from partita.package import Manifest, check_files
 from partita.package_records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from partita.options import ExportOptions as Options
-from partita.options import described
+from partita.options.export import ExportOptions as Options
+from partita.options.fields import described
 
 Asked = Mapping[str, tuple[str, ...]]
 """Name of an option of `partita export`, without dashes before it, to the values that it was given; none for a flag."""

@@ -15,8 +15,8 @@ from partita.errors import CheckpointError, UsageError
 from partita.export import quantisers
 from partita.export.attention import GROWING, lowering
 from partita.export.quantisation.keep import read_keep
-from partita.options import ExportOptions as Options
-from partita.options import checked
+from partita.options.export import ExportOptions as Options
+from partita.options.fields import checked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -46,7 +46,7 @@ from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
 from partita.export.work import Work, tell
 from partita.observations.text_format import human_bytes
-from partita.options import path_of
+from partita.options.fields import path_of
 from partita.package import (
     KNOWN_ANSWER,
     QUALITY,

@@ -29,7 +29,7 @@ from partita.foreign.reading import read_graph
 from partita.foreign.shapes import LONGEST, cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.observations.text_format import listing
-from partita.options import ForeignFolder
+from partita.options.groups import ForeignFolder
 from partita.package import (
     GET_AGAIN,
     MANIFEST,

@@ -17,7 +17,7 @@ from partita.library.contents import contents_hash
 from partita.library.edge import public
 from partita.library.model import Model
 from partita.library.sampling import SEED_BITS, Sampling
-from partita.options import TokenIds
+from partita.options.generation import TokenIds
 
 
 @public

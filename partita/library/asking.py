@@ -11,7 +11,8 @@ from partita.errors import UsageError
 from partita.library.audience import LOGGER
 from partita.library.sampling import CHECKPOINT, Sampling, completed_for
 from partita.observations.text_format import plural
-from partita.options import MAX_SEED, AdapterNames, TokenIds
+from partita.options.fields import MAX_SEED
+from partita.options.generation import AdapterNames, TokenIds
 from partita.runtime.stop_strings import check_stops
 from partita.runtime.text import stop_token_ids
 

@@ -13,7 +13,8 @@ from partita.foreign.folder import Choice
 from partita.library.bench_subjects import Subject, packages_of
 from partita.library.chain import ChainOptions, read_by, read_chain_options
 from partita.observations.records import ChainEntry
-from partita.options import BenchOptions, PathText
+from partita.options.bench import BenchOptions
+from partita.options.fields import PathText
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options

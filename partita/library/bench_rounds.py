@@ -21,7 +21,7 @@ from partita.library.engine import ReportRequest
 from partita.library.model import Model
 from partita.library.notes import not_used
 from partita.library.remote import RemoteEngine
-from partita.options import BenchOptions
+from partita.options.bench import BenchOptions
 from partita.partition_reports import storage
 from partita.process import peak_rss_bytes
 

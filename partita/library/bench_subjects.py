@@ -9,7 +9,7 @@ from pathlib import Path
 from partita.errors import GenerationError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
 from partita.library.asking import prompt_rows
-from partita.options import BenchOptions
+from partita.options.bench import BenchOptions
 from partita.package import Manifest, check_files
 
 PROMPT_TOKENS = 64

@@ -30,7 +30,7 @@ from partita.library.bench_subjects import Subject, read_subjects
 from partita.library.edge import public, takes
 from partita.library.notes import unverified
 from partita.library.report import put_text
-from partita.options import BenchOptions
+from partita.options.bench import BenchOptions
 from partita.partition_reports import storage
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"

@@ -12,7 +12,8 @@ from partita.errors import UsageError
 from partita.files import STDIN
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import listing
-from partita.options import PathText, ProviderChain, ProviderValues
+from partita.options.fields import PathText
+from partita.options.groups import ProviderChain, ProviderValues
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes

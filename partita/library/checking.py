@@ -7,7 +7,7 @@ from partita.check.limits import Limits, check_limits
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import UsageError
-from partita.options import CheckOptions
+from partita.options.reports import CheckOptions
 from partita.partition_reports.records import Report
 from partita.providers.resolve import parse_chain
 

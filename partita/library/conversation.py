@@ -13,7 +13,7 @@ from os.path import commonprefix
 from partita.library.engine import Engine
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
-from partita.options import MAX_SEED
+from partita.options.fields import MAX_SEED
 from partita.runtime.chat import Message
 from partita.runtime.text import Text
 

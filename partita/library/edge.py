@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
-from partita.options import checked
+from partita.options.fields import checked
 from partita.remedies import what_to_do
 
 P = ParamSpec("P")

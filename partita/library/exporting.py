@@ -16,8 +16,8 @@ from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import takes
-from partita.options import ExportOptions as Options
-from partita.options import group
+from partita.options.export import ExportOptions as Options
+from partita.options.fields import group
 from partita.package import Manifest, TokenizerKind
 from partita.package_records import SmokeRecord, Verification
 from partita.providers.resolve import parse_chain

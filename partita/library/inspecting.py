@@ -11,7 +11,8 @@ from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.edge import public
-from partita.options import InspectOptions, checked
+from partita.options.fields import checked
+from partita.options.inspection import InspectOptions
 from partita.package import COMPANIONS, Manifest, check_folder, refuse_absent, unreadable
 from partita.strangers import recognise
 

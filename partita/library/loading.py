@@ -14,7 +14,7 @@ from partita.library.edge import takes
 from partita.library.engine import Engine
 from partita.library.model import Model
 from partita.library.notes import idle, inferred, not_used, unverified
-from partita.options import LoadOptions, Process
+from partita.options.groups import LoadOptions, Process
 from partita.package import Manifest
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partita.library.edge import takes
 from partita.machine.records import MachineReport
-from partita.options import ProvidersOptions
+from partita.options.inspection import ProvidersOptions
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import all_names
 

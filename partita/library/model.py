@@ -30,15 +30,10 @@ from partita.library.requests import Work, check_work
 from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
-from partita.options import (
-    BenchOptions,
-    ChatOptions,
-    GenerateOptions,
-    GenerationOptions,
-    PlaceOptions,
-    Prompts,
-    check_value,
-)
+from partita.options.bench import BenchOptions
+from partita.options.fields import check_value
+from partita.options.generation import ChatOptions, GenerateOptions, GenerationOptions, Prompts
+from partita.options.placement import PlaceOptions
 from partita.package_records import Evaluation, Verification
 from partita.runtime.adapter_names import check_adapter
 from partita.runtime.engine.checks import BEGIN_WITH_ONE

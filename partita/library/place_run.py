@@ -18,7 +18,7 @@ from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join, said_of
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
-from partita.options import PlaceOptions
+from partita.options.placement import PlaceOptions
 from partita.package import sha256_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import ModelFacts, ModelInput

@@ -13,7 +13,7 @@ from partita.library.edge import takes
 from partita.library.jobs import despite_crashes, run_job
 from partita.library.loading import in_child
 from partita.library.report import Report
-from partita.options import PlaceOptions
+from partita.options.placement import PlaceOptions
 from partita.partition_reports import records
 from partita.providers.cuda import PROVIDER as CUDA
 

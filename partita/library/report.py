@@ -17,7 +17,8 @@ from partita.files import check_writable, write_text
 from partita.library.checking import gate_of, vocabulary
 from partita.library.edge import public
 from partita.observations.text_format import short_provider
-from partita.options import CheckOptions, checked
+from partita.options.fields import checked
+from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
 from partita.partition_reports.verdict import say_placed
 

@@ -9,7 +9,8 @@ from partita.library.asking import options, prompt_rows, stops
 from partita.library.edge import method_takes
 from partita.library.model import Model
 from partita.library.requests import Work
-from partita.options import RequestOptions, Sampling
+from partita.options.generation import RequestOptions
+from partita.options.sampling import Sampling
 
 
 @method_takes(RequestOptions)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from partita.errors import PartitaError, UsageError
 from partita.library.edge import ArgumentError
 from partita.library.sampling import Sampling
-from partita.options import checked
+from partita.options.fields import checked
 from partita.package import Manifest
 from partita.runtime.engine.checks import check_budget, check_prompt
 from partita.runtime.logprobs import TokenLogprobs

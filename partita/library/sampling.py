@@ -8,7 +8,8 @@ from pathlib import Path
 
 from partita.errors import PackageError
 from partita.observations.text_format import listing
-from partita.options import GREEDY, Sampling, checked, sampling_options
+from partita.options.fields import checked
+from partita.options.sampling import GREEDY, Sampling, sampling_options
 from partita.runtime.suggested import Suggestion, suggestion
 
 __all__ = ["CHECKPOINT", "MAX_NEW_TOKENS", "SEED_BITS", "Sampling", "completed", "completed_for", "ignored"]

@@ -10,7 +10,7 @@ from typing import Literal, Self
 from partita.errors import UsageError
 from partita.foreign.folder import AS_IT_IS, open_folder
 from partita.observations.facts import SpeculationFact
-from partita.options import SpeculationOptions
+from partita.options.generation import SpeculationOptions
 from partita.package import Manifest
 from partita.runtime.speculation.vocabulary import differing
 

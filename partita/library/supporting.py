@@ -15,7 +15,8 @@ from partita.library.dry_run import dry_environment
 from partita.library.edge import takes
 from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing
-from partita.options import ProviderChain, SupportOptions
+from partita.options.groups import ProviderChain
+from partita.options.placement import SupportOptions
 from partita.package import check_folder
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.resolve import Resolution, resolve_one

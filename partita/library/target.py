@@ -19,7 +19,8 @@ from partita.export.quantisation.kernels import Kernels
 from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
-from partita.options import PathText, ProviderValues
+from partita.options.fields import PathText
+from partita.options.groups import ProviderValues
 from partita.package import Manifest
 from partita.package_records import SmokeRecord, Verification
 from partita.providers.base import Provider

@@ -22,7 +22,7 @@ from partita import dtypes
 from partita.capped import MOST_BYTES, check_size
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
-from partita.options import PathText
+from partita.options.fields import PathText
 from partita.remedies import Remedy
 from partita.runtime.onnx_model import ModelPort
 

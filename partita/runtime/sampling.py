@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partita.options import GREEDY, Sampling, checked
+from partita.options.fields import checked
+from partita.options.sampling import GREEDY, Sampling
 from partita.runtime import selection
 
 Logits = npt.NDArray[np.float32]

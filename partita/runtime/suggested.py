@@ -14,7 +14,8 @@ from typing import Any
 
 from partita.capped import is_number, read_json_value
 from partita.errors import PackageError
-from partita.options import Sampling, SamplingOption, sampling_options
+from partita.options.fields import SamplingOption
+from partita.options.sampling import Sampling, sampling_options
 from partita.package import GET_AGAIN
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.strangers import GENAI_CONFIG

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from partita.errors import GenerationError, UsageError
 from partita.library.requests import Work
 from partita.library.sampling import completed
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.runtime.suggested import Suggestion
 from partita.runtime.text import Text, TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error

@@ -26,7 +26,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from partita.library.asking import BETWEEN_PARTS, TEXT_PARTS
-from partita.options import Range, Sampling, described
+from partita.options.fields import Range, described
+from partita.options.sampling import Sampling
 from partita.runtime.stop_strings import MOST_CHARACTERS
 from partita.serve.api_errors import ApiError, invalid
 

@@ -23,7 +23,8 @@ from partita.library.loading import in_child
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import limits_error
 from partita.library.speculation import NO_SPECULATION, Speculation
-from partita.options import Process, Sampling
+from partita.options.groups import Process
+from partita.options.sampling import Sampling
 from partita.package import Manifest
 from partita.partition_reports.records import Report, SourceStatement
 from partita.partition_reports.summary import summarise

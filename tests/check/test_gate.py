@@ -15,7 +15,8 @@ from partita.check.limits import Limits, exceeded
 from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
-from partita.options import CheckCommand, described
+from partita.options.fields import described
+from partita.options.reports import CheckCommand
 from partita.partition_reports.records import Bodies, BodyNode, Cache, CacheState
 from partita.partition_reports.speculation import speculation_figures
 from tests.conftest import REPOSITORY

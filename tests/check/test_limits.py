@@ -6,7 +6,8 @@ import pytest
 
 from partita.check.limits import Limits, check_limits, exceeded
 from partita.errors import UsageError
-from partita.options import PlacementLimits, checked
+from partita.options.fields import checked
+from partita.options.groups import PlacementLimits
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of

@@ -91,7 +91,7 @@ def dry(name: str) -> None:
 
     from partita.library.chain import chain_of, read_chain_options
     from partita.library.place_run import place
-    from partita.options import PlaceOptions
+    from partita.options.placement import PlaceOptions
 
     options = PlaceOptions(Path("package"), "cuda,cpu", dry_run=True, device="h100")
     with seen() as built:

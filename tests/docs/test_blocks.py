@@ -144,7 +144,7 @@ def check_options(block: Block) -> None:
         command: Any = typer.main.get_command(cli.app)
         words = shlex.split(line, comments=True)[1:]
         while words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
+            command = command.get_command(None, words.pop(0))
         assert command.make_context("partita", words), line
 
 

@@ -19,7 +19,7 @@ from tests.conftest import TinyCheckpoint
 
 def test_every_option_of_an_export_is_one_of_the_command_line() -> None:
     """Whatever is added: its name is that of a flag, or of an option with values."""
-    command = cast("Any", typer.main.get_command(cli.app)).commands["export"]
+    command = cast("Any", typer.main.get_command(cli.app)).get_command(None, "export")
     known = {name: parameter for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     every = ExportOptions("c", Path("o"))
     for each in fields(ExportOptions):

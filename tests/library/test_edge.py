@@ -10,7 +10,7 @@ import torch
 
 import partita
 from partita.library.edge import public, python_values
-from partita.options import checked
+from partita.options.fields import checked
 
 
 class Counted:

@@ -25,7 +25,7 @@ from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.library.scheduler import RowRules, Scheduler
 from partita.library.speculation import Speculation
-from partita.options import Process
+from partita.options.groups import Process
 from partita.package import read_manifest
 from partita.runtime.engine.loop import Engine as Loop
 from partita.runtime.engine.request import Request

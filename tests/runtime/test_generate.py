@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError, UsageError
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.runtime.engine.loop import Engine, serve
 from partita.runtime.engine.request import Request
 from partita.runtime.generate import generate

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from partita.errors import UsageError
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.runtime import selection
 from partita.runtime.sampling import Draws, greedy, make_sampler
 from tests.conftest import require

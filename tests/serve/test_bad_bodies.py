@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from partita.errors import GenerationError
-from partita.options import sampling_options
+from partita.options.sampling import sampling_options
 from partita.serve import protocol
 from partita.serve.api_errors import ApiError
 from partita.serve.gate import ServerLimits

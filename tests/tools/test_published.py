@@ -33,7 +33,7 @@ def test_every_reason_is_on_the_page():
 
 
 def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
-    from partita.options import PlaceOptions
+    from partita.options.placement import PlaceOptions
     from partita.paths import CACHE_VARIABLE
     from partita.runtime.lab.laboratory import MODEL_SECONDS, PATIENCE, START_SECONDS
 

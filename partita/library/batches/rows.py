@@ -18,7 +18,8 @@ from partita.library.requests import Answer, Work
 from partita.library.sampling import SEED_BITS, Sampling
 from partita.messages import as_field, rename_options
 from partita.observations.text_format import listing
-from partita.options import GREEDY, checked, described
+from partita.options.fields import checked, described
+from partita.options.sampling import GREEDY
 from partita.runtime.chat import OTHER_NAMES, Message
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said

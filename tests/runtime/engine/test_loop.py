@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine import executor
 from partita.runtime.engine.drafting import Verified

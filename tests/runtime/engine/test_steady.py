@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from partita.errors import GenerationError
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine import loop
 from partita.runtime.engine.loop import Engine

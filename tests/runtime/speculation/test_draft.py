@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from partita.options import Sampling
+from partita.options.sampling import Sampling
 from partita.runtime.engine.loop import serve
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request

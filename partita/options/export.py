@@ -1,0 +1,154 @@
+"""Options of `export`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from partita.options.fields import MAX_TOKENS, TOKENS, Option, PathText, Range, Value, option
+from partita.options.groups import Json, ProviderLibraries, ProviderValues
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """The provider that a package is built for."""
+
+    target: str | None = option(
+        "Provider to build the package for: it is queried for the attention lowering it supports best. Default: "
+        "the best usable one.",
+        metavar="PROVIDER",
+        complete="providers",
+    )
+    target_default: bool = option(
+        "If the target cannot be queried here, use the default lowering for that provider.", default=False
+    )
+    target_options: Mapping[str, Value | ProviderValues] | None = option(
+        "Provider option, e.g. cuda.device_id=1.",
+        flags=("--provider-option",),
+        metavar="PROVIDER.NAME=VALUE",
+        complete="provider_options",
+        text="provider_options",
+    )
+    """Options of the target, by name; or by provider, then by name."""
+    target_libraries: ProviderLibraries = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(TargetOptions):
+    """What to export, and how. Sizes in tokens."""
+
+    checkpoint: Annotated[
+        PathText,
+        Option(
+            "Checkpoint folder, or a hub id such as owner/name.",
+            metavar="CHECKPOINT",
+            positional=True,
+            text="not_empty",
+        ),
+    ] = field(kw_only=False)
+    out: Annotated[PathText, Option("Folder to write the package to.", metavar="OUT", positional=True)] = field(
+        kw_only=False
+    )
+    precision: str = option(
+        "Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights quantised in "
+        "blocks, computed in fp32. auto is fp32, or the stored precision of a quantised checkpoint.",
+        default="auto",
+        complete="precisions",
+    )
+    block_size: int | None = option(
+        "int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
+    )
+    activations: str | None = option(
+        "Data type that weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, also for the cache; "
+        "int8, quantised per token, with --precision int8. Default: what the target has a kernel for.",
+        complete="activations",
+    )
+    prefill_precision: str | None = option(
+        "int8, int4: a second graph for prefill with 8-bit weights and activations quantised per token, for "
+        "processors with fast integer products.",
+        complete="prefill_precisions",
+    )
+    requantise: bool = option(
+        "int8, int4: quantise the weights of a quantised checkpoint again, where they cannot be kept as they are "
+        "stored.",
+        default=False,
+    )
+    keep: Mapping[str, str] | None = option(
+        "int8, int4: modules with another weight precision, e.g. lm_head=int8,layers.0=fp16.",
+        metavar="MODULE=PRECISION,...",
+        text="pairs",
+    )
+    quantiser: str | None = option(
+        "int8, int4: method that quantises the weights: {names}. Default: refit, or gptq with --calibrate.",
+        complete="quantisers",
+    )
+    calibrate: PathText | None = option(
+        "int8, int4: UTF-8 text that the weights are quantised on; another than that of --quality-text."
+    )
+    max_perplexity_ratio: float | None = option(
+        "int8, int4: keep the perplexity within this ratio of the original (e.g. 1.01) by raising the precision of "
+        "as few weights as possible.",
+        range=Range(most=10, above=1, words="above 1, which is no loss, and at most 10"),
+    )
+    max_weight_size: int | None = option(
+        "int8, int4: size budget (e.g. 600MiB or 2GiB), spent on the most sensitive weights.",
+        metavar="SIZE",
+        text="size",
+        range=Range(1, words="a number of bytes"),
+    )
+    quality_text: PathText | None = option(
+        "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
+        "ships with Partita."
+    )
+    max_length: int | None = option(
+        "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
+        range=Range(2, MAX_TOKENS),
+    )
+    cache: str = option(
+        "Layout of the cache: fixed, one buffer that is written in place; window, the same, with only the window "
+        "in layers of sliding-window attention; growing, as optimum has it, for its ORTModelForCausalLM.",
+        default="fixed",
+        choices=("fixed", "window", "growing"),
+    )
+    cache_precision: str | None = option(
+        "int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
+        "--quality-text. Default: the type of the activations.",
+        complete="cache_precisions",
+    )
+    batch_size: int = option("Batch size, fixed in the graph.", default=1, range=TOKENS)
+    attention: str = option(
+        "Lowering of attention and cache: {names}; auto queries the target.", default="auto", complete="attentions"
+    )
+    static_shapes: bool = option("Write prefill.onnx and decode.onnx with static shapes only.", default=False)
+    prefill_chunk: int | None = option(
+        "Tokens per run of the static prefill.onnx. Default: 128, or 16 with recurrent states.", range=TOKENS
+    )
+    verify: bool = option(
+        "Skip the comparison with the original model; the package is marked unverified.", default=True
+    )
+    verify_length: int | None = option(
+        "Longest sliding window, attention chunk or original context that verification crosses, in tokens. "
+        "Default: 1,024.",
+        range=TOKENS,
+    )
+    force: bool = option("Replace an existing package.", default=False, short="-f")
+    adapter: PathText | None = option("PEFT adapter, LoRA or DoRA, to merge into the weights.", metavar="FOLDER")
+    with_adapters: Mapping[str, PathText] | None = option(
+        "PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
+        metavar="NAME=FOLDER",
+        text="folders",
+    )
+    opset: int | None = option("ONNX opset. Default: the one that the attention lowering needs.")
+    exporter: str = option("Exporter to use: {names}.", default="native", complete="exporters")
+    without_pass: Sequence[str] = option(
+        "Leave out a pass over the graph, to see its effect; repeatable. --explain lists them.",
+        default=(),
+        metavar="NAME",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(ExportOptions):
+    """Export a checkpoint to a package and check it against the original model."""
+
+    explain: bool = option("Also print what each pass over the graph does and how often it did it.", default=False)
+    as_json: Json = False

@@ -1,0 +1,250 @@
+"""Options as fields of a frozen dataclass: type, default, range and help of each, and how values are checked.
+
+The command line is built from these dataclasses (`partita.commands.build`), functions of the Python API take their
+fields as arguments, and rows of prompt files and bodies of the server are checked by them. Imports nothing heavy.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from partita.errors import UsageError
+
+T = TypeVar("T")
+PathText: TypeAlias = str | os.PathLike[str]
+Value: TypeAlias = str | int | float | bool
+MAX_TOKENS = 1 << 24
+MAX_THREADS = 1024
+DAY_SECONDS = 86_400
+WEEK_SECONDS = 7 * DAY_SECONDS
+MAX_COUNT = 1 << 20
+MAX_SEED = (1 << 64) - 1
+MOST_BITS = 1023
+"""Bits of an integer that a message can show, and that a float can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Numbers that an option takes."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    words: str = ""
+    """How a message says it; empty: from the limits."""
+    above: float = -math.inf
+    """Lower limit that is itself outside."""
+    also: float | None = None
+    """A value outside of the limits that is allowed."""
+
+    def __contains__(self, value: float) -> bool:
+        """NaN is in no range."""
+        if value == self.also:
+            return True
+        return self.least <= value <= self.most and (value > self.above or self.above == -math.inf)
+
+    def __str__(self) -> str:
+        if self.words:
+            return self.words
+        if self.most == math.inf:
+            return f"{self.least:,} or more"
+        if self.above > -math.inf:
+            return f"above {self.above:g} and at most {self.most:,}"
+        return f"between {self.least:,} and {self.most:,}"
+
+
+TOKENS = Range(1, MAX_TOKENS)
+COUNT = Range(0)
+NUMBER = Range(0, sys.float_info.max, "a number that is 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What the command line and the checks know of a field. A field without one is for Python alone."""
+
+    help: str
+    flags: tuple[str, ...] = ()
+    """Default: `--name`, or `--no-name` for a switch that is on, and `short`."""
+    short: str | None = None
+    metavar: str | None = None
+    """Default for a path: FILE."""
+    range: Range | None = None
+    choices: tuple[str, ...] = ()
+    complete: str = ""
+    """Function of `partita.commands.completion` that completes the value. Default: `choices`."""
+    text: str = ""
+    """Parser of `partita.commands.build` for the text of the command line. Default: by type."""
+    positional: bool = False
+    argument: str = ""
+    """Name of the Python argument, where the field has another."""
+    views: str = ""
+    """Folder of the views that `--view` names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOption(Option):
+    """An option that decides which token comes next."""
+
+    off: float | None = None
+    """The value that changes nothing."""
+    suggested: float | None = None
+    """What transformers' `generate` uses where a checkpoint samples and says nothing."""
+    drawn: bool = True
+    """Greedy decoding does not use it."""
+
+
+def option(help: str, *, default: Any = None, **settings: Any) -> Any:
+    """A field with an `Option` of these settings. A type that several classes share is Annotated with one instead."""
+    return field(default=default, metadata={"option": Option(help, **settings)})
+
+
+def sampling_option(help: str, **settings: Any) -> Any:
+    """A field with a `SamplingOption` of these settings."""
+    return field(default=None, metadata={"option": SamplingOption(help, **settings)})
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A field of an options dataclass."""
+
+    name: str
+    type: Any
+    """Without None."""
+    optional: bool
+    """None is allowed."""
+    option: Option
+    field: Field[Any]
+
+    @property
+    def argument(self) -> str:
+        """Name in messages."""
+        return self.option.argument or self.name
+
+    @property
+    def flag(self) -> str:
+        """Name on the command line, of a switch that is on by default without `no-`."""
+        own = next((flag for flag in self.option.flags if not flag.startswith("--no-")), None)
+        return own or f"--{self.name.replace('_', '-')}"
+
+    @property
+    def several(self) -> bool:
+        """Whether it holds several values, each given by its own option."""
+        return get_origin(self.type) in (Sequence, Mapping)
+
+    @property
+    def is_path(self) -> bool:
+        """Whether it names a file or folder."""
+        return bool(self.type == PathText)
+
+
+_DESCRIBED: dict[type[Any], tuple[Described, ...]] = {}
+"""By dataclass."""
+
+
+def described(cls: type[Any]) -> tuple[Described, ...]:
+    """The options of a dataclass, in their order, without the fields that have no `Option`."""
+    if cls not in _DESCRIBED:
+        _DESCRIBED[cls] = tuple(_descriptions(cls))
+    return _DESCRIBED[cls]
+
+
+def _descriptions(cls: type[Any]) -> Iterator[Described]:
+    hints = get_type_hints(cls, include_extras=True)
+    for each in fields(cls):
+        hint, found = hints[each.name], each.metadata.get("option")
+        if get_origin(hint) is Annotated:
+            hint, found = get_args(hint)
+        if isinstance(found, Option):
+            yield _describe(each, hint, found)
+
+
+def _describe(field: Field[Any], hint: Any, option: Option) -> Described:
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    given = tuple(part for part in parts if part is not NoneType)
+    return Described(field.name, given[0] if len(given) == 1 else Union[given], NoneType in parts, option, field)  # noqa: UP007
+
+
+def checked(options: T) -> T:
+    """The options with paths as Path, sequences as tuples and mappings as dicts.
+
+    Raises UsageError, which names the option, for a value of another type or out of range.
+    """
+    changed = {}
+    cls: Any = type(options)
+    for each in described(cls):
+        value = getattr(options, each.name)
+        if value is None and each.optional:
+            continue
+        found = _checked(each, value)
+        if found is not value:
+            changed[each.name] = found
+    return replace(options, **changed) if changed else options  # type: ignore[type-var]
+
+
+def check_value(cls: type[Any], name: str, value: Any) -> None:
+    """Raise UsageError for a value that an option of a dataclass does not take."""
+    each = next(each for each in described(cls) if each.name == name)
+    if value is not None or not each.optional:
+        _checked(each, value)
+
+
+def _checked(each: Described, value: Any) -> Any:
+    """The value of one option as the code behind it takes it. Raises UsageError."""
+    if each.is_path:
+        return _typed(each, value, (str, os.PathLike), "a path", Path)
+    if each.several:
+        return _several(each, value)
+    if each.type is bool:
+        return _typed(each, value, bool, "True or False")
+    if each.type is str:
+        found = _typed(each, value, str, "a string")
+        return _chosen(each, found)
+    if each.type not in (int, float):
+        return value
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise UsageError(f"`{each.argument}` is an integer of more than 300 digits, which no option takes")
+    if isinstance(value, bool) or not isinstance(value, int if each.type is int else (int, float)):
+        kind = "an integer" if each.type is int else "a number"
+        raise UsageError(f"`{each.argument}` is {value!r}; it must be {kind}")
+    if each.option.range is not None and value not in each.option.range:
+        raise UsageError(f"`{each.argument}` is {value}; it must be {each.option.range}")
+    return value
+
+
+def _typed(each: Described, value: Any, kind: Any, words: str, convert: Callable[[Any], Any] | None = None) -> Any:
+    """The value, converted unless it is so already. Raises UsageError where it is of another type."""
+    if not isinstance(value, kind):
+        raise UsageError(f"`{each.argument}` is {value!r}; it must be {words}")
+    return value if convert is None or isinstance(value, convert) else convert(value)  # type: ignore[arg-type]
+
+
+def _several(each: Described, value: Any) -> Any:
+    if get_origin(each.type) is Mapping:
+        return _typed(each, value, Mapping, "a mapping", dict)
+    if isinstance(value, (str, bytes)):
+        raise UsageError(f"`{each.argument}` must be a list of strings, not the string {value!r}")
+    found = _typed(each, value, Sequence, "a list", tuple)
+    path = get_args(each.type)[0] == PathText
+    return tuple(map(Path, found)) if path and not all(isinstance(entry, Path) for entry in found) else found
+
+
+def _chosen(each: Described, value: str) -> str:
+    choices = each.option.choices
+    if choices and value not in choices:
+        allowed = f"the only value is {choices[0]}" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
+        raise UsageError(f"`{each.argument}={value}`: {allowed}")
+    return value
+
+
+def path_of(given: PathText | None) -> Path | None:
+    """The path of an option that may be missing."""
+    return None if given is None else Path(given)
+
+
+def group(options: Any, cls: type[T]) -> T:
+    """The fields of `options` that a smaller dataclass has, as one of these."""
+    return cls(**{field.name: getattr(options, field.name) for field in fields(cls)})  # type: ignore[arg-type]

@@ -1,0 +1,165 @@
+"""Options of `generate` and `chat`, and of the functions that generate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from partita.options.fields import PathText, Range, option
+from partita.options.groups import (
+    Adapter,
+    ForeignFolder,
+    GraphCapture,
+    Json,
+    PackageOptions,
+    PlacementLimits,
+    PrefillChunk,
+    Prefix,
+    ProbeSeconds,
+    ProviderChain,
+    ReportFile,
+)
+from partita.options.sampling import Sampling, SamplingValues
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Speculative decoding."""
+
+    speculate: str | None = option(
+        "Speculative decoding by n-gram lookup; the output does not change.", metavar="ngram", complete="speculations"
+    )
+    draft: PathText | None = option(
+        "Speculative decoding with a smaller draft package (same tokenizer).", metavar="PACKAGE"
+    )
+
+
+Prompts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""A text, token ids, or a list of either. Arrays of token ids will do."""
+Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
+Conversations: TypeAlias = Messages | Sequence[Messages]
+"""A user's message, messages, or a list of either."""
+Samplings: TypeAlias = Sampling | Sequence[Sampling] | Literal["checkpoint"]
+TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
+AdapterNames: TypeAlias = str | Sequence[str | None]
+"""The name of an adapter for all prompts, or one for each; None: without."""
+
+
+@dataclass(frozen=True)
+class PromptArgument:
+    """The prompt of a request: a text, or token ids, also as an array."""
+
+    prompt: str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class PromptsArgument:
+    """The prompts of a generation."""
+
+    prompts: Prompts
+
+
+@dataclass(frozen=True)
+class MessagesArgument:
+    """The messages of a chat."""
+
+    messages: Conversations
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions(SamplingValues, PromptArgument):
+    """The arguments of `partita.request`."""
+
+    sampling: Sampling | Literal["checkpoint"] | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: TokenIds | None = None
+    logprobs: int | None = None
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions(SpeculationOptions, SamplingValues):
+    """What `Model.generate` and `Model.chat` have in common."""
+
+    sampling: Samplings | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: TokenIds | None = None
+    prefill_chunk: PrefillChunk = None
+    adapter: AdapterNames | None = None
+    prefix: PathText | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(GenerationOptions, PromptsArgument):
+    """The arguments of `Model.generate`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(GenerationOptions, MessagesArgument):
+    """The arguments of `Model.chat`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ForeignFolder, SpeculationOptions, Sampling, ProviderChain, PackageOptions):
+    """What `partita generate` and `partita chat` have in common."""
+
+    system: str | None = option("System message; generate applies the chat template.")
+    stop: Sequence[str] = option("Stop when this text appears; can be repeated.", default=())
+    prefix: Prefix = None
+    prefill_chunk: PrefillChunk = None
+    adapter: Adapter = None
+    probe_seconds: ProbeSeconds = 120.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateCommand(PlacementLimits, RunOptions):
+    """Generate text from a package, or from another exporter's folder. Text goes to stdout as it comes, timings to
+    stderr.
+    """
+
+    prompts: Sequence[str] = option(
+        "The prompt; - reads it from stdin, without a trailing newline. Several prompts take turns in the batch.",
+        default=(),
+        metavar="PROMPT",
+        positional=True,
+    )
+    more_prompts: Sequence[str] = option(
+        "An additional prompt, after the positional ones.", default=(), flags=("--prompt", "-p"), metavar="TEXT"
+    )
+    input: PathText | None = option(
+        "File of prompts, a row each: .jsonl (objects with prompt, messages or tokens, an id and options of the "
+        "row), .txt (a prompt per line) or .parquet; - reads .jsonl from stdin. The rows take turns in the batch.",
+        short="-i",
+    )
+    output: PathText | None = option(
+        "File for the completions of --input, .jsonl or .parquet, in the order of the rows. A run that ended early "
+        "continues when it is started again.",
+        short="-o",
+    )
+    address: str | None = option(
+        "Ray cluster that processes the rows of --input: auto (the one on this machine), HOST:PORT, or local (one "
+        "is started for this run).",
+        metavar="ADDRESS",
+    )
+    workers: int | None = option(
+        "Worker processes of the cluster, each with the package loaded. Default: one per GPU where the chain leads "
+        "with cuda, else one per machine.",
+        metavar="N",
+        range=Range(1, 10_000),
+    )
+    chat: bool = option("Apply the tokenizer's chat template to the prompt.", default=False, short="-c")
+    token_ids: bool = option("Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.", default=False)
+    save_prefix: PathText | None = option(
+        "Process the prompt, or the --system message, save the cache to FILE, and generate nothing."
+    )
+    graph_capture: GraphCapture = False
+    report: ReportFile = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatCommand(RunOptions):
+    """Talk to a package whose tokenizer has a chat template. The cache is kept between turns; Ctrl-C ends an answer,
+    Ctrl-D the session, and /help shows the commands. Without a terminal, every line of stdin is a message or a command.
+    """
+
+    resume: PathText | None = option("Go on with a conversation that /save has written.")

@@ -1,0 +1,125 @@
+"""Options and groups of options that several verbs have."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
+
+from partita.options.fields import COUNT, MAX_THREADS, TOKENS, Option, PathText, Range, Value, option
+
+ProviderValues: TypeAlias = Mapping[str, Value]
+Providers: TypeAlias = str | Sequence[str | tuple[str, ProviderValues]]
+"""`"webgpu,cpu"`, `["webgpu", "cpu"]`, or as ONNX Runtime has them, `[("CUDAExecutionProvider", {"device_id": 1})]`."""
+Chains: TypeAlias = str | Sequence[str | Sequence[str]]
+"""A chain for each contender, `["webgpu,cpu", "cpu"]` or `[["webgpu", "cpu"], ["cpu"]]`; a text is a single one."""
+Process: TypeAlias = Literal["auto", "this", "child"]
+PackageArgument = Annotated[
+    PathText,
+    Option(
+        "Package folder written by `partita export`, or the folder of an ONNX decoder of another exporter.",
+        metavar="PACKAGE",
+        positional=True,
+    ),
+]
+ProviderOptions = Annotated[
+    Mapping[str, ProviderValues] | None,
+    Option(
+        "Provider option, e.g. cuda.device_id=1.",
+        ("--provider-option",),
+        metavar="PROVIDER.NAME=VALUE",
+        complete="provider_options",
+        text="provider_options",
+    ),
+]
+ProviderLibraries = Annotated[
+    Mapping[str, PathText] | None,
+    Option("Shared library of a plugin provider.", ("--provider-library",), metavar="NAME=PATH", text="libraries"),
+]
+VIEWS = "View: {names}. Default: text."
+GraphCapture = Annotated[bool, Option("Record a decode step once and replay it; cuda and webgpu can.")]
+PrefillChunk = Annotated[int | None, Option("Prompt tokens per run. Default: 512.", range=TOKENS)]
+ProbeSeconds = Annotated[
+    float,
+    Option(
+        "Time budget for probing nodes that fell back; 0 disables probing.",
+        metavar="SECONDS",
+        range=Range(0, 3600, "between 0, for no experiments, and 3,600"),
+    ),
+]
+Adapter = Annotated[
+    str | None, Option("Adapter of the package to switch on, of `export --with-adapters`.", metavar="NAME")
+]
+Prefix = Annotated[PathText | None, Option("Begin with a prefix of `generate --save-prefix`, without prefill.")]
+Threads = Annotated[int | None, Option("Intra-op threads. Default: one per usable core.", range=Range(1, MAX_THREADS))]
+DryRun = Annotated[bool, Option("Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")]
+Device = Annotated[str | None, Option("GPU to simulate in the dry run, e.g. h100.", complete="devices")]
+Json = Annotated[bool, Option("Print one JSON object to stdout instead of text.", ("--json",))]
+Out = Annotated[PathText | None, Option("File to write to. Default: stdout.", short="-o", metavar="F")]
+ReportFile = Annotated[PathText | None, Option("Write the partition report to a file.", short="-r")]
+ReportArgument = Annotated[PathText, Option("Report written by `--report FILE`.", positional=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderChain:
+    """The execution providers of a run."""
+
+    providers: Annotated[
+        Providers | None,
+        Option(
+            "Execution providers in order of preference, comma-separated; no others may run a node. Default: the best "
+            "usable one, then cpu.",
+            ("--provider", "-e"),
+            metavar="CHAIN",
+            complete="chains",
+        ),
+    ] = field(default=None, kw_only=False)
+    provider_options: ProviderOptions = None
+    provider_libraries: ProviderLibraries = None
+    pins: Sequence[str] = option(
+        "Pin a module to a provider: cpu:lm_head or webgpu:layers.0-11.",
+        default=(),
+        flags=("--pin",),
+        metavar="PROVIDER:MODULE",
+        complete="pins",
+    )
+    threads: Threads = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignFolder:
+    """What the user says of a folder that Partita did not write."""
+
+    variant: str | None = option(
+        "Model of a folder that Partita did not write: q4, fp16 or a file name.", metavar="NAME"
+    )
+    contract: PathText | None = option(
+        "Meaning of the inputs and outputs of such a folder, where it cannot be inferred.", metavar="FILE.toml"
+    )
+    max_length: int | None = option(
+        "Maximum prompt plus output tokens for such a folder. Default: its config's, at most 4096.", range=TOKENS
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementLimits:
+    """Limits on where nodes run and what is copied."""
+
+    max_cpu_nodes: int | None = option("Fail if more nodes than this run on the CPU provider.", range=COUNT)
+    max_copies: int | None = option("Fail if a step has more Memcpy nodes than this.", range=COUNT)
+    max_copy_bytes_per_token: int | None = option("Fail if a decode step copies more bytes than this.", range=COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageOptions:
+    """The package of a run."""
+
+    package: PackageArgument = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(ForeignFolder, ProviderChain, PackageOptions):
+    """Open a package, or a folder of another exporter, on these providers and no others."""
+
+    graph_capture: GraphCapture = False
+    observe: bool = True
+    """Profile the first runs, which a report needs."""
+    process: Process = "auto"

@@ -1,0 +1,74 @@
+"""Options of `providers`, `inspect`, `verify` and `evaluate`."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from partita.options.fields import Option, PathText, option
+from partita.options.groups import VIEWS, ForeignFolder, Json, Out, PackageOptions, ProviderChain, ProviderLibraries
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvidersOptions:
+    """Which execution providers run on this machine."""
+
+    provider_libraries: ProviderLibraries = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvidersCommand(ProvidersOptions):
+    """Show which execution providers run on this machine, and why the others do not."""
+
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.machine.views")
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(ForeignFolder):
+    """What a package, folder or ONNX file holds."""
+
+    package: Annotated[
+        PathText, Option("Package folder, folder of ONNX files, or an ONNX file.", metavar="PACKAGE", positional=True)
+    ] = field(kw_only=False)
+    against: PathText | None = option("Show the differences of this one.", metavar="PACKAGE")
+    against_variant: str | None = option("As --variant, of the folder after --against.", metavar="NAME")
+    against_contract: PathText | None = option("As --contract, of the folder after --against.", metavar="FILE.toml")
+    hashes: bool = option(
+        "Compute the SHA-256 of files for which no manifest and no hub snapshot has one.", default=False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectCommand(InspectOptions):
+    """Show what a package holds, without running it: graphs, contract, cache, weights, precision, provenance."""
+
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.inspection.views")
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(ForeignFolder, ProviderChain, PackageOptions):
+    """Whether a package computes what its model computes."""
+
+    reference: str | None = option(
+        "Original model, a folder or a hub id, to compare a folder with that has no known answer.",
+        metavar="CHECKPOINT",
+        text="not_empty",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCommand(VerifyOptions):
+    """Replay the known answer of a package on a provider, without torch. Exit code 4 when it disagrees."""
+
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateCommand(ProviderChain, PackageOptions):
+    """Measure what rounding costs a package (all but plain fp32) on a provider, without torch: perplexity beside its
+    original's.
+    """
+
+    as_json: Json = False

@@ -1,0 +1,119 @@
+"""Options of `place` and `support`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from partita.options.fields import DAY_SECONDS, Option, PathText, Range, option
+from partita.options.groups import (
+    VIEWS,
+    Device,
+    DryRun,
+    ForeignFolder,
+    Json,
+    PlacementLimits,
+    ProbeSeconds,
+    Process,
+    ProviderChain,
+    ProviderLibraries,
+    ProviderOptions,
+    ReportFile,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model of a placement."""
+
+    model: Annotated[
+        PathText,
+        Option(
+            "An ONNX file, a package folder written by `partita export`, or the folder of an ONNX decoder that "
+            "another exporter wrote.",
+            metavar="MODEL",
+            positional=True,
+        ),
+    ] = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceOptions(ForeignFolder, PlacementLimits, ProviderChain, ModelOptions):
+    """Where the nodes of a model run."""
+
+    shapes: Mapping[str, int | Sequence[int]] | None = option(
+        "Shape of an input (x=1,3,224,224) or value of a symbolic dimension (batch=1).",
+        flags=("--shape",),
+        metavar="NAME=SIZES",
+        text="shapes",
+    )
+    inputs: Mapping[str, PathText] | None = option(
+        "Values of an input; the others are generated.", flags=("--input",), metavar="NAME=FILE.npy", text="inputs"
+    )
+    runs: int = option("Session runs per phase.", default=3, range=Range(1, 1000))
+    dry_run: DryRun = False
+    device: Device = None
+    graph_capture: bool = option("In a dry run: report whether CUDA graphs could be captured.", default=False)
+    run_seconds: float | None = option(
+        "Time limit for the runs of an ONNX file. Default: 120.",
+        metavar="SECONDS",
+        range=Range(most=DAY_SECONDS, above=0),
+    )
+    probe_seconds: ProbeSeconds = 120.0
+    process: Process = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceCommand(PlaceOptions):
+    """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
+
+    report: ReportFile = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportOptions:
+    """Which operators a provider supports."""
+
+    operators: Annotated[
+        str | Sequence[str] | None,
+        Option(
+            "Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file; `diff A B` compares two tables that --out "
+            "wrote.",
+            metavar="OP|MODEL",
+            positional=True,
+            text="list",
+        ),
+    ] = field(default=None, kw_only=False)
+    provider: Annotated[
+        str | None,
+        Option(
+            "Provider to test. Default: the best usable one.",
+            ("--provider", "-e"),
+            metavar="NAME",
+            complete="providers",
+        ),
+    ] = field(default=None, kw_only=False)
+    model: PathText | None = option("Only what this ONNX file needs.")
+    provider_options: ProviderOptions = None
+    provider_libraries: ProviderLibraries = None
+    dry_run: bool = option("Test CUDA without a GPU; needs --provider cuda.", default=False)
+    device: Device = None
+    seconds: float = option(
+        "Time budget; variants not reached are listed as untried.",
+        default=300.0,
+        range=Range(most=DAY_SECONDS, above=0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportCommand(SupportOptions):
+    """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
+
+    everything: bool = option(
+        "Every operator of ONNX and of ONNX Runtime.", default=False, flags=("--all",), argument="all"
+    )
+    out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
+    markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")
+    html: PathText | None = option("Write the table to a file as one HTML page; - is stdout.")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.support.views")
+    as_json: Json = False

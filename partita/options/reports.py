@@ -1,0 +1,113 @@
+"""Options of `report` and its verbs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from partita.options.fields import COUNT, NUMBER, Option, PathText, option
+from partita.options.groups import VIEWS, Json, Out, PlacementLimits, ReportArgument
+
+REPORT_VIEWS = "partita.partition_reports.views"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowCommand:
+    """Show a report: what happened and what to do about it, then the tables behind it."""
+
+    file: Annotated[PathText, Option("Report written by `generate --report`.", positional=True)]
+    view: str | None = option(VIEWS, metavar="NAME", views=REPORT_VIEWS)
+    out: Out = None
+    brief: bool = option("At most ten lines; short for --view brief.", default=False)
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class HtmlCommand:
+    """Write a report as one HTML page that works offline."""
+
+    file: ReportArgument
+    out: PathText | None = option(
+        "File for the page; - is stdout. Default: FILE with the suffix .html.", short="-o", metavar="PAGE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkdownCommand:
+    """Write a report as Markdown, for CI job summaries and pull request comments: the answer first, the rest folded."""
+
+    file: ReportArgument
+    out: Out = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceCommand:
+    """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
+
+    file: ReportArgument
+    out: Out = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainCommand:
+    """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
+    removed by fusion is explained through the one that replaced it. An ambiguous part lists the matches; exit code 2.
+    """
+
+    file: ReportArgument
+    node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.explain.views")
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffCommand:
+    """Show what changed in B: nodes moved, added or removed, reasons, copies, versions, and the cost."""
+
+    before: Annotated[PathText, Option("The earlier report.", metavar="A", positional=True)]
+    after: Annotated[PathText, Option("The later report.", metavar="B", positional=True)]
+    force: bool = option("Compare reports of different models (otherwise an error, exit code 1).", default=False)
+    exit_code: bool = option(
+        "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
+        default=False,
+    )
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.diff.views")
+    out: Out = None
+    as_json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(PlacementLimits):
+    """What is required of a report."""
+
+    max_unexplained: int | None = option("Maximum number of fallbacks without a reason, in any phase.", range=COUNT)
+    cache_in_place: bool = option(
+        "Require every cache state to stay in one buffer.", default=False, flags=("--require-cache-in-place",)
+    )
+    min_tokens_per_second: float | None = option("Minimum decode speed.", range=NUMBER)
+    require: Sequence[str] = option(
+        "FIELD OP VALUE, comma-separated; all have to hold in every phase; can be repeated. Nodes: phase, op, "
+        "module, provider, reason (= or !=). Numbers: nodes, share, time_share of those nodes; partitions, copies, "
+        "copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, memcpy_nodes, copy_bytes, "
+        "unavailable, unexplained, cache_in_place, decode_tokens_per_second of the report; with --baseline "
+        "nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, slowdown "
+        "(= != < <= > >=).",
+        default=(),
+        metavar="CONDITIONS",
+    )
+    max_slowdown: float | None = option(
+        "With --baseline: 0.1 allows 10 % more time per token. Default: no limit.", range=NUMBER
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckCommand(CheckOptions):
+    """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
+
+    file: ReportArgument
+    baseline: PathText | None = option(
+        "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.", metavar="A"
+    )
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.check.views")
+    out: Out = None
+    as_json: Json = False

@@ -1,0 +1,94 @@
+"""Options of sampling."""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from types import NoneType
+from typing import Any, Self
+
+from partita.options.fields import MAX_SEED, TOKENS, Range, SamplingOption, described, option, sampling_option
+
+
+@dataclass(frozen=True)
+class SamplingValues:
+    """How the next token is chosen, and how many."""
+
+    temperature: float | None = sampling_option(
+        "0 (default) always takes the most likely token; from 0.001 to 100, higher values are more random.",
+        flags=("--temperature", "--temp", "-t"),
+        range=Range(1e-3, 100, "0 (greedy) or from 0.001 to 100", also=0),
+        off=0.0,
+        suggested=1.0,
+    )
+    top_k: int | None = sampling_option(
+        "Sample from the k most likely tokens; 0 (default) turns this off.",
+        range=Range(0, words="0 (off) or more"),
+        off=0,
+        suggested=50,
+    )
+    top_p: float | None = sampling_option(
+        "Sample from the most likely tokens that add up to this probability; 1 (default) turns this off.",
+        range=Range(most=1, above=0, words="above 0 and at most 1 (off)"),
+        off=1.0,
+    )
+    min_p: float | None = sampling_option(
+        "Drop tokens below this fraction of the most likely token's probability; 0 (default) turns this off.",
+        range=Range(0, 1, "from 0 (off) to 1"),
+        off=0.0,
+    )
+    repetition_penalty: float | None = sampling_option(
+        "From 0.01 to 100; above 1 (default) tokens that already occurred are less likely.",
+        range=Range(0.01, 100, "from 0.01 to 100 (1: off)"),
+        off=1.0,
+        drawn=False,
+    )
+    seed: int | None = option(
+        "Seed of the sampler, to reproduce a run. Default: random, and printed.",
+        short="-s",
+        range=Range(0, MAX_SEED, "from 0 to 2**64 - 1"),
+    )
+    max_new_tokens: int | None = option("Maximum number of tokens to generate. Default: 128.", short="-n", range=TOKENS)
+
+    def __post_init__(self) -> None:
+        """Numbers of other libraries become Python's own."""
+        for name, value in self.figures().items():
+            if hasattr(value, "ndim") or not isinstance(value, (int, float, NoneType)):
+                object.__setattr__(self, name, _number(value))
+
+    def figures(self) -> dict[str, Any]:
+        """The options as a dict."""
+        return {each.name: getattr(self, each.name) for each in described(SamplingValues)}
+
+
+@dataclass(frozen=True)
+class Sampling(SamplingValues):
+    """The sampling of a request. None: not given, which is greedy, or as the checkpoint suggests."""
+
+    source: str | None = option(
+        "Sample as the checkpoint's generation_config.json suggests; options given explicitly take precedence.",
+        flags=("--sampling",),
+        metavar="checkpoint",
+        choices=("checkpoint",),
+        argument="sampling",
+    )
+
+    def over(self, other: Self) -> Self:
+        """This one, with the values of `other` where it has none."""
+        given = {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+        return replace(other, **given)
+
+
+def _number(value: Any) -> Any:
+    """A number of another library as Python's own; what is none as it is."""
+    if hasattr(value, "ndim") and hasattr(value, "tolist"):
+        return value.tolist()
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
+def sampling_options() -> Iterator[tuple[str, SamplingOption]]:
+    """Name and description of every option that decides which token comes next."""
+    return ((each.name, each.option) for each in described(SamplingValues) if isinstance(each.option, SamplingOption))
+
+
+GREEDY = Sampling(**{name: option.off for name, option in sampling_options()})  # type: ignore[arg-type]
+"""Every option off."""

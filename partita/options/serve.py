@@ -1,0 +1,80 @@
+"""Options of `serve`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from partita.options.fields import MAX_COUNT, WEEK_SECONDS, Option, PathText, Range, option
+from partita.options.generation import SpeculationOptions
+from partita.options.groups import (
+    Adapter,
+    ForeignFolder,
+    Json,
+    PlacementLimits,
+    PrefillChunk,
+    ProbeSeconds,
+    ProviderChain,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeCommand(ForeignFolder, SpeculationOptions, PlacementLimits, ProviderChain):
+    """Serve packages over HTTP with OpenAI's API; requests join a running batch. Exit code 3 when the chain is not
+    honoured.
+    """
+
+    packages: Annotated[
+        Sequence[PathText],
+        Option(
+            "Package folders, or folders of ONNX decoders of another exporter; each is a model of the API.",
+            metavar="PACKAGE...",
+            positional=True,
+        ),
+    ]
+    name: Sequence[str] = option(
+        "Name of a package in the API, once for each. Default: its folder's.", default=(), metavar="MODEL"
+    )
+    host: str = option("Address to listen on; the default accepts clients of this machine only.", default="127.0.0.1")
+    port: int = option(
+        "Port to listen on; 0 for any that is free.",
+        default=8000,
+        range=Range(0, 65535, "between 1 and 65535, or 0 for any that is free"),
+    )
+    api_key: Sequence[str] = option(
+        "Key that clients have to send; can be repeated. Default: that in PARTITA_API_KEY.", default=(), metavar="KEY"
+    )
+    allowed_origin: Sequence[str] = option(
+        "Origin of web pages that may send requests, or *; can be repeated.", default=(), metavar="ORIGIN"
+    )
+    source: str | None = option(
+        "Defaults of requests from the checkpoint's generation_config.json. Default: as in OpenAI's API, "
+        "temperature 1.",
+        flags=("--sampling",),
+        metavar="checkpoint",
+        choices=("checkpoint",),
+        argument="sampling",
+    )
+    adapter: Adapter = None
+    prefix: Sequence[PathText] = option(
+        "Prefix file of `generate --save-prefix`, for prompts that begin with it; once for each package.",
+        default=(),
+        metavar="FILE",
+    )
+    prefill_chunk: PrefillChunk = None
+    max_queue: int = option(
+        "Maximum number of prompts of a package that wait for a slot.", default=256, range=Range(0, MAX_COUNT)
+    )
+    max_body: int = option(
+        "Largest request body. Default: 4MiB.", default=4 << 20, metavar="SIZE", text="size", range=Range(1, 1 << 40)
+    )
+    timeout: float = option(
+        "Time limit of a request, waiting included.", default=600.0, metavar="SECONDS", range=Range(0.001, WEEK_SECONDS)
+    )
+    max_requests: int = option("Maximum number of requests in progress.", default=1024, range=Range(1, MAX_COUNT))
+    drain_timeout: float | None = option(
+        "Grace period for running requests after SIGTERM. Default: the request timeout.",
+        metavar="SECONDS",
+        range=Range(0, WEEK_SECONDS),
+    )
+    probe_seconds: ProbeSeconds = 0.0
+    as_json: Json = False
