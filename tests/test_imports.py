@@ -235,20 +235,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "uvicorn": ("serve/",),
     "prometheus_client": ("serve/",),
     # Errors and sections carry rows; only the edge sets them in type, and no child process loads what it needs for it.
-    "rich": (
-        "commands/",
-        "bench/views/",
-        "machine/views/",
-        "inspection/views/",
-        "inspection/diff/views/",
-        "support/views/",
-        "support/diff/views/",
-        "partition_reports/render/",
-        "partition_reports/views/",
-        "check/views/",
-        "diff/views/",
-        "explain/views/",
-    ),
+    "rich": ("commands/", "partition_reports/render/", "partition_reports/views/", "check/text.py"),
 }
 
 MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/")

@@ -15,8 +15,8 @@ from rich.console import Console
 from partita.commands import providers as verb
 from partita.errors import UsageError
 from partita.machine.records import MachineReport, ProviderEntry
-from partita.machine.views.text import render
 from partita.options.inspection import ProvidersCommand
+from partita.partition_reports.render.show import print_text
 from partita.providers.resolve import known_providers
 from partita.runtime import wheels
 from partita.runtime.machine import describe_machine
@@ -39,7 +39,9 @@ def entry(report: MachineReport, name: str) -> ProviderEntry:
 
 def text_of(report: MachineReport, width: int = 80) -> str:
     stream = io.StringIO()
-    render(report, Console(file=stream, width=width, color_system=None, force_terminal=False))
+    print_text(
+        report, "partita.machine.document", Console(file=stream, width=width, color_system=None, force_terminal=False)
+    )
     return stream.getvalue()
 
 

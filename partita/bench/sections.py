@@ -9,6 +9,7 @@ from partita.bench.verdict import times, verdict_of
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, short_provider
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, Table, table, words
 from partita.partition_reports.sections.shared import runtime_name
 
@@ -32,6 +33,9 @@ def document(bench: Bench) -> Document:
         made=bench.created,
         version=bench.partita_version,
     )
+
+
+VIEWS = Views(document, own={"html": "partita.bench.page"})
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:

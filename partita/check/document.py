@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partita.check.gate import GateResult
 from partita.observations.text_format import plural
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Document, Row, Section, table, words
 
 
@@ -19,6 +20,9 @@ def document(result: GateResult) -> Document:
         headline=(headline(result),),
         sections=(section,) if rows else (),
     )
+
+
+VIEWS = Views(document, own={"text": "partita.check.text"})
 
 
 def headline(result: GateResult) -> str:

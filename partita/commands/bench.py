@@ -21,6 +21,7 @@ from partita.files import Output
 from partita.library.bench_rounds import Say
 from partita.library.benching import Plan
 from partita.options.bench import BenchCommand
+from partita.partition_reports.render.show import print_text
 
 
 def run(options: BenchCommand) -> int:
@@ -75,9 +76,7 @@ def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
         if as_json and not isinstance(sink, Stdout):
             write_stdout(text)
         elif not isinstance(sink, Stdout):
-            from partita.bench.views import text as view
-
-            view.render(bench, stdout_console())
+            print_text(bench, "partita.bench.sections", stdout_console())
     finally:  # where one of the two fails, the other has the figures
         if sink is not None:
             sink.write(text)

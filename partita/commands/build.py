@@ -146,7 +146,7 @@ def _completer(each: Field) -> Callable[[str], list[Any]]:
 
     def complete(incomplete: str) -> list[Any]:
         if each.option.views:
-            from partita.partition_reports.render.view import view_names
+            from partita.partition_reports.render.show import view_names
 
             return [name for name in view_names(each.option.views) if name.startswith(incomplete)]
         if not each.option.complete:

@@ -278,7 +278,7 @@ class Session:
 
     def _report(self, rest: str) -> None:
         from partita.partition_reports import storage
-        from partita.partition_reports.render.view import REPORT_VIEWS, load_view
+        from partita.partition_reports.render.show import REPORT_VIEWS, load_view
 
         if self.last is None or not self._generated:
             raise UsageError("/report: nothing was generated yet; ask something first")

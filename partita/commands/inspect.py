@@ -9,8 +9,8 @@ from partita.foreign.folder import Choice
 from partita.library.inspecting import choice_of_other, files_of, inspected
 from partita.options.inspection import InspectCommand
 
-VIEWS = "partita.inspection.views"
-DIFF_VIEWS = "partita.inspection.diff.views"
+VIEWS = "partita.inspection.document"
+DIFF_VIEWS = "partita.inspection.diff.document"
 
 
 def run(options: InspectCommand) -> None:

@@ -12,7 +12,7 @@ from partita.errors import PackageError, ReportError, UsageError
 from partita.files import STDIN, Output, claim
 from partita.observations.text_format import listing
 from partita.options.fields import PathText
-from partita.partition_reports.render.view import load_view
+from partita.partition_reports.render.show import load_view
 from partita.remedies import shell
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from partita.library.run_report import limits_error
 from partita.options.placement import PlaceCommand
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
+from partita.partition_reports.render.show import REPORT_VIEWS, print_text
 
 
 def run(options: PlaceCommand) -> int:
@@ -60,9 +61,7 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
         if options.as_json:
             write_stdout(storage.to_json(report))
         elif options.report != STDOUT:
-            from partita.partition_reports.views import text
-
-            text.render(report, stdout_console())
+            print_text(report, REPORT_VIEWS, stdout_console())
     finally:  # where one of the two fails, the other has the report
         if sink is not None:
             sink.write(storage.to_json(report))

@@ -8,7 +8,7 @@ from partita.commands.outputs import asked, prepare
 from partita.library.machine import providers
 from partita.options.inspection import ProvidersCommand
 
-VIEWS = "partita.machine.views"
+VIEWS = "partita.machine.document"
 
 
 def run(options: ProvidersCommand) -> None:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from partita.observations.records import Record
     from partita.partition_reports.render.view import View
 
-BENCH_VIEWS = "partita.bench.views"
-EXPLAIN_VIEWS = "partita.explain.views"
-DIFF_VIEWS = "partita.diff.views"
-CHECK_VIEWS = "partita.check.views"
+BENCH_VIEWS = "partita.bench.sections"
+EXPLAIN_VIEWS = "partita.explain.document"
+DIFF_VIEWS = "partita.diff.document"
+CHECK_VIEWS = "partita.check.document"
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
 
@@ -77,7 +77,7 @@ def _kinds() -> dict[str, type[Record]]:
 def _find_view(file: Path, record: Record, name: str) -> View:
     """The view of that name, of the kind of the record. Raises UsageError, and ReportError for one of another kind."""
     from partita.partition_reports.records import Report
-    from partita.partition_reports.render.view import load_view, view_names
+    from partita.partition_reports.render.show import load_view, view_names
 
     folder = REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS
     if name not in view_names(folder) and name in view_names():

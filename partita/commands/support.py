@@ -15,10 +15,10 @@ from partita.library.supporting import chain_options, measure_support
 from partita.observations.text_format import listing
 from partita.options.fields import described
 from partita.options.placement import SupportCommand
-from partita.partition_reports.render.view import load_view
+from partita.partition_reports.render.show import load_view
 
-VIEWS = "partita.support.views"
-DIFF_VIEWS = "partita.support.diff.views"
+VIEWS = "partita.support.sections"
+DIFF_VIEWS = "partita.support.diff.document"
 DIFF = "diff"
 """The word that asks for the difference of two tables."""
 OPTIONS = {"json": "--out"}

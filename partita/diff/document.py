@@ -18,6 +18,7 @@ from partita.observations.text_format import (
     plural,
     tally,
 )
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
     Column,
@@ -65,6 +66,9 @@ def document(diff: ReportDiff) -> Document:
         headline=(diff.headline,),
         sections=tuple(section for section in found if section is not None),
     )
+
+
+VIEWS = Views(document, folded=("reports", "around", "renamed"))
 
 
 def _reports(diff: ReportDiff) -> Section:

@@ -23,6 +23,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.records import Copy, RejectedPart
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
     Column,
@@ -66,6 +67,9 @@ def document(found: Explanation | Matches) -> Document:
         opening=tuple(_opening(found)),
         sections=(*_copies_caused(found), *_reasons(found), *_capture(found), *_rejections(found), *_remarks(found)),
     )
+
+
+VIEWS = Views(document)
 
 
 def _matches(found: Matches) -> Table:

@@ -8,6 +8,7 @@ from partita.inspection.records import ContractFacts, GraphFacts, Inspection, Mo
 from partita.inspection.texts import adapter_text, domain_name, how_kept, shape_text, verdict
 from partita.observations.records import remedy_of
 from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Pairs, Section, table, words
 
 OPERATORS = 20
@@ -40,6 +41,9 @@ def document(found: Inspection) -> Document:
         made=found.provenance.created or "",
         version=found.partita_version,
     )
+
+
+VIEWS = Views(document)
 
 
 def _findings(found: Inspection) -> Iterator[Line]:

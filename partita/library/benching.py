@@ -32,8 +32,11 @@ from partita.library.notes import unverified
 from partita.library.report import put_text
 from partita.options.bench import BenchOptions
 from partita.partition_reports import storage
+from partita.partition_reports.render.show import load_view
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
+
+BENCH_VIEWS = "partita.bench.sections"
 
 
 class BenchResult(Bench):
@@ -55,16 +58,12 @@ class BenchResult(Bench):
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The result as one HTML page that loads nothing; written to `path` where there is one."""
-        from partita.bench.views import html
-
-        return put_text(html.VIEW.to_text(self), path, "result")
+        return put_text(load_view("html", BENCH_VIEWS).to_text(self), path, "result")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """The result as tables of text, without colour; written to `path` where there is one."""
-        from partita.bench.views import text
-
-        return put_text(text.VIEW.to_text(self), path, "result")
+        return put_text(load_view("text", BENCH_VIEWS).to_text(self), path, "result")
 
     def __repr__(self) -> str:
         return f"<partita.BenchResult: {'; '.join(self.verdict)}>"

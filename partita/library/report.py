@@ -20,6 +20,7 @@ from partita.observations.text_format import short_provider
 from partita.options.fields import checked
 from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
+from partita.partition_reports.render.show import load_view
 from partita.partition_reports.verdict import say_placed
 
 NAMES = 5
@@ -59,23 +60,17 @@ class Report(records.Report):
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as one HTML page that loads nothing; written to `path` where there is one."""
-        from partita.partition_reports.views import html
-
-        return put_text(html.to_text(self), path, "page")
+        return put_text(load_view("html").to_text(self), path, "page")
 
     @public
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as GitHub Markdown, for a comment of CI; written to `path` where there is one."""
-        from partita.partition_reports.views import markdown
-
-        return put_text(markdown.to_text(self), path, "comment")
+        return put_text(load_view("markdown").to_text(self), path, "comment")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as tables of text, without colour; written to `path` where there is one."""
-        from partita.partition_reports.views import text
-
-        return put_text(text.VIEW.to_text(self), path, "text")
+        return put_text(load_view("text").to_text(self), path, "text")
 
     def __repr__(self) -> str:
         ran = [say_placed([phase], name=short_provider) for phase in self.phases]

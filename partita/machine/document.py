@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from partita.machine.records import MachineReport, ProviderEntry
 from partita.observations.text_format import decimals, human_bytes, listing, plural
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, table
 
 SHOWN = ("ep.version", "ep.full_device_name", "description")
@@ -29,6 +30,9 @@ def document(report: MachineReport) -> Document:
         sections=tuple(section for section in found if section is not None),
         version=report.partita_version,
     )
+
+
+VIEWS = Views(document)
 
 
 def _findings(report: MachineReport) -> Iterator[Line]:

@@ -18,7 +18,7 @@ class ProvidersOptions:
 class ProvidersCommand(ProvidersOptions):
     """Show which execution providers run on this machine, and why the others do not."""
 
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.machine.views")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.machine.document")
     out: Out = None
     as_json: Json = False
 
@@ -42,7 +42,7 @@ class InspectOptions(ForeignFolder):
 class InspectCommand(InspectOptions):
     """Show what a package holds, without running it: graphs, contract, cache, weights, precision, provenance."""
 
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.inspection.views")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.inspection.document")
     out: Out = None
     as_json: Json = False
 

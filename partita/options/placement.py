@@ -115,5 +115,5 @@ class SupportCommand(SupportOptions):
     out: PathText | None = option("Write the table to a file as JSON, for `support diff`; - is stdout.")
     markdown: PathText | None = option("Write the table to a file as Markdown; - is stdout.")
     html: PathText | None = option("Write the table to a file as one HTML page; - is stdout.")
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.support.views")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.support.sections")
     as_json: Json = False

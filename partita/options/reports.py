@@ -55,7 +55,7 @@ class ExplainCommand:
 
     file: ReportArgument
     node: Annotated[str, Option("Node name, or any unique part of it.", metavar="NODE", positional=True)]
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.explain.views")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.explain.document")
     out: Out = None
     as_json: Json = False
 
@@ -71,7 +71,7 @@ class DiffCommand:
         "Exit code 1 if nodes, reasons or copies differ, like git diff --exit-code; versions and times are ignored.",
         default=False,
     )
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.diff.views")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.diff.document")
     out: Out = None
     as_json: Json = False
 
@@ -108,6 +108,6 @@ class CheckCommand(CheckOptions):
     baseline: PathText | None = option(
         "Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.", metavar="A"
     )
-    view: str | None = option(VIEWS, metavar="NAME", views="partita.check.views")
+    view: str | None = option(VIEWS, metavar="NAME", views="partita.check.document")
     out: Out = None
     as_json: Json = False

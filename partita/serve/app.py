@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 import partita
 from partita.errors import PartitaError, UsageError
 from partita.partition_reports.render.html import policy
-from partita.partition_reports.render.view import load_view, view_names
+from partita.partition_reports.render.show import load_view, view_names
 from partita.serve.api_errors import ApiError, internal_error, json_response, of_error, sentence, shutting_down
 from partita.serve.exchange import EventStream, Exchange
 from partita.serve.gate import ServerLimits, receive_body

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import decimals, plural
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import (
     Block,
     Column,
@@ -73,6 +74,9 @@ def document(found: SupportTable) -> Document:
         made=found.created,
         version=found.partita_version,
     )
+
+
+VIEWS = Views(document, unfold=True)
 
 
 def sections(found: SupportTable) -> tuple[Section, ...]:

@@ -22,7 +22,7 @@ from partita.bench.contenders import (
 from partita.bench.records import Bench, Contender, Turn
 from partita.bench.verdict import judge, whole_percent
 from partita.bench.verdict import sentences as said
-from partita.bench.views.text import render
+from partita.partition_reports.render.show import print_text
 from tests.partition_reports.changed import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
@@ -301,7 +301,7 @@ def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
         notes=(hostile,),
     )
     stream = io.StringIO()
-    render(bench, Console(file=stream, width=80, color_system=None))
+    print_text(bench, "partita.bench.sections", Console(file=stream, width=80, color_system=None))
     page = stream.getvalue()
     assert max(map(len, page.splitlines())) <= 80
     assert "\x1b" not in page and "\u202e" not in page

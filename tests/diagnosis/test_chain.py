@@ -13,11 +13,11 @@ from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.diff.compare import compare
 from partita.explain.node_explanation import explain
-from partita.explain.views import text as explain_view
 from partita.observations.facts import AssignedNode, NodeProbe, SessionFacts, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 from partita.partition_reports.records import Report
+from partita.partition_reports.render.show import print_text
 from partita.partition_reports.views import text as text_view
 from tests.partition_reports.samples import CPU, exported, report_of, run_facts, session_facts
 
@@ -106,7 +106,7 @@ def report(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> Report:
 
 def test_terminal_page_and_explanation_name_both_reasons() -> None:
     texts = [printed(lambda console: text_view.render(report(), console))]
-    texts.append(printed(lambda console: explain_view.render(explain(report(), ON_CPU), console)))
+    texts.append(printed(lambda console: print_text(explain(report(), ON_CPU), "partita.explain.document", console)))
     for text in texts:
         assert "not on CUDA" in text.replace("ExecutionProvider", "") and "no_kernel_op" in text, text
         assert "subgraph_rejected" in text

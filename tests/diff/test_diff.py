@@ -11,9 +11,9 @@ from rich.console import Console
 
 from partita.diff import context_diff
 from partita.diff.compare import compare
-from partita.diff.views import text as view
 from partita.observations.records import InstalledWheel
 from partita.partition_reports.records import Bodies
+from partita.partition_reports.render.show import print_text
 from tests.partition_reports.changed import (
     HARMFUL,
     HOSTILE,
@@ -32,7 +32,9 @@ QUERY, MUL = "model.layers.0.self_attn.q_proj/MatMul", "model.layers.0.mlp/Mul"
 
 def rendered(found, width=80):
     stream = io.StringIO()
-    view.render(found, Console(file=stream, width=width, force_terminal=False, color_system=None))
+    print_text(
+        found, "partita.diff.document", Console(file=stream, width=width, force_terminal=False, color_system=None)
+    )
     return stream.getvalue()
 
 

@@ -101,9 +101,9 @@ def not_used() -> str:
 
 def machine() -> str:
     """What `partita providers` prints."""
-    from partita.machine.views.text import render
+    from partita.partition_reports.render.show import print_text
 
-    return on_a_page(lambda console: render(recordings.machine(), console))
+    return on_a_page(lambda console: print_text(recordings.machine(), "partita.machine.document", console))
 
 
 def verified() -> str:
@@ -123,9 +123,9 @@ def evaluated() -> str:
 
 def bench() -> str:
     """What `partita bench` prints."""
-    from partita.bench.views.text import render
+    from partita.partition_reports.render.show import print_text
 
-    return on_a_page(lambda console: render(recordings.bench(), console))
+    return on_a_page(lambda console: print_text(recordings.bench(), "partita.bench.sections", console))
 
 
 def foreign(line: str, layout: str, *copies: str) -> str:

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from partita.diagnosis.records import FallbackCost, Trial
 from partita.explain.node_explanation import Explanation, Matches, find
-from partita.explain.views import text as view
 from partita.explain.words import headline, say_no_single
 from partita.observations.records import Probing
 from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
+from partita.partition_reports.render.show import print_text
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN
 
@@ -29,7 +29,9 @@ def explained(report, query) -> Explanation:
 
 def rendered(found, width=80):
     stream = io.StringIO()
-    view.render(found, Console(file=stream, width=width, force_terminal=False, color_system=None))
+    print_text(
+        found, "partita.explain.document", Console(file=stream, width=width, force_terminal=False, color_system=None)
+    )
     return stream.getvalue()
 
 
@@ -207,7 +209,7 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
     assert isinstance(found, Matches) and len(found.matches) == 4
     assert [(m.node, m.providers["decode"], m.reason) for m in found.matches][1] == (GATHER, CPU, "no_kernel_op")
     stream = io.StringIO()
-    view.render(found, Console(file=stream, width=80, color_system=None))
+    print_text(found, "partita.explain.document", Console(file=stream, width=80, color_system=None))
     assert all(match.node in stream.getvalue() for match in found.matches)
     assert say_no_single(found).startswith("4 nodes have 'rotary_emb/' in their name")
 

@@ -30,7 +30,7 @@ from partita.library.batches.journal import Journal
 from partita.library.inspecting import read as inspect
 from partita.package import MANIFEST, check_files, read_manifest, record_file, write_manifest
 from partita.partition_reports import storage as reports
-from partita.partition_reports.render.view import load_view, view_names
+from partita.partition_reports.render.show import load_view, view_names
 from partita.runtime.engine.prefix import Prefix
 from partita.runtime.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
 from partita.runtime.onnx_model import read_onnx

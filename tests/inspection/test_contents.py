@@ -22,7 +22,7 @@ from partita.inspection.records import Inspection
 from partita.inspection.texts import how_kept
 from partita.library.inspecting import read
 from partita.package import MANIFEST, read_manifest
-from partita.partition_reports.render.view import load_view
+from partita.partition_reports.render.show import load_view
 from partita.runtime.contents.companions import licence_of
 from partita.runtime.contents.light import read_light
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
@@ -333,7 +333,7 @@ def test_a_file_of_weights_that_is_larger_than_its_tensors_is_told_beside_them(t
 
 
 def text_of(found: Inspection) -> str:
-    return load_view("text", "partita.inspection.views").to_text(found)
+    return load_view("text", "partita.inspection.document").to_text(found)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,14 @@ from rich.console import Console
 
 from partita.bench.records import Bench
 from partita.bench.verdict import judge, sentences
-from partita.bench.views import text as bench_view
 from partita.check import gate
 from partita.check.limits import Limits
-from partita.check.views import text as check_view
 from partita.commands.refusal import render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.diff.compare import compare
-from partita.diff.views import text as diff
 from partita.explain.node_explanation import Explanation, Matches, find
-from partita.explain.views import text as explain
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
-from partita.machine.views import text as machine_view
+from partita.partition_reports.render.show import print_text
 from partita.partition_reports.views import brief, text
 from partita.runtime.advice import rows_of
 from tests.bench import test_contenders
@@ -40,17 +36,19 @@ WIDE = 400
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 Render = Callable[[Console], None]
 
+DIFF = "partita.diff.document"
+
 
 def explained(name: str, node: str) -> Render:
     found = find(REPORTS[name](), node)
     assert isinstance(found, Explanation), node
-    return lambda console: explain.render(found, console)
+    return lambda console: print_text(found, "partita.explain.document", console)
 
 
 def matches(name: str, part: str) -> Render:
     found = find(REPORTS[name](), part)
     assert isinstance(found, Matches) and found.matches
-    return lambda console: explain.render(found, console)
+    return lambda console: print_text(found, "partita.explain.document", console)
 
 
 def made_bench() -> Bench:
@@ -79,12 +77,12 @@ def made_bench() -> Bench:
 
 def bench() -> Render:
     made = made_bench()
-    return lambda console: bench_view.render(made, console)
+    return lambda console: print_text(made, "partita.bench.sections", console)
 
 
 def checked(limits: Limits) -> Render:
     result = gate.check(recorded("webgpu"), gate.Gate(limits=limits), "webgpu.json", None)
-    return lambda console: check_view.render(result, console)
+    return lambda console: print_text(result, "partita.check.document", console)
 
 
 def made_machine() -> MachineReport:
@@ -140,7 +138,7 @@ def made_machine() -> MachineReport:
 
 def machine() -> Render:
     made = made_machine()
-    return lambda console: machine_view.render(made, console)
+    return lambda console: print_text(made, "partita.machine.document", console)
 
 
 def of_report(module: ModuleType, name: str) -> Callable[[], Render]:
@@ -160,12 +158,12 @@ VIEWS: dict[str, Callable[[], Render]] = {
     "explain a compiled node": lambda: explained("recorded openvino", "lm_head/MatMul"),
     "explain a part of many names": lambda: matches("recorded webgpu", "self_attn"),
     "diff": lambda: (
-        lambda console: diff.render(
-            compare(changed.mixed(), changed.moved("lm_head/MatMul", "model.layers.0.mlp/Mul")), console
+        lambda console: print_text(
+            compare(changed.mixed(), changed.moved("lm_head/MatMul", "model.layers.0.mlp/Mul")), DIFF, console
         )
     ),
     "diff of two runs": lambda: (
-        lambda console: diff.render(compare(recorded("cuda_dry_run"), recorded("cuda_dry_run")), console)
+        lambda console: print_text(compare(recorded("cuda_dry_run"), recorded("cuda_dry_run")), DIFF, console)
     ),
     "check": lambda: checked(Limits(max_cpu_nodes=0, max_copies=1, max_copy_bytes_per_token=10)),
     "check that passes": lambda: checked(Limits(max_copies=100)),

@@ -15,7 +15,7 @@ from partita.diagnosis.reasons.base import load_reasons
 from partita.partition_reports import storage
 from partita.partition_reports.records import Bodies
 from partita.partition_reports.render.html import read_part
-from partita.partition_reports.render.view import load_view
+from partita.partition_reports.render.show import load_view
 from partita.partition_reports.sections import glance
 from partita.partition_reports.sections.brief import brief
 from partita.partition_reports.verdict import give_verdict

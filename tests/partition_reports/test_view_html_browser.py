@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from partita.bench.views import html as bench_html
+from partita.bench import page as bench_page
 from partita.partition_reports.views import html
 from tests.conftest import require
 from tests.partition_reports import pages
@@ -263,7 +263,7 @@ def test_one_run_is_open_and_the_others_unfold(tab: Tab, files: dict[str, Path])
 
 
 def test_a_bench_is_a_page_without_complaint(tab: Tab, tmp_path: Path) -> None:
-    (tmp_path / "bench.html").write_text(bench_html.to_text(made_bench()), encoding="utf-8")
+    (tmp_path / "bench.html").write_text(bench_page.to_text(made_bench()), encoding="utf-8")
     for width in (360, 1440):
         tab.open(tmp_path / "bench.html", width=width, height=900)
         assert hidden(tab, "h1", ".chart svg", "#speed table", "#where table") == []

@@ -14,7 +14,7 @@ from markdown_it.token import Token
 from partita.cli import run
 from partita.partition_reports import storage
 from partita.partition_reports.render.markdown import safe, say
-from partita.partition_reports.render.view import load_view
+from partita.partition_reports.render.show import load_view
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
 from partita.partition_reports.views import markdown

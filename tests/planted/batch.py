@@ -21,7 +21,7 @@ from typing import Any
 
 AT_A_TIME = 2
 FORKED = "forked"
-IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.views.json")
+IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.storage")
 PACKAGES = (
     "partita.diagnosis.reasons",
     "partita.providers",

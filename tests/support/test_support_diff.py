@@ -7,9 +7,9 @@ import io
 from rich.console import Console
 
 from partita.cli import run
+from partita.partition_reports.render.show import print_text
 from partita.partition_reports.storage import to_json
 from partita.support.diff.compare import compare
-from partita.support.diff.views.text import render
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
@@ -53,7 +53,7 @@ def test_two_tables_that_say_the_same():
 def test_it_is_printed_with_both_names():
     stream = io.StringIO()
     found = compare(BEFORE, table(answer("Cast", "left", FLOAT)), names=("old.json", "new.json"))
-    render(found, Console(file=stream, width=100))
+    print_text(found, "partita.support.diff.document", Console(file=stream, width=100))
     for told in ("old.json", "new.json", "Cast-13", "T float32", "Gone-13"):
         assert told in stream.getvalue(), told
 

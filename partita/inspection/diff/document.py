@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partita.inspection.diff.records import Difference, InspectionDiff
 from partita.observations.text_format import families, plural
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
 
 ROWS = 40
@@ -20,6 +21,9 @@ def document(found: InspectionDiff) -> Document:
         headline=(found.headline,),
         sections=(_sides(found), *_subjects(found)),
     )
+
+
+VIEWS = Views(document)
 
 
 def _sides(found: InspectionDiff) -> Section:

@@ -10,7 +10,8 @@ from rich.style import Style
 
 from partita.partition_reports.render import layout
 from partita.partition_reports.render.cutting import shown_blocks, shown_rows
-from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, PLAIN, Page
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, PLAIN, Page, terminal_view
+from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import (
     Block,
     Command,
@@ -36,13 +37,15 @@ COMMAND = Style(bold=True, color="cyan")
 INDENT = 2
 
 
-def printer(document_of: Callable[[Any], Document]) -> Callable[[Any, Console], None]:
-    """What prints the document of a record to a console, at its width; readable at 80 columns and without colour."""
+def document_view(name: str, document_of: Callable[[Any], Document]) -> View:
+    """The view that prints the document of a record, at the width of a console; readable at 80 columns and without
+    colour.
+    """
 
     def render(record: Any, console: Console) -> None:
         show_document(Page(console), document_of(record))
 
-    return render
+    return terminal_view(name, "for a terminal", render)
 
 
 def show_document(page: Page, document: Document) -> None:

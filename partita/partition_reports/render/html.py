@@ -26,13 +26,13 @@ SHARED = ("frame", "blocks", "document")
 POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 
 
-def html_view(summary: str, document_of: Callable[[Any], Document]) -> View:
+def html_view(document_of: Callable[[Any], Document]) -> View:
     """The view that is the document of a record as one page."""
 
     def to_text(record: Any) -> str:
         return write_document(document_of(record))
 
-    return View("html", ".html", summary, to_text, what="page")
+    return View("html", ".html", "as one page for a browser", to_text, what="page")
 
 
 def write_document(document: Document) -> str:

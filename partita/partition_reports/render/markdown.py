@@ -35,14 +35,14 @@ entity does not hide them; a zero-width space behind the mark does.
 
 
 def markdown_view(
-    summary: str, document_of: Callable[[Any], Document], *, folded: Collection[str] = (), unfold: bool = False
+    document_of: Callable[[Any], Document], *, folded: Collection[str] = (), unfold: bool = False
 ) -> View:
     """The view that writes the document of a record. `folded`, `unfold`: as `write_document` has them."""
 
     def to_text(record: Any) -> str:
         return write_document(document_of(record), folded=folded, unfold=unfold)
 
-    return View("markdown", ".md", summary, to_text)
+    return View("markdown", ".md", "as Markdown", to_text)
 
 
 def write_document(document: Document, *, folded: Collection[str] = (), unfold: bool = False) -> str:

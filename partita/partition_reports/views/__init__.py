@@ -1,1 +1,5 @@
-"""Ways to look at a report: one view per file, discovered by file name."""
+"""The views of a report, a file each but for JSON."""
+
+from partita.partition_reports.render.show import Views
+
+VIEWS = Views(None, own={name: f"{__name__}.{name}" for name in ("brief", "html", "markdown", "text", "trace")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import name_some
+from partita.partition_reports.render.show import Views
 from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
 from partita.support.diff.compare import SupportDiff
 
@@ -20,6 +21,9 @@ def document(found: SupportDiff) -> Document:
         headline=(found.headline,),
         sections=(_tables(found), *_versions(found), *_operators(found), *_only_one(found)),
     )
+
+
+VIEWS = Views(document, folded=("tables", "versions"))
 
 
 def _tables(found: SupportDiff) -> Section:

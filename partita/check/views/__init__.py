@@ -1,1 +1,0 @@
-"""The outcome of a check: one file per view."""

@@ -1,1 +1,0 @@
-"""The difference of two reports: one file per view."""

@@ -1,1 +1,0 @@
-"""Everything a report knows about one node: one file per view."""

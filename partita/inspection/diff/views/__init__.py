@@ -1,1 +1,0 @@
-"""The difference of two packages: one file per view, found by its name."""

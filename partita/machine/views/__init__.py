@@ -1,1 +1,0 @@
-"""What a machine offers: one file per view."""

@@ -1,0 +1,95 @@
+"""Which views a kind of record has.
+
+The module with the document of a record has `VIEWS`: text, brief, Markdown and HTML are made from the document, JSON
+from the record. A view that shows more has a module of its own with `VIEW`, named in `own`. Libraries that only one
+view needs are imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from partita.errors import UsageError
+from partita.partition_reports.render.view import View
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partita.partition_reports.sections.model import Document
+
+REPORT_VIEWS = "partita.partition_reports.views"
+GENERAL = ("brief", "html", "json", "markdown", "text")
+"""Views that every record has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """The views of a kind of record."""
+
+    document: Callable[[Any], Document] | None
+    """Makes the document of a record; None where every view but JSON has a module of its own."""
+    folded: Collection[str] = ()
+    """Sections of which a reader of the Markdown sees the title first."""
+    unfold: bool = False
+    """The Markdown has in folds what other views leave out."""
+    own: Mapping[str, str] = field(default_factory=dict)
+    """Name of a view -> its module."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all of them."""
+        return tuple(sorted({*GENERAL, *self.own}))
+
+    def load(self, name: str) -> View:
+        """The view of that name."""
+        if name in self.own:
+            found: View = importlib.import_module(self.own[name]).VIEW
+            return found
+        if name == "json":
+            from partita.partition_reports.storage import to_json
+
+            return View("json", ".json", "as JSON", to_json)
+        assert self.document is not None
+        if name == "markdown":
+            from partita.partition_reports.render.markdown import markdown_view
+
+            return markdown_view(self.document, folded=self.folded, unfold=self.unfold)
+        if name == "html":
+            from partita.partition_reports.render.html import html_view
+
+            return html_view(self.document)
+        from partita.partition_reports.render.blocks import document_view
+
+        return document_view(name, self.document if name == "text" else self._headline)
+
+    def _headline(self, record: Any) -> Document:
+        assert self.document is not None
+        return replace(self.document(record), sections=())
+
+
+def _views(where: str) -> Views:
+    found: Views = importlib.import_module(where).VIEWS
+    return found
+
+
+def view_names(where: str = REPORT_VIEWS) -> tuple[str, ...]:
+    """Names of all views that a module has."""
+    return _views(where).names
+
+
+def load_view(name: str, where: str = REPORT_VIEWS) -> View:
+    """The view called `name`. Raises UsageError when there is none."""
+    views = _views(where)
+    if name not in views.names:
+        raise UsageError(f"no view is called {name!r}; there are: {', '.join(views.names)}")
+    return views.load(name)
+
+
+def print_text(record: Any, where: str, console: Console) -> None:
+    """Print a record to a console."""
+    view = load_view("text", where)
+    assert view.print_to is not None
+    view.print_to(record, console)

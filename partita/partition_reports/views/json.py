@@ -1,8 +1,0 @@
-"""The report as JSON, as it is stored."""
-
-from __future__ import annotations
-
-from partita.partition_reports.render.view import View
-from partita.partition_reports.storage import to_json
-
-VIEW = View("json", ".json", "the report as JSON, with a published schema", to_json)

@@ -1,8 +1,0 @@
-"""The difference of two support tables, as JSON, as it is stored."""
-
-from __future__ import annotations
-
-from partita.partition_reports.render.view import View
-from partita.partition_reports.storage import to_json
-
-VIEW = View("json", ".json", "the difference of two support tables as JSON", to_json)

@@ -1,1 +1,0 @@
-"""A support table: one file per view, found by its name."""
