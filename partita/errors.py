@@ -1,20 +1,7 @@
-"""Every exception that Partita raises on purpose, and the exit code each one ends with.
-
-    PartitaError                    1   anything we can explain
-    ├── UsageError                  2   an option value that makes no sense
-    ├── CheckpointError             1   the checkpoint is missing, damaged or inconsistent
-    │   └── UnsupportedModelError   1   a model this exporter refuses, with the reason
-    ├── PackageError                1   the package on disk is missing, damaged or from a newer Partita
-    ├── ReportError                 1   a report file is missing, damaged or from a newer Partita
-    ├── ResourceError               1   not enough memory or disk space
-    ├── InstallationError           1   a library is not installed, or does not load
-    ├── GenerationError             1   the run cannot go on (prompt too long, NaN logits, bad token id)
-    ├── ProviderError               3   the provider chain was not honoured
-    ├── ParityError                 4   the exported graph does not compute what its model computes
-    └── ReportCheckError            5   a report does not meet the limits it was checked against
+"""Every exception that Partita raises on purpose; `exit_code` is that of the command line.
 
 The message is one line: what is wrong, where, and what to do; the last as a `Remedy` where it is a command. A foreign
-exception is translated at one boundary and kept as ``__cause__``; ``--debug`` shows it.
+exception is translated at one boundary and kept as `__cause__`; `--debug` shows it.
 """
 
 from __future__ import annotations

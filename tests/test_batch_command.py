@@ -283,7 +283,7 @@ def test_a_full_disk_while_a_pipe_is_read_is_one_line(summing, tmp_path, capsys,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     piped(monkeypatch, ROWS[:6])
-    monkeypatch.setattr("partita.commands.rows_input.shutil.copyfileobj", fails)
+    monkeypatch.setattr("partita.commands.batch.shutil.copyfileobj", fails)
     assert run(words(summing, Path("-"), tmp_path / "out.jsonl")) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "the rows cannot be kept" in said and "No space left on device" in said and "TMPDIR" in said

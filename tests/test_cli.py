@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
 from partita.cli import run
+from partita.library.exporting import run_export
 from partita.package import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.runtime.handmade import handmade
@@ -54,28 +57,33 @@ def succeeds(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[st
 
 
 def test_export_says_what_it_made(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    out, _ = succeeds(capsys, "export", tiny_checkpoint("mistral"), tmp_path / "p", "--max-length", 64)
-    for words in (
-        "MistralForCausalLM exported, verified",
-        "parameters",
-        "nodes",
-        "window 8",
-        "bytes per token",
-        "peak RSS",
-    ):
+    summaries: list[Any] = []
+
+    def noted(*given: Any) -> Any:
+        summaries.append(run_export(*given))
+        return summaries[-1]
+
+    monkeypatch.setattr("partita.commands.export.run_export", noted)
+    given = ("export", tiny_checkpoint("mistral"), tmp_path / "p", "--max-length", 64)
+    out, _ = succeeds(capsys, *given)
+    assert "MistralForCausalLM exported, verified" in out
+    for words in ("parameters", "nodes", "window 8", "bytes per token", "peak RSS", "seconds", "trace"):
         assert words in out
-    assert "seconds" in out and "trace" in out
+    monkeypatch.setattr("partita.commands.export.run_export", lambda *given: summaries[0])
+    found = json.loads(succeeds(capsys, *given, "--json")[0])
+    jsonschema.validate(found, json.loads((REPOSITORY / "docs" / "export.schema.json").read_text("utf-8")))
+    assert found["manifest"] == json.loads((tmp_path / "p" / MANIFEST).read_text("utf-8"))
 
 
-def test_an_unverified_package_says_so_everywhere(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package, report = tmp_path / "p", tmp_path / "r.json"
-    out, _ = succeeds(capsys, "export", tiny_checkpoint("llama"), package, "--max-length", 32, "--no-verify")
-    assert "exported, unverified" in out
-    _, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 4, "--report", report)
+def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package, report = handmade(tmp_path / "p"), tmp_path / "r.json"
+    words = ("1,2", "--token-ids", "--max-new-tokens", 4, "--report", report)
+    _, err = succeeds(capsys, "generate", package, *words)
     assert "this package is unverified" in err
     out, _ = succeeds(capsys, "report", "show", report)
     assert out.startswith("UNVERIFIED PACKAGE")
@@ -375,8 +383,7 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
     return done
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize(("options", "unbuffered"), [((), ""), (("--json",), "1")])
 def test_a_closed_pipe_is_no_error_and_loses_no_report(
     package: Path, tmp_path: Path, options: tuple[str, ...], unbuffered: str
 ) -> None:
@@ -391,7 +398,7 @@ def test_a_closed_pipe_is_no_error_and_loses_no_report(
 def test_other_verbs_into_a_closed_pipe(package: Path, own_package: Path, tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     into_closed_pipe("generate", package, PROMPT, "--report", report)
-    for words in (["report", "show", report], ["report", "show", report, "--json"], ["verify", package], ["--help"]):
+    for words in (["report", "show", report], ["--help"]):
         assert into_closed_pipe(*words).returncode == 0, words
     spoil_known_answer(own_package)
     done = into_closed_pipe("verify", own_package)

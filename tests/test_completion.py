@@ -8,36 +8,44 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from partita.cli import run
 from tests.conftest import REPOSITORY, require
 
 LIMIT_SECONDS = 0.4
 PROVIDERS = ("cpu", "cuda", "openvino", "webgpu")
 
 
-def asked(shell: str, line: str, *, python: tuple[str, ...] = ("-m", "partita")) -> subprocess.CompletedProcess[str]:
-    """The command as a shell's script asks it about a line; a blank at the end begins a new word."""
+def variables(shell: str, line: str) -> dict[str, str]:
+    """Environment of a question about a line; a blank at the end begins a new word."""
     words = line.split(" ")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
+    return {
         "_PARTITA_COMPLETE": f"complete_{shell}",
         "COMP_WORDS": "\n".join(words),
         "COMP_CWORD": str(len(words) - 1),
-        "_TYPER_COMPLETE_ARGS": line,
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    command = [sys.executable, *python]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def offered(line: str) -> list[str]:
-    done = asked("bash", line)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
+Offered = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Offered:
+    """Words that bash is offered for a line."""
+
+    def ask(line: str) -> list[str]:
+        for name, value in variables("bash", line).items():
+            monkeypatch.setenv(name, value)
+        assert run([]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return str(out).split()
+
+    return ask
 
 
 @pytest.fixture
@@ -60,13 +68,13 @@ def found(shell: str) -> str:
     return path
 
 
-def test_verbs_and_options():
+def test_verbs_and_options(offered: Offered) -> None:
     assert offered("partita ex") == ["export"]
     assert {"show", "html", "diff", "check"} <= set(offered("partita report "))
     assert set(offered("partita generate p --te")) == {"--temperature", "--temp"}
 
 
-def test_values_of_choices():
+def test_values_of_choices(offered: Offered) -> None:
     assert offered("partita export c o --precision ") == ["auto", "fp32", "fp16", "bf16", "int8", "int4"]
     assert offered("partita export c o --activations ") == ["fp32", "fp16", "bf16", "int8"]
     assert offered("partita export c o --prefill-precision ") == ["int8"]
@@ -82,7 +90,7 @@ def test_values_of_choices():
     assert set(offered("partita providers --view ")) == {"html", "json", "markdown", "text"}
 
 
-def test_a_chain_goes_on_with_what_is_not_in_it_yet():
+def test_a_chain_goes_on_with_what_is_not_in_it_yet(offered: Offered) -> None:
     chains = offered("partita generate p --provider webgpu,")
     assert "webgpu,cpu" in chains and "webgpu,webgpu" not in chains
     assert offered("partita generate p --provider webgpu,cp") == ["webgpu,cpu"]
@@ -108,10 +116,11 @@ def test_the_answer_is_quick_and_loads_nothing_heavy():
         "atexit.register(lambda: print(json.dumps([m for m in heavy if m in sys.modules]), file=sys.stderr))\n"
         "from partita.cli import main\nmain()"
     )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables("bash", "partita generate p --provider ")}
     seconds, plain = [], []
-    for _ in range(5):
+    for _ in range(3):
         before = of_children()
-        done = asked("bash", "partita generate p --provider ", python=("-c", tell))
+        done = subprocess.run([sys.executable, "-c", tell], env=environment, capture_output=True, text=True)
         seconds.append(of_children() - before)
         assert "webgpu" in done.stdout.split()
         assert json.loads(done.stderr) == []

@@ -76,9 +76,7 @@ def named(done: subprocess.CompletedProcess[str]) -> str:
     "verb",
     [
         ["generate", "PACKAGE", "hi"],
-        ["verify", "PACKAGE", "--provider", "cpu"],
         ["place", "PACKAGE/model.onnx", "--provider", "cpu"],
-        ["bench", "PACKAGE"],
     ],
     ids=" ".join,
 )

@@ -72,7 +72,7 @@ def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) ->
     return lines[-1]
 
 
-@pytest.mark.parametrize("verb", ["generate", "place", "bench"])
+@pytest.mark.parametrize("verb", ["generate", "place"])
 def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys, verb, monkeypatch):
     folder = tmp_path / "my reports; $HOME"
     folder.mkdir()
@@ -80,7 +80,6 @@ def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys,
     given = {
         "generate": [PROMPT, "-n", 2, "--report", file],
         "place": ["--report", file],
-        "bench": ["-n", 2, "--rounds", 1, "--out", file],
     }
     assert run([str(word) for word in [verb, package, "-e", "cpu", *given[verb]]]) == 0
     (command,) = re.findall(r"see it with: (.*)\)\n", capsys.readouterr().err)

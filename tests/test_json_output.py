@@ -62,12 +62,6 @@ def test_verify_names_the_package_and_the_provider(package, capsys):
     assert told["provider"] == "CPUExecutionProvider" and told["steps"]
 
 
-def test_export_has_the_manifest_in_it(tiny_checkpoint, tmp_path, capsys):
-    told = printed(capsys, "export", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", 32)
-    assert told["schema"] == "partita.export/1" and told["package"] == str(tmp_path / "p")
-    assert told["manifest"] == json.loads((tmp_path / "p" / "manifest.json").read_text(encoding="utf-8"))
-
-
 def test_a_report_and_what_is_made_of_it(package, tmp_path, capsys):
     report = tmp_path / "r.json"
     told = printed(capsys, "report", "place", package, "--provider", "cpu", "--report", report)

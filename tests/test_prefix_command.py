@@ -21,8 +21,8 @@ from partita.library.conversation import Conversation
 from partita.library.local import LocalEngine
 from partita.runtime.engine.prefixes import LEAST_TOKENS
 from partita.runtime.prefix_file import SCHEMA, read_said
-from tests.adapters import save_adapter
 from tests.conftest import Exported, TinyCheckpoint
+from tests.runtime.handmade import handmade
 
 OPTIMUM = Path(__file__).parent / "foreign" / "samples" / "optimum"
 BEGIN, REST, SYSTEM = "return the value of the", " item in the list", "return the item"
@@ -89,10 +89,8 @@ def test_a_conversation_goes_on_with_its_system_message(package, tmp_path, capsy
 def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, tmp_path, capsys):
     given: dict[str, list[object]] = {"ids": [IDS, "--token-ids"], "folder": [IDS, "--token-ids", "--max-length", 40]}
     if kind == "adapter":
-        checkpoint = tiny_checkpoint("llama")
-        adapter = save_adapter(tmp_path / "mine", checkpoint)
-        folder = exported(checkpoint, attention="gqa", with_adapters={"mine": adapter})
-        given[kind] = [BEGIN, "--adapter", "mine"]
+        folder = handmade(tmp_path / "adapted", adapters={"mine": 3}, words=True)
+        given[kind] = ["w5 w6 w7", "--adapter", "mine"]
     else:
         folder = OPTIMUM if kind == "folder" else exported(tiny_checkpoint("llama"), attention="gqa")
     file = tmp_path / "my prefix"
@@ -101,7 +99,7 @@ def test_the_command_that_goes_on_can_be_typed(kind, tiny_checkpoint, exported, 
     line = " ".join(capsys.readouterr().err.split())
     program, *words = shlex.split(line.partition("go on with it: ")[2].removesuffix(")"))
     assert ("--max-length" in words) is (kind == "folder")
-    prompt = "9" if "--token-ids" in words else " item"
+    prompt = "9" if "--token-ids" in words else " w9"
     assert program == "partita" and run([prompt if word == "PROMPT" else word for word in words] + ["-e", "cpu"]) == 0
 
 

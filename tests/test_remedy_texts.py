@@ -1,4 +1,4 @@
-"""Remedies in words: for each, a small case raises the problem, does what the text says, and the problem is gone."""
+"""Remedies in words: a small case raises the problem, applies the remedy, and the problem is gone."""
 
 from __future__ import annotations
 
@@ -13,43 +13,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import partita
-from partita import cli, extras, strangers
 from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import PartitaError
-from partita.export import publish, weight_files
-from partita.foreign import evidence, lora, shapes
+from partita.foreign import lora, shapes
 from partita.foreign.folder import Choice, open_folder
 from partita.library import remote
-from partita.package import GET_AGAIN
 from partita.providers import cuda, directml, migraphx, qnn, start, tensorrt
 from partita.providers.cuda_dry_run import devices
 from partita.providers.resolve import parse_chain
-from partita.remedies import DECODERS_ONLY, FROM_CHECKPOINT, Remedy
-from partita.runtime import adapters, chain, place, prefix_file, rehearsal, run_errors, text
-from partita.runtime.engine import checks, recording
+from partita.remedies import Remedy
+from partita.runtime import place, run_errors
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.ort import errors
-from partita.runtime.ort.adapters import write_adapter
 from partita.runtime.runner import load_runner
 from tests.conftest import Exported, TinyCheckpoint, require_dry_run
-from tests.contract import test_graph_capture
 from tests.contract import test_remedies as contract
-from tests.foreign import test_adapters, test_cache_layouts, test_rehearsal
+from tests.foreign import test_adapters
 from tests.foreign.conftest import Sample, changed, sample  # noqa: F401 - the fixture
-from tests.foreign.test_any_decoder import folder_of
-from tests.foreign.test_bad_input import altered
 from tests.planted import cases
 from tests.planted.graphs import build, operators
 from tests.planted.judge import dry_environment
 from tests.remedy_of import alternatives, pattern
 from tests.runtime import test_place
-from tests.test_remedies import every_remedy
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
@@ -95,11 +85,6 @@ def applies(*remedies: Remedy | None) -> Callable[[Case], Case]:
     return register
 
 
-def command(*words: object) -> None:
-    """Run a command line; its error is raised."""
-    cli.app([str(word) for word in words], standalone_mode=False)
-
-
 def opened(folder: Path, choice: Choice | None = None) -> None:
     """Open a folder of another exporter, and try it."""
     with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder, choice or Choice())):
@@ -115,99 +100,6 @@ def generated(package: Path, prompt: Any = (5, 6), **options: Any) -> None:
 # packages, checkpoints and prompts
 
 
-@applies(checks.BEGIN_WITH_ONE)
-def at_least_one(world: World) -> None:
-    package = world.package()
-    world.refused(lambda: generated(package, []))
-    generated(package, [[5, 6]])
-
-
-@applies(checks.SHORTEN)
-def shorten(world: World) -> None:
-    package = world.package()
-    world.refused(lambda: generated(package, [5] * 70))
-    generated(package, [5] * 20)
-
-
-@applies(checks.SHORTEN_TO_MODEL)
-def shorten_to_model(world: World) -> None:
-    package = world.package()
-    most = json.loads((world.checkpoint("llama") / "config.json").read_text())["max_position_embeddings"]
-    world.refused(lambda: generated(package, [5] * most))
-    generated(package, [5] * 20)
-
-
-@applies(checks.BEGIN)
-def begin(world: World) -> None:
-    package = world.package()
-    world.refused(lambda: generated(package, [[]]))
-    generated(package, [[5]])
-
-
-@applies(publish.TAKEN)
-def choose_another_folder(world: World) -> None:
-    export = ("export", world.checkpoint("llama"), "--no-verify")
-    package = world.package()
-    world.refused(lambda: command(*export, package))
-    command(*export, world.tmp / "other")
-
-
-@applies(weight_files.DOWNLOAD)
-def download_again(world: World) -> None:
-    link = world.tmp / "checkpoint"
-    link.symlink_to(world.tmp / "nothing")
-    export = ("export", link, world.tmp / "out", "--no-verify")
-    world.refused(lambda: command(*export))
-    link.unlink()
-    shutil.copytree(world.checkpoint("llama"), link)
-    command(*export)
-
-
-@applies(FROM_CHECKPOINT)
-def export_again(world: World) -> None:
-    package = world.package()
-    damaged = package / "generation_config.json"
-    damaged.write_text("{".ljust(damaged.stat().st_size))
-    world.refused(lambda: generated(package))
-    shutil.rmtree(package)
-    generated(world.package())
-
-
-@applies(text.WITH_TOKENIZER)
-def with_a_tokenizer(world: World) -> None:
-    def stopped(package: Path) -> None:
-        command("generate", package, "return", "--stop", "x", "--provider", "cpu", "--max-new-tokens", "1")
-
-    world.refused(lambda: stopped(world.exported(world.checkpoint("llama", tokenizer=False))))
-    stopped(world.package())
-
-
-@applies(prefix_file.SAVE_AGAIN)
-def save_the_prefix_again(world: World) -> None:
-    package, other = world.package(), world.exported(world.checkpoint("llama", seed=1))
-    file = world.tmp / "prefix"
-    for folder in (other, package):
-        with partita.load(folder, "cpu") as model:
-            model.save_prefix(file, [5, 6, 7, 8])
-        if folder == other:
-            world.refused(lambda: generated(package, prefix=file))
-    generated(package, prefix=file)
-
-
-@applies(strangers.NAME)
-def name_the_folder(world: World) -> None:
-    package = world.package()
-    world.refused(lambda: generated(package / "model.onnx"))
-    generated(package)
-
-
-@applies(strangers.CHOOSE)
-def name_the_package(world: World) -> None:
-    (world.tmp / "notes.txt").write_text("a note")
-    world.refused(lambda: generated(world.tmp / "notes.txt"))
-    generated(world.package())
-
-
 @applies(remote.LOAD_AGAIN, remote.WITHOUT)
 def load_again(world: World) -> None:
     package = world.package()
@@ -220,33 +112,6 @@ def load_again(world: World) -> None:
 
 
 # folders of other exporters
-
-
-@applies(GET_AGAIN)
-def get_again(world: World) -> None:
-    folder = world.sample("optimum")
-    (folder / "config.json").write_text("{")
-    world.refused(lambda: opened(folder))
-    shutil.rmtree(folder)
-    opened(world.sample("optimum"))
-
-
-@applies(DECODERS_ONLY)
-def name_a_decoder(world: World) -> None:
-    folder = world.sample("optimum")
-    changed(folder / "config.json", is_encoder_decoder=True, architectures=["T5ForConditionalGeneration"])
-    world.refused(lambda: opened(folder))
-    opened(world.sample("merged"))
-
-
-@applies(evidence.WITHOUT_SLIDING)
-def without_a_sliding_window(world: World) -> None:
-    folder = world.sample("genai-fp32-cpu")
-    config = (folder / "genai_config.json").read_text()
-    changed(folder / "genai_config.json", model__decoder__sliding_window={"window_size": 8})
-    world.refused(lambda: opened(folder))
-    (folder / "genai_config.json").write_text(config)
-    opened(folder)
 
 
 @applies(shapes.CORRECT)
@@ -268,43 +133,6 @@ def rename_an_adapter(world: World) -> None:
     world.refused(lambda: opened(folder))
     twice.rename(twice.with_stem("poems"))
     opened(folder)
-
-
-@applies(adapters.OTHER_ADAPTER)
-def take_the_adapter_of_this_model(world: World) -> None:
-    folder = test_adapters.with_lora(world.sample("optimum"), "travel")
-    own = (folder / "travel.onnx_adapter").read_bytes()
-    write_adapter(folder / "travel.onnx_adapter", {"odd": np.zeros((4, 2), np.float32)})
-    world.refused(lambda: generated(folder, adapter="travel"))
-    (folder / "travel.onnx_adapter").write_bytes(own)
-    generated(folder, adapter="travel")
-
-
-@applies(shapes.OTHER_CACHE)
-def another_cache(world: World) -> None:
-    folder = folder_of(test_cache_layouts.fixed(test_cache_layouts.MOVED), world.tmp / "moved")
-    world.refused(lambda: opened(folder))
-    opened(folder_of(test_rehearsal.decoder(), world.tmp / "growing"))
-
-
-@applies(shapes.OTHER_TYPE)
-def another_type(world: World) -> None:
-    def narrow(model: onnx.ModelProto) -> None:
-        for port in (*model.graph.input, *model.graph.output):
-            if port.name.startswith(("past", "present")):
-                port.type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
-
-    folder = altered(world.sample("genai-fp32-cpu"), narrow)
-    world.refused(lambda: opened(folder))
-    shutil.rmtree(folder)
-    opened(world.sample("genai-fp32-cpu"))
-
-
-@applies(rehearsal.OTHER_MASK)
-def another_mask(world: World) -> None:
-    hidden = folder_of(test_rehearsal.decoder(seen=test_rehearsal.HIDDEN), world.tmp / "hidden")
-    world.refused(lambda: opened(hidden))
-    opened(folder_of(test_rehearsal.decoder(), world.tmp / "shown"))
 
 
 # ONNX files
@@ -348,16 +176,6 @@ def rewrite_the_file(world: World) -> None:
 
 for _remedy, _ in ONNX_FILES.values():
     applies(_remedy)(rewrite_the_file)
-
-
-@applies(errors.NEW_FILE)
-def export_the_file_again(world: World) -> None:
-    path = one_node("Relu", world.tmp / "model.onnx")
-    model = onnx.load(path)
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    onnx.save(model, path)
-    world.refused(lambda: partita.place(path, "cpu"))
-    partita.place(one_node("Relu", path), "cpu")
 
 
 @applies(place.SMALLER_INPUTS)
@@ -431,23 +249,6 @@ def on_cuda_stand_ins(world: World, reason: str, harm: Callable[[Path, dict[str,
             world.raised += 1
 
 
-IN_OTHER_ENVIRONMENTS: dict[Remedy, Callable[..., None]] = {
-    **{
-        remedy: contract.test_a_planted_cause_is_gone_after_what_its_remedy_says
-        for row in contract.APPLIED
-        for remedy in row.remedies
-    },
-    **{
-        remedy: contract.test_another_onnx_runtime_has_the_provider_or_fits_its_library
-        for _, remedy, _ in contract.BUILDS.values()
-    },
-    cast("Remedy", extras.INSTALL_RUNTIME.otherwise): contract.test_the_onnx_runtime_of_another_extra_runs_its_provider,
-    chain.WITHOUT_PINS: contract.test_pins_that_a_compiler_stumbles_over_are_left_out,
-    recording.WITHOUT: test_graph_capture.test_nodes_elsewhere_are_named_before_anything_runs_which_it_does_without,
-}
-"""Remedies that a test applies which runs in another environment than the main one, and the test."""
-
-
 @dataclass(frozen=True)
 class NotHere:
     """A remedy that cannot be applied on the machines that run the tests. That it is given is shown by a message."""
@@ -495,14 +296,6 @@ def test_what_a_remedy_says_makes_the_error_go(
     world = World(remedy, tmp_path, sample, tiny_checkpoint, exported)
     apply(world)
     assert world.raised, "the case does not raise the problem"
-
-
-def test_every_remedy_in_words_is_applied_or_listed_with_a_reason() -> None:
-    texts = {remedy.text for _, remedy in every_remedy().values() if not remedy.command and not remedy.options}
-    elsewhere, listed = {remedy.text for remedy in IN_OTHER_ENVIRONMENTS}, {remedy.text for remedy in NOT_HERE}
-    assert texts == set(CASES) | elsewhere | listed
-    assert len(texts) == len(CASES) + len(elsewhere) + len(listed), "a remedy is in one of them"
-    assert len(NOT_HERE) == 7, "a remedy that nobody applies is the exception"
 
 
 # reasons in a report

@@ -61,9 +61,6 @@ def generated(capsys: pytest.CaptureFixture[str]):
     ("options", "named"),
     [
         (["--top-k", 5], "--top-k is ignored"),
-        (["--top-p", 0.5], "--top-p is ignored"),
-        (["--min-p", 0.1], "--min-p is ignored"),
-        (["--seed", 4], "--seed is ignored"),
         (["--top-k", 5, "--seed", 4, "--temperature", 0], "--top-k and --seed are ignored"),
     ],
     ids=str,
@@ -76,9 +73,7 @@ def test_what_a_greedy_run_ignores_is_said(package, generated, options, named):
     assert err.count("ignored") == 1
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--top-k", 0], ["--repetition-penalty", 1.2], ["-t", 0.8, "--top-k", 5]], ids=str
-)
+@pytest.mark.parametrize("options", [["--repetition-penalty", 1.2], ["-t", 0.8, "--top-k", 5]], ids=str)
 def test_what_is_not_ignored_is_not_said_to_be(package, generated, options):
     assert "ignored" not in generated(package, *options)[1]
 
@@ -162,14 +157,8 @@ def test_token_ids_are_between_commas_or_blanks(given):
     ("name", "value"),
     [
         ("temperature", "hot"),
-        ("temperature", 0),
-        ("temperature", 1e-320),
         ("temperature", 101),
-        ("repetition_penalty", 0.001),
-        ("top_k", -1),
-        ("top_p", 2),
         ("repetition_penalty", True),
-        ("min_p", [1]),
     ],
 )
 def test_a_value_that_is_none_is_an_error_only_when_it_is_asked_for(suggesting, generated, name, value):

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import REPOSITORY
 
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
@@ -68,6 +66,8 @@ REFUSED = [
     *((f"{verb} missing -e cpu", "missing: no such folder") for verb in ("verify", "evaluate", "chat", "serve")),
     *((f"{verb} x -e gpu", "did you mean 'cuda' or 'webgpu'?") for verb in ("verify", "place", "bench", "support")),
     ("verify empty -e cpu", "empty: not a Partita package"),
+    ("bench nowhere -e cpu --rounds 0", "--rounds is 0"),
+    ("bench nowhere", "nowhere"),
     ("generate x prompt -e gpu", "did you mean 'cuda' or 'webgpu'?"),
     ("generate x prompt --top-p 2", "--top-p is 2.0; it must be above 0 and at most 1"),
     ("place missing.onnx -e cpu", "missing.onnx: no such file"),
@@ -83,18 +83,38 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "says"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_what_can_be_refused_at_once_is(tmp_path, line, says):
+SHOWN = ("--help", "export --help", "generate --help", "bench --help")
+RUN_ALL = f"""
+import contextlib, io, json, sys
+from partita.cli import run
+ended = []
+for line in sys.stdin.read().splitlines():
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run(line.split())
+    ended.append([code, err.getvalue(), [m for m in {HEAVY!r} if m in sys.modules]])
+print(json.dumps(ended))
+"""
+
+
+def test_help_and_what_can_be_refused_at_once_load_nothing_heavy(tmp_path: Path) -> None:
     """An option, a provider, an output and a folder are checked before anything heavy is imported."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "config.json").write_text('{"max_position_embeddings": 64}', encoding="utf-8")
-    code, loaded, err = run_and_tell(*line.split(), cwd=tmp_path)
-    assert code in (1, 2) and loaded == []
-    assert says in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"], ["generate", "--help"]], ids=" ".join)
-def test_help_loads_nothing_heavy(tmp_path, arguments):
-    code, loaded, _ = run_and_tell(*arguments, cwd=tmp_path)
-    assert (code, loaded) == (0, [])
+    lines = [*SHOWN, *(line for line, _ in REFUSED)]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        input="\n".join(lines),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ended = dict(zip(lines, json.loads(done.stdout), strict=True))
+    assert [ended[line] for line in SHOWN] == [[0, "", []]] * len(SHOWN)
+    for line, says in REFUSED:
+        code, err, loaded = ended[line]
+        assert code in (1, 2) and loaded == [], line
+        assert says in err and err.count("\n") == 1, (line, err)

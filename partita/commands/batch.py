@@ -6,10 +6,13 @@ import hashlib
 import json
 import re
 import secrets
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,15 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.generation import check_placement, open_model, say_notes, write_report
+from partita.commands.generation import check_placement, open_batch, open_model, say_notes, write_report
 from partita.commands.outputs import Sink
 from partita.commands.results import BatchResult, ClusterResult
 from partita.commands.terminal import fold, note, print_record, stderr
-from partita.errors import INTERRUPTED, PartitaError, UsageError
+from partita.errors import INTERRUPTED, PartitaError, ResourceError, UsageError
 from partita.library.batches.journal import kept_words
 from partita.library.batches.reading import InputFile, look_at
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults
-from partita.library.batches.running import FileAnswers, Progress, answer_file, answers
+from partita.library.batches.running import PIPE, FileAnswers, Progress, answer_file, answers
 from partita.library.chain import Target
 from partita.library.contents import contents_hash
 from partita.library.engine import ReportRequest
@@ -94,13 +97,7 @@ def run_batch(
         text = model.tokenizer
         if looked.rows:
             check_defaults(defaults, text, looked.format)
-        engine = model.scheduler(
-            prefill_chunk=options.prefill_chunk,
-            adapter=options.adapter,
-            speculate=options.speculation.speculate,
-            draft=options.speculation.draft,
-            prefix=options.prefix,
-        )
+        engine = open_batch(options, model)
         notes = chunk_ignored(options.prefill_chunk, engine.chunk)
         say_notes(options, target, model, notes=notes)
         try:
@@ -177,10 +174,18 @@ def run_on_cluster(options: GenerateOptions, asked: Sampling, manifest: Manifest
     from partita.library.batches.cluster import Cluster, setup_of
 
     assert options.address is not None
-    looked, speculation = look_at(source), options.speculation
-    setup = setup_of(options.package, manifest, options.where, options.choice, speculation)
-    setup = replace(setup, prefill_chunk=options.prefill_chunk, adapter=options.adapter, format=looked.format)
-    setup = replace(setup, token_ids=options.token_ids)
+    looked = look_at(source)
+    setup = setup_of(
+        options.package,
+        manifest,
+        options.where,
+        options.choice,
+        options.speculation,
+        prefill_chunk=options.prefill_chunk,
+        adapter=options.adapter,
+        format=looked.format,
+        token_ids=options.token_ids,
+    )
     cluster = Cluster(options.address, setup, manifest.graph.batch_size, looked.rows, options.workers)
     filed = None
     with RowBar() as bar:
@@ -273,3 +278,27 @@ def _say_end(
     if filed.errors:
         parts.append(f"{plural(filed.errors, 'row')} with an error in place of an answer")
     note(fold("; ".join([*parts, f"answers: {filed.output}"]), sys.stderr, 2))
+
+
+@contextmanager
+def rows_file(source: Path) -> Iterator[Path]:
+    """The file with the rows of `source`, for as long as the block runs. Raises UsageError, ResourceError."""
+    if source != PIPE:
+        yield source
+        return
+    if sys.stdin is None:
+        raise UsageError("--input - reads rows from stdin, which is closed; name a file")
+    if sys.stdin.isatty():
+        note("note: reading rows from the terminal, a JSON object per line, until Ctrl-D on a line of its own")
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="partita-rows-"))
+            file = Path(folder) / "stdin.jsonl"
+            with file.open("wb") as kept:
+                shutil.copyfileobj(sys.stdin.buffer, kept)
+        except OSError as error:
+            raise ResourceError(
+                f"--input -: the rows cannot be kept ({error.strerror}); set TMPDIR to a folder with room, or "
+                "put the rows into a file"
+            ) from error
+        yield file

@@ -14,14 +14,12 @@ from pathlib import Path
 
 from partita.bench.records import Bench
 from partita.commands.generate_options import parse_ids, read_prompts
-from partita.commands.outputs import Sink, Stdout, claim_output, say_written
-from partita.commands.terminal import note, stderr, stdout_console, write_stdout
+from partita.commands.outputs import Sink, claim_output, say_written, show_and_write
+from partita.commands.terminal import note, stderr
 from partita.errors import INTERRUPTED, UsageError
-from partita.files import Output
 from partita.library.bench_rounds import Say
 from partita.library.benching import Plan
 from partita.options.bench import BenchCommand
-from partita.partition_reports.render.show import print_text
 
 
 def run(options: BenchCommand) -> int:
@@ -72,16 +70,7 @@ def _saying() -> Iterator[Say]:
 def _show(bench: Bench, sink: Sink | None, *, as_json: bool) -> None:
     """The result on stdout and in the file that was asked for, and where the rest of it is."""
     text = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
-    try:
-        if as_json and not isinstance(sink, Stdout):
-            write_stdout(text)
-        elif not isinstance(sink, Stdout):
-            print_text(bench, "partita.bench.sections", stdout_console())
-    finally:  # where one of the two fails, the other has the figures
-        if sink is not None:
-            sink.write(text)
-    if isinstance(sink, Output):
-        say_written("result", sink.path)
+    show_and_write(bench, "partita.bench.sections", text, sink, "result", as_json=as_json)
     for entry in bench.contenders:
         if entry.report is not None:
             say_written("report", entry.report)

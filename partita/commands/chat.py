@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from partita.capped import parsed_record, read_capped
-from partita.commands.audience import TERMINAL, say, say_target, unused
 from partita.commands.chat_lines import Lines, open_lines
 from partita.commands.generate_options import RunGroups, argument_text
+from partita.commands.generation import open_batch, open_with, say_notes
 from partita.commands.outputs import say_written
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, UsageError
@@ -22,11 +22,8 @@ from partita.files import claim
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_chain_options
 from partita.library.conversation import Conversation
-from partita.library.engine import BatchOptions, Engine, ReportRequest
+from partita.library.engine import Engine, ReportRequest
 from partita.library.generation import sampling_options
-from partita.library.loading import open_engine
-from partita.library.model import Model
-from partita.library.notes import idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
 from partita.library.sampling import completed_for
@@ -128,19 +125,8 @@ def read_conversation(file: Path) -> list[Message]:
 def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Sequence[Message]) -> int:
     text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
     _check_template(options, text, messages)
-    engine = open_engine(
-        options.package,
-        manifest,
-        options.where,
-        target,
-        options.choice,
-        refusal_seconds=options.probe_seconds,
-        audience=TERMINAL,
-    )
-    with Model(engine, text=text) as model:
-        engine.use_text(text)
-        prefix = None if options.prefix is None else str(options.prefix)
-        engine.open(BatchOptions(options.prefill_chunk, options.adapter, options.speculation, prefix))
+    with open_with(options, target, manifest, text) as model:
+        engine = open_batch(options, model)
         conversation = Conversation(
             engine,
             text,
@@ -150,10 +136,7 @@ def _talk(options: ChatOptions, target: Target, manifest: Manifest, messages: Se
             stop_ids=sorted(stop_token_ids(options.package)),
             on_text=write_stdout,
         )
-        say_target(target)
-        known = (*unused(target, model.chain), *map(idle, engine.opened.idle), *unverified(manifest.verification))
-        for line in (*known, *inferred(manifest)):
-            say(line)
+        say_notes(options, target, model)
         return Session(options, engine, conversation, open_lines(tuple(HELP))).run()
 
 

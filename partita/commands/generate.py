@@ -1,4 +1,4 @@
-"""`partita generate`: checks what was asked before anything is loaded, then hands over to `generation`."""
+"""`partita generate`: checks what needs nothing loaded, then generates, answers a prompt file or saves a prefix."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from pathlib import Path
 from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
-from partita.files import claim
+from partita.files import STDIN, claim
 from partita.foreign.folder import open_folder
-from partita.library.chain import Target, read_chain_options
-from partita.library.sampling import Sampling, completed_for
+from partita.library.chain import read_chain_options
+from partita.library.sampling import completed_for
 from partita.library.speculation import check_speculation
 from partita.options.fields import group
 from partita.options.generation import GenerateCommand
-from partita.package import Manifest
 from partita.runtime.adapter_names import check_adapter
 
 
@@ -56,42 +55,26 @@ def run(given: GenerateCommand) -> int:
         sink = claim_output(options.report, "report", known, option="--report")
     target = replace(target, notes=(*target.notes, *notes))
     if options.input is not None:
-        from partita.commands.rows_input import rows_file
+        from partita.commands.batch import rows_file, run_batch, run_on_cluster
 
         with rows_file(options.input) as source:
-            return _answer_file(options, asked, target, manifest, sink, source)
-    return _generate(options, target, prompts, manifest, sink)
+            if options.address is not None:
+                return run_on_cluster(options, asked, manifest, source)
+            return run_batch(options, asked, target, manifest, sink, source)
+    from partita.commands.generation import run_generation, save_prefix
+
+    if options.save_prefix is not None:
+        return save_prefix(options, target, prompts, manifest)
+    return run_generation(options, target, prompts, manifest, sink)
 
 
 def _check_files(options: GenerateOptions, reads: Sequence[Path]) -> None:
     """Check the files of a batch before anything is loaded."""
     if options.input is None or options.output is None:
         return
-    from partita.commands.rows_input import read_from
-    from partita.library.batches.running import check_files
+    from partita.library.batches.running import PIPE, check_files
 
     prefix = () if options.prefix is None else (options.prefix,)
-    claim_output(options.output, "answers", (*reads, read_from(options.input), *prefix), option="--output")
+    source = STDIN if options.input == PIPE else options.input
+    claim_output(options.output, "answers", (*reads, source, *prefix), option="--output")
     check_files(options.input, options.output)
-
-
-def _answer_file(
-    options: GenerateOptions, asked: Sampling, target: Target, manifest: Manifest, sink: Sink | None, source: Path
-) -> int:
-    from partita.commands.batch import run_batch, run_on_cluster
-
-    if options.address is not None:
-        return run_on_cluster(options, asked, manifest, source)
-    return run_batch(options, asked, target, manifest, sink, source)
-
-
-def _generate(
-    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
-) -> int:
-    if options.save_prefix is not None:
-        from partita.commands.prefix import save_prefix
-
-        return save_prefix(options, target, prompts, manifest)
-    from partita.commands.generation import run_generation
-
-    return run_generation(options, target, prompts, manifest, sink)

@@ -1,4 +1,4 @@
-"""What `partita generate` can be asked, and the checks that need nothing loaded."""
+"""The options of `partita generate` in groups, and the checks that need nothing loaded."""
 
 from __future__ import annotations
 

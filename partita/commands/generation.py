@@ -8,17 +8,17 @@ from __future__ import annotations
 import errno
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from os.path import commonprefix
 
 from partita.commands.audience import TERMINAL, say, say_target, unused
-from partita.commands.generate_options import GenerateOptions, parse_ids
+from partita.commands.generate_options import GenerateOptions, RunGroups, parse_ids
 from partita.commands.outputs import STDOUT, Sink, say_written
 from partita.commands.results import GeneratedRow, GenerateResult, GenerationTimings, fact_of
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
-from partita.errors import INTERRUPTED, PartitaError
+from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
 from partita.library.engine import Engine, ReportRequest
@@ -28,17 +28,19 @@ from partita.library.model import Model
 from partita.library.notes import chunk_ignored, idle, inferred, unverified
 from partita.library.prefixes import system_of
 from partita.library.run_report import limits_error
-from partita.observations.text_format import percent, plural
+from partita.observations.text_format import human_bytes, percent, plural
+from partita.options.flags import option_flags
 from partita.options.placement import PlaceOptions
 from partita.options.sampling import SamplingValues
 from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
+from partita.remedies import shell
 from partita.runtime.chat import conversation
 from partita.runtime.pins import parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said
-from partita.runtime.text import load_text
+from partita.runtime.text import Text, load_text
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
@@ -79,7 +81,19 @@ def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, 
     if not options.token_ids:
         may_be_ids = not (options.is_chat or options.stop or options.system)
         text = load_text(options.package, manifest.tokenizer, manifest.graph.max_length, takes_ids=may_be_ids)
-    seconds = time.perf_counter() - began
+    return open_with(options, target, manifest, text, observe=observe, text_seconds=time.perf_counter() - began)
+
+
+def open_with(
+    options: RunGroups,
+    target: Target,
+    manifest: Manifest,
+    text: Text | None,
+    *,
+    observe: bool = True,
+    text_seconds: float = 0.0,
+) -> Model:
+    """The package, loaded with this tokenizer. Raises PackageError, ProviderError."""
     engine = open_engine(
         options.package,
         manifest,
@@ -91,7 +105,18 @@ def open_model(options: GenerateOptions, target: Target, manifest: Manifest, *, 
         audience=TERMINAL,
         with_text=text is not None,
     )
-    return Model(engine, text=text, with_text=text is not None, text_seconds=seconds)
+    return Model(engine, text=text, with_text=text is not None, text_seconds=text_seconds)
+
+
+def open_batch(options: RunGroups, model: Model) -> Engine:
+    """The engine of a model, open for requests. Raises UsageError, GenerationError."""
+    return model.scheduler(
+        prefill_chunk=options.prefill_chunk,
+        adapter=options.adapter,
+        speculate=options.speculation.speculate,
+        draft=options.speculation.draft,
+        prefix=options.prefix,
+    )
 
 
 def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said: Said | None) -> Generation:
@@ -114,7 +139,7 @@ def _begin(options: GenerateOptions, model: Model, prompts: Sequence[str], said:
 
 
 def say_notes(
-    options: GenerateOptions,
+    options: RunGroups,
     target: Target,
     model: Model,
     ids: Sequence[Sequence[int]] = (),
@@ -311,3 +336,33 @@ def write_report(sink: Sink, engine: Engine, asked: ReportRequest, error: Partit
     if isinstance(sink, Output):
         say_written("report", sink.path)
     return bool(report.interrupted)
+
+
+def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest) -> int:
+    """Read the prompt or the system message, and save the prefix; returns the exit code."""
+    file = options.save_prefix
+    assert file is not None
+    given = None if options.system is not None else parse_ids(prompts[0]) if options.token_ids else prompts[0]
+    if given == "":
+        raise GenerationError("the prompt is empty; give some text to keep")
+    with open_model(options, target, manifest, observe=False) as model:
+        say_target(target)
+        for line in unused(target, model.chain):
+            say(line)
+        saved = model.save_prefix(
+            file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
+        )
+    go_on = shell(("partita", "generate", str(options.package), "PROMPT", "--prefix", str(file), *_as_read(options)))
+    read = f"{saved.tokens} tokens, read in {saved.seconds:.2f} s"
+    note(f"prefix: {file} ({read}; {human_bytes(saved.size_bytes)}; go on with it: {go_on})")
+    return 0
+
+
+def _as_read(options: GenerateOptions) -> Iterator[str]:
+    """Words without which a command does not go on with the prefix: how the folder is opened, what it was read as."""
+    for name in options.choice.given:
+        yield from (option_flags()[name], str(getattr(options.choice, name)))
+    if options.token_ids:
+        yield "--token-ids"
+    if options.adapter is not None:
+        yield from ("--adapter", options.adapter)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from partita.commands.terminal import note, stdout_console, write_stdout_bytes
+from partita.commands.terminal import note, stdout_console, write_stdout, write_stdout_bytes
 from partita.errors import PackageError, ReportError, UsageError
 from partita.files import STDIN, Output, claim
 from partita.observations.text_format import listing
 from partita.options.fields import PathText
-from partita.partition_reports.render.show import load_view
+from partita.partition_reports.render.show import load_view, print_text
 from partita.remedies import shell
 
 if TYPE_CHECKING:
@@ -43,6 +43,23 @@ def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -
 def say_written(what: str, path: Path | str) -> None:
     """A note on where a report or result is, and the command that shows it, as a shell takes it."""
     note(f"{what}: {path} (see it with: {shell(('partita', 'report', 'show', str(path)))})")
+
+
+def show_and_write(record: Any, folder: str, text: str, sink: Sink | None, what: str, *, as_json: bool) -> None:
+    """Show a record on stdout, as JSON `text` or in the text view of `folder`, and write `text` to `sink`.
+
+    Nothing else goes to stdout where `sink` is stdout. Raises what writing raises.
+    """
+    try:
+        if as_json and not isinstance(sink, Stdout):
+            write_stdout(text)
+        elif not isinstance(sink, Stdout):
+            print_text(record, folder, stdout_console())
+    finally:  # where one of the two fails, the other has the record
+        if sink is not None:
+            sink.write(text)
+    if isinstance(sink, Output):
+        say_written(what, sink.path)
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from partita.commands.audience import TERMINAL, say_target
-from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, refuse_two_on_stdout, say_written
-from partita.commands.terminal import note, stdout_console, write_stdout
+from partita.commands.outputs import Sink, claim_output, data_files, refuse_two_on_stdout, show_and_write
+from partita.commands.terminal import note
 from partita.errors import INTERRUPTED, PartitaError
-from partita.files import Output
 from partita.foreign.folder import Choice
 from partita.library.chain import chain_of, read_by
 from partita.library.notes import not_used
@@ -21,7 +20,7 @@ from partita.library.run_report import limits_error
 from partita.options.placement import PlaceCommand
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.partition_reports.render.show import REPORT_VIEWS, print_text
+from partita.partition_reports.render.show import REPORT_VIEWS
 
 
 def run(options: PlaceCommand) -> int:
@@ -57,16 +56,7 @@ def _finish(options: PlaceCommand, sink: Sink | None, report: Report, error: Par
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {not_used(entry.provider, entry)}")
-    try:
-        if options.as_json:
-            write_stdout(storage.to_json(report))
-        elif options.report != STDOUT:
-            print_text(report, REPORT_VIEWS, stdout_console())
-    finally:  # where one of the two fails, the other has the report
-        if sink is not None:
-            sink.write(storage.to_json(report))
-    if isinstance(sink, Output):
-        say_written("report", sink.path)
+    show_and_write(report, REPORT_VIEWS, storage.to_json(report), sink, "report", as_json=options.as_json)
     if error is not None:
         raise error
     over = limits_error(report)

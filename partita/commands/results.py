@@ -24,7 +24,7 @@ from partita.observations.records import ChainEntry, Record, RemedyRecord, remed
 from partita.options.flags import with_flags
 from partita.options.sampling import SamplingValues
 from partita.package import Manifest
-from partita.package_records import Quality, StepError, Verification
+from partita.package_records import Evaluation, Quality, StepError, Verification
 from partita.partition_reports.speculation import Speculation
 from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
@@ -168,30 +168,17 @@ class VerifyResult(Verification, Result):
     steps: tuple[StepResult, ...]
 
 
-class EvaluateResult(Result):
-    """What `evaluate --json` prints: the package read its text on a provider."""
+class EvaluateResult(Evaluation, Result):
+    """Output of `evaluate --json`: the quality of the package on a provider. Null for a figure that is not a number."""
 
     schema_id: Literal["partita.evaluate/1"] = Field(default="partita.evaluate/1", alias="schema")
     precision: str
-    provider: str
-    tokens: int
-    """Tokens that were predicted."""
-    perplexity: float | None
-    original_perplexity: float | None
-    """Of the original model in float32, from the package."""
-    perplexity_ratio: float | None
-    top1_agreement: float | None
-    kl_mean_at_least: float | None = None
-    """Divergence from the original in nats, all but its likeliest tokens taken as one: a lower bound. Null where the
-    package does not keep what it takes; so are the next ones.
-    """
-    kl_p99_at_least: float | None = None
-    kl_tokens: int | None = None
-    """How many tokens are told apart."""
-    kl_share: float | None = None
-    """Of the original's probability that they have."""
+    perplexity: float | None  # type: ignore[assignment]
+    original_perplexity: float | None  # type: ignore[assignment]
+    perplexity_ratio: float | None  # type: ignore[assignment]
+    top1_agreement: float | None  # type: ignore[assignment]
     at_export: Quality | None
-    """What the export had measured, on the CPU provider."""
+    """Figures that the export measured, on the CPU provider."""
 
 
 class ExportResult(Result):

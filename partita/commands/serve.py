@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,13 @@ from partita.library.sampling import CHECKPOINT
 from partita.library.speculation import Speculation
 from partita.observations.text_format import plural
 from partita.options.serve import ServeCommand
+from partita.remedies import Remedy
 
 if TYPE_CHECKING:
     from partita.serve.served import Served
 
 KEY_VARIABLE = "PARTITA_API_KEY"
+NAME_THEM = Remedy("give each package a name, in their order", options=("--name", "{first}", "--name", "{second}"))
 ONE_ROW = ", so requests wait for each other (export with --batch-size 8 to run 8 at a time)"
 
 
@@ -45,13 +48,13 @@ def run(options: ServeCommand) -> int:
     from partita.serve.app import Endpoints, guarded, make_app, model_names
     from partita.serve.gate import Gate
     from partita.serve.metrics import Metrics
-    from partita.serve.opening import names_of, open_served, prefixes_of
     from partita.serve.run import Server, bind, is_loopback, url_of
-    from partita.serve.served import Serving, adapters_of
+    from partita.serve.served import Serving, adapters_of, open_served
 
     packages = tuple(map(Path, options.packages))
-    names = names_of(packages, tuple(options.name))
-    prefixes = prefixes_of(packages, tuple(map(Path, options.prefix)))
+    names = _names(packages, tuple(options.name))
+    _check_count("prefix", options.prefix, packages)
+    prefixes = tuple(map(Path, options.prefix)) or (None,) * len(packages)
     manifests = [open_folder(package, choice) for package in packages]
     model_names({name: adapters_of(manifest) for name, manifest in zip(names, manifests, strict=True)})
     metrics = Metrics()
@@ -89,6 +92,28 @@ def run(options: ServeCommand) -> int:
             log=_say_line,
         )
         return server.run()
+
+
+def _names(packages: Sequence[Path], given: Sequence[str]) -> tuple[str, ...]:
+    """The name of each package: as given, or that of its folder. Raises UsageError where two are the same."""
+    _check_count("name", given, packages)
+    names = tuple(given) or tuple(package.resolve().name for package in packages)
+    for name in names:
+        if not name or not name.isprintable():
+            raise UsageError(f"`name` is {name!r}; it must have characters, and no control characters")
+        if names.count(name) > 1:
+            remedy = NAME_THEM.filled(first=f"{name}-1", second=f"{name}-2")
+            raise UsageError(f"two packages are called {name}", remedy=remedy)
+    return names
+
+
+def _check_count(option: str, given: Sequence[object], packages: Sequence[Path]) -> None:
+    """Raise UsageError unless an option is given for every package or for none."""
+    if given and len(given) != len(packages):
+        raise UsageError(
+            f"`{option}` is given {len(given)} times, for {len(packages)} packages; give it once for each, in their "
+            "order"
+        )
 
 
 def _checked(options: ServeCommand) -> tuple[str, ...]:

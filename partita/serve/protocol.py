@@ -57,10 +57,6 @@ def only(*values: Any) -> Any:
     return Annotated[Any, AfterValidator(check)]
 
 
-def _unsupported(value: Any) -> Any:
-    raise PydanticCustomError("unsupported_parameter", "this server does not support it")
-
-
 def _no_bias(value: dict[str, Any]) -> dict[str, Any]:
     if any(value.values()):
         raise PydanticCustomError("unsupported_value", "this server supports only a bias of 0")
@@ -286,7 +282,6 @@ class CompletionBody(Body):
 
 
 IGNORED = Annotated[Any, None]
-UNSUPPORTED = Annotated[Any, AfterValidator(_unsupported)]
 SHARED = {
     "frequency_penalty": only(0),
     "presence_penalty": only(0),
@@ -319,7 +314,6 @@ OF_CHAT = {
     "chat_template_kwargs": only({}),
     "documents": only([]),
     "echo": only(False),
-    **dict.fromkeys(("prediction", "audio", "web_search_options"), UNSUPPORTED),
     **dict.fromkeys(
         (
             "metadata",
@@ -383,9 +377,8 @@ def _api_error(error: ValidationError, kind: type[Body]) -> ApiError:
         near = difflib.get_close_matches(name, kind.model_fields, n=1)  # which compares every character
         hint = f" Did you mean {near[0]}?" if near else ""
         return invalid(f"Unrecognized request argument supplied: {shown(name)}.{hint}", name, "unknown_parameter")
-    if what.startswith("unsupported_"):
-        named = what.replace("_", " ").capitalize()
-        return invalid(f"{named}: '{param}'; {said}{given}; leave it out.", param, what)
+    if what == "unsupported_value":
+        return invalid(f"Unsupported value: '{param}'; {said}{given}; leave it out.", param, what)
     if what.endswith("_type"):
         return invalid(f"Invalid type for '{param}': {said}{given}.", param, "invalid_type")
     code = "empty_array" if what == "too_short" else "invalid_value"

@@ -15,22 +15,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partita.check.limits import Limits
-from partita.errors import PartitaError
+from partita.errors import GenerationError, PackageError, PartitaError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice
+from partita.library.audience import Audience
 from partita.library.chain import ChainOptions, Target
 from partita.library.engine import BatchOptions, Engine, ReportRequest, Restarts
-from partita.library.loading import in_child
+from partita.library.loading import in_child, open_engine
+from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import limits_error
-from partita.library.speculation import NO_SPECULATION, Speculation
+from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
+from partita.observations.text_format import plural
 from partita.options.groups import Process
 from partita.options.sampling import Sampling
-from partita.package import Manifest
+from partita.package import Manifest, left_out
 from partita.partition_reports.records import Report, SourceStatement
 from partita.partition_reports.summary import summarise
+from partita.runtime.adapter_names import check_adapter
 from partita.runtime.in_time import LateError, in_time
+from partita.runtime.prefix_file import read_said
+from partita.runtime.suggested import suggestion
+from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics, Timing, TokenMetrics
-from partita.serve.prompts import Reading
+from partita.serve.prompts import DEFAULTS, Reading
 
 Deliver = Callable[[Piece, PartitaError | None], object]
 """Called in the event loop with each piece of a request, and with what ended it."""
@@ -40,6 +47,7 @@ WARM_TOKENS = 6
 """Of the request at the start: enough for the runs that are observed for the report (`runtime.observe`)."""
 REPORT_SECONDS = 5.0
 """Shortest time between two reports that are made."""
+HELLO = [{"role": "user", "content": "hello"}]
 READ_SECONDS = 120.0
 """For the prompts of one request to be tokenized; a server whose tokenizer takes longer is down."""
 END_SECONDS = 5.0
@@ -281,6 +289,83 @@ class Served:
         for error in errors.values():
             with suppress(Exception):  # the line cannot be written
                 self._log(f"{self.name}: {error}")
+
+
+def open_served(
+    name: str,
+    folder: Path,
+    manifest: Manifest,
+    serving: Serving,
+    metrics: Metrics,
+    audience: Audience,
+    log: Callable[[str], object],
+    prefix: Path | None = None,
+) -> Served:
+    """Open a package, generate a few tokens with it, and have it ready for requests.
+
+    `log` writes lines for the operator later on. `prefix`: file of one that prompts may begin with. Raises
+    PackageError, also for one without a tokenizer; ProviderError when the chain is not honoured or the limits are not
+    met; GenerationError for a prefix of another package; ResourceError, UsageError.
+    """
+    known = 0 if prefix is None else len(read_said(prefix).tokens)  # a file that is none is said before the load
+    check_adapter(folder, manifest, serving.adapter)
+    check_speculation(folder, manifest, serving.speculation)
+    reading = _reading(folder, manifest, serving)
+    where, target, choice = serving.where, serving.target, serving.choice
+    with audience.busy(f"opening {name}"):
+        engine = open_engine(folder, manifest, where, target, choice, process=serving.process)
+    try:
+        for line in _notes(engine, manifest):
+            audience.note(line)
+        served = Served(name, engine, reading, serving, metrics, log, prefix)
+        if known:
+            audience.note(f"prompts that begin with the {plural(known, 'token')} of {prefix} are not read so far")
+        with audience.busy(f"a first run of {name}"):
+            served.start()
+    except BaseException:
+        engine.close()
+        raise
+    return served
+
+
+def _reading(folder: Path, manifest: Manifest, serving: Serving) -> Reading:
+    text = load_text(folder, manifest.tokenizer, manifest.graph.max_length, takes_ids=False)
+    text.encode("hello")  # what it sets up at its first text is set up before two threads use it
+    return Reading(
+        text=text,
+        max_length=manifest.graph.max_length,
+        vocab_size=manifest.graph.vocab_size,
+        stop_ids=stop_token_ids(folder),
+        chats=_has_template(text),
+        suggests=suggestion(folder) if serving.from_checkpoint else DEFAULTS,
+    )
+
+
+def _has_template(text: Text) -> bool:
+    """Whether the tokenizer has a chat template; one that refuses these messages may take others."""
+    try:
+        text.encode_messages(HELLO)
+    except GenerationError:
+        return True
+    except (UsageError, PackageError):
+        return False
+    return True
+
+
+def _notes(engine: Engine, manifest: Manifest) -> list[str]:
+    """Notes on an open package, for the operator."""
+    opened, graph, lacks = engine.opened, manifest.graph, left_out(manifest.source.unused)
+    notes = [not_used(entry.provider, entry) for entry in opened.chain if entry.status != "active"]
+    notes += [*map(idle, opened.idle), *unverified(manifest.verification)]
+    if lacks:
+        notes.append(f"left out of the package: {lacks}")
+    notes += inferred(manifest)
+    if manifest.switchable and graph.batch_size > 1 and not graph.adapters_by_row:
+        notes.append(
+            f"the {graph.batch_size} rows have one adapter together: requests with another one wait until they are "
+            "free; answers are the same"
+        )
+    return notes
 
 
 def adapters_of(manifest: Manifest) -> tuple[str, ...]:

@@ -176,7 +176,7 @@ def test_what_the_package_cannot_be_given_is_said_wherever_it_is_looked_at(
     tiny: Tiny, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from partita.runtime.advice import package_facts
-    from partita.serve.opening import _notes
+    from partita.serve.served import _notes
 
     package = exported(tiny("qwen2_vl"), attention="gqa")
     manifest = read_manifest(package)

@@ -25,15 +25,15 @@ from partita.package import read_manifest
 from partita.serve.app import Endpoints, guarded, make_app
 from partita.serve.gate import Gate, ServerLimits
 from partita.serve.metrics import Metrics
-from partita.serve.opening import open_served
 from partita.serve.run import Server, bind, url_of
-from partita.serve.served import Served, Serving
+from partita.serve.served import Served, Serving, open_served
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "return", "max_tokens": 120, "temperature": 0, "ignore_eos": True}
 SECONDS = 60.0
 """Longest wait for what takes a moment."""
 CPU = ChainOptions("cpu", threads=1)
+SYSTEM = "return the value of the item in the list"
 
 
 class Running:

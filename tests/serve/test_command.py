@@ -82,8 +82,8 @@ def serving(
         process.communicate()
 
 
-def test_sigterm_answers_what_is_open_and_ends_with_0(package):
-    with serving(package, "--provider", "cpu", "--threads", 1) as command:
+def test_sigterm_answers_what_is_open_and_ends_with_0(package, prefix):
+    with serving(package, "--prefix", prefix, "--provider", "cpu", "--threads", 1) as command:
         schema = json.loads((REPOSITORY / "docs" / "serve.schema.json").read_text("utf-8"))
         jsonschema.validate(command.told, schema)
         assert command.told["models"] == [
@@ -100,6 +100,7 @@ def test_sigterm_answers_what_is_open_and_ends_with_0(package):
         assert all(answer.status_code in (200, 503) for answer in outcomes)
         assert code == 0 and "SIGTERM: ending" in err and "Traceback" not in err
         assert f"serving package on {command.told['url']}/v1" in err and "on CPUExecutionProvider" in err
+        assert f"tokens of {prefix} are not read so far" in " ".join(err.split())
 
 
 @pytest.mark.heavy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +11,15 @@ from partita.errors import GenerationError
 from partita.library.requests import Ticket, Work
 from partita.runtime.prefix_file import read_said
 from partita.serve.served import Deliver, Served
-from tests.serve.serving import Running, running
-from tests.serve.test_command import serving
+from tests.serve.serving import SYSTEM, Running, running
 
 CHAT = "/v1/chat/completions"
-SYSTEM = "return the value of the item in the list"
 BODY: dict[str, Any] = {
     "model": "tiny",
     "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}],
     "max_tokens": 8,
     "temperature": 0,
 }
-
-
-@pytest.fixture(scope="module")
-def prefix(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("prefix") / "system"
-    given = ["generate", package, "--system", SYSTEM, "--save-prefix", file, "--provider", "cpu", "--threads", "1"]
-    assert cli.run([str(word) for word in given]) == 0
-    return file
 
 
 def answer(server: Running) -> str:
@@ -71,10 +60,3 @@ def test_what_is_no_prefix_of_the_package_is_refused(package, prefix, capsys, tm
     given = ["serve", package, package, "--name", "a", "--name", "b", "--prefix", prefix, "--provider", "cpu"]
     assert cli.run([str(word) for word in given]) == 2
     assert "--prefix is given 1 times, for 2 packages" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_command_takes_it(package, prefix):
-    with serving(package, "--prefix", prefix, "--provider", "cpu", "--threads", 1) as command:
-        assert command.post({"prompt": "return", "max_tokens": 2}).status_code == 200
-        code, err = command.end(15)
-    assert code == 0 and f"tokens of {prefix} are not read so far" in " ".join(err.split())

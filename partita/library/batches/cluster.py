@@ -70,9 +70,14 @@ class Setup:
 
 
 def setup_of(
-    package: Path, manifest: Manifest, where: ChainOptions, choice: Choice, speculation: Speculation = NO_SPECULATION
+    package: Path,
+    manifest: Manifest,
+    where: ChainOptions,
+    choice: Choice,
+    speculation: Speculation = NO_SPECULATION,
+    **options: Any,
 ) -> Setup:
-    """The setup of workers, with absolute paths: they run in other folders."""
+    """The setup of workers, with absolute paths: they run in other folders. `options`: further fields of `Setup`."""
     libraries = {name: str(Path(path).expanduser().absolute()) for name, path in where.provider_libraries.items()}
     contract, draft = choice.contract, speculation.draft
     return Setup(
@@ -81,6 +86,7 @@ def setup_of(
         replace(where, provider_libraries=libraries),
         replace(choice, contract=None if contract is None else contract.absolute()),
         replace(speculation, draft=None if draft is None else str(Path(draft).absolute())),
+        **options,
     )
 
 

@@ -1,4 +1,7 @@
-"""Prompt files: JSON Lines, a prompt per line, or Parquet. A line that cannot be read is a row with an error."""
+"""Prompt files (JSON Lines, a prompt per line, or Parquet) and answer files in Parquet.
+
+A line that cannot be read is a row with an error. Parquet needs the extra `parquet`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,26 @@ import codecs
 import hashlib
 import json
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from partita.errors import GenerationError, UsageError
-from partita.library.batches.rows import InputRow
+from partita.extras import explain
+from partita.library.batches.rows import FIELDS, InputRow
+from partita.observations.text_format import listing
 
 Format = Literal["jsonl", "txt", "parquet"]
 SUFFIXES: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "txt", ".parquet": "parquet"}
 PROMPT_FORMATS: tuple[Format, ...] = ("jsonl", "txt", "parquet")
 ANSWER_FORMATS: tuple[Format, ...] = ("jsonl", "parquet")
 Stamp = tuple[int, int, int]
+TABLE_ROWS = 64
+"""Rows that are read together."""
+BLOCK_BYTES = 4 << 20
+"""Of answer lines that are written together; as Python objects log-probabilities take a dozen times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +102,7 @@ def read_rows(path: Path) -> Iterator[InputRow]:
     """The rows of a file, in order. Raises GenerationError for a file that cannot be read to its end."""
     kind = format_of(path, "input", PROMPT_FORMATS)
     if kind == "parquet":
-        from partita.library.batches.tables import read_table
-
-        yield from read_table(path)
+        yield from _table_rows(path)
         return
     index = 0
     try:
@@ -158,3 +166,73 @@ def _refuse_equal_ids(path: Path, hashes: array[int]) -> None:
                 f"{path}: rows {first[row.key]} and {row.index} have the same id {row.key!r}; give every row an id of "
                 "its own, or none"
             )
+
+
+def import_arrow() -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet. Raises InstallationError with the pip command."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise explain(error) or error from error
+    return pyarrow, pyarrow.parquet
+
+
+def _table_rows(path: Path) -> Iterator[InputRow]:
+    """The rows of a table; null and NaN are missing values.
+
+    Raises GenerationError for a file that is not Parquet or is damaged, and for a column that is not a row's field.
+    """
+    _, parquet = import_arrow()
+    index = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if wrong := sorted({name for name in names if name not in FIELDS or names.count(name) > 1}):
+                said = f"column {listing(wrong)} is unknown or there twice"
+                raise GenerationError(f"{path}: {said}; docs/batches.md lists the fields of a row")
+            for group in range(file.num_row_groups):
+                for block in file.iter_batches(batch_size=TABLE_ROWS, row_groups=[group]):
+                    for row in block.to_pylist():
+                        known = {name: value for name, value in row.items() if value is not None and value == value}
+                        yield InputRow(index, known)
+                        index += 1
+    except (OSError, ValueError, NotImplementedError) as error:  # ArrowInvalid and UnicodeDecodeError are ValueErrors
+        said = " ".join(str(error).split())[:200]
+        raise GenerationError(f"{path}: not a Parquet file, or damaged after row {index} ({said})") from error
+
+
+def write_table(file: IO[bytes], lines: Iterable[bytes]) -> None:
+    """Write answer lines as a table; ids are text, because a column has one type. Raises InstallationError, OSError."""
+    arrow, parquet = import_arrow()
+    logprob = [("token", arrow.int64()), ("logprob", arrow.float64())]
+    schema = arrow.schema(
+        [
+            ("index", arrow.int64()),
+            ("id", arrow.string()),
+            ("text", arrow.string()),
+            ("tokens", arrow.list_(arrow.int64())),
+            ("prompt_tokens", arrow.int64()),
+            ("finish_reason", arrow.string()),
+            ("seed", arrow.uint64()),
+            ("error", arrow.string()),
+            ("logprobs", arrow.list_(arrow.struct([*logprob, ("top", arrow.list_(arrow.struct(logprob)))]))),
+        ]
+    )
+    taken = 0
+
+    def block_of(line: bytes) -> int:
+        nonlocal taken
+        taken += len(line)
+        return taken // BLOCK_BYTES
+
+    with parquet.ParquetWriter(file, schema) as writer:
+        for _, block in groupby(lines, block_of):
+            writer.write_table(arrow.Table.from_pylist([*map(_table_row, block)], schema=schema))
+
+
+def _table_row(line: bytes) -> dict[str, Any]:
+    row = json.loads(line)
+    for entry in row.get("logprobs") or ():
+        entry["top"] = [{"token": token, "logprob": value} for token, value in entry["top"]]
+    return {**row, "id": None if row["id"] is None else str(row["id"])}

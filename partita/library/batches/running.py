@@ -19,7 +19,9 @@ from partita.library.batches.reading import (
     InputFile,
     check_unchanged,
     format_of,
+    import_arrow,
     unchanged_rows,
+    write_table,
 )
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, answered, failed, work_of
 from partita.library.engine import Engine
@@ -86,8 +88,6 @@ def check_files(source: Path, output: Path) -> None:
     if output.exists() and not journal.exists():
         raise UsageError(f"`output={output}`: exists already; remove it or name another")
     if "parquet" in formats:
-        from partita.library.batches.tables import import_arrow
-
         import_arrow()
 
 
@@ -129,8 +129,6 @@ def answer_file(
             )
         check_unchanged(source, journal.path)
         if format_of(output, "output", ANSWER_FORMATS) == "parquet":
-            from partita.library.batches.tables import write_table
-
             journal.publish(write_table)
         else:
             journal.publish(lambda file, lines: file.writelines(lines))

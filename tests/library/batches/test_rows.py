@@ -248,7 +248,7 @@ def test_answers_in_a_table(tmp_path):
     require("pyarrow")
     from pyarrow import parquet
 
-    from partita.library.batches.tables import write_table
+    from partita.library.batches.reading import write_table
 
     likely = TokenLogprobs(1, -0.25, ((1, -0.25), (2, -7.875)))
     largest = RowAnswer(0, 7, "a", (1,), 1, "stop", (1 << 64) - 1, None, (likely,))

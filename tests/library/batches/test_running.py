@@ -67,7 +67,7 @@ def rows_of(count: int, vocab: int, longest: int) -> list[InputRow]:
         ("llama", {"attention": "gqa"}),
         pytest.param("gemma2", {"attention": "onnx24"}, marks=HEAVY),
         pytest.param("llama", {"attention": "primitives"}, marks=HEAVY),
-        ("llama", {"attention": "onnx24"}),
+        pytest.param("llama", {"attention": "onnx24"}, marks=HEAVY),
         ("lfm2", {}),
         pytest.param("mamba", {}, marks=HEAVY),
         pytest.param("llama", {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}, marks=HEAVY),
