@@ -87,7 +87,7 @@ def test_values_of_choices(offered: Offered) -> None:
     assert set(PROVIDERS) <= set(offered("partita bench p --providers webgpu "))
     assert offered("partita report show r --view tr") == ["trace"]
     assert offered("partita report diff a b --view ma") == ["markdown"]
-    assert set(offered("partita providers --view ")) == {"html", "json", "markdown", "text"}
+    assert set(offered("partita providers --view ")) == {"brief", "html", "json", "markdown", "text"}
 
 
 def test_a_chain_goes_on_with_what_is_not_in_it_yet(offered: Offered) -> None:

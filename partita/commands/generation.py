@@ -346,9 +346,7 @@ def save_prefix(options: GenerateOptions, target: Target, prompts: Sequence[str]
     if given == "":
         raise GenerationError("the prompt is empty; give some text to keep")
     with open_model(options, target, manifest, observe=False) as model:
-        say_target(target)
-        for line in unused(target, model.chain):
-            say(line)
+        say_notes(options, target, model)
         saved = model.save_prefix(
             file, given, system=options.system, prefill_chunk=options.prefill_chunk, adapter=options.adapter
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from partita.commands.audience import TERMINAL
 from partita.commands.outputs import STDOUT, Asked, Showing, asked, claim_output, data_files, prepare
@@ -25,36 +24,20 @@ OPTIONS = {"json": "--out"}
 """Of the views, those whose option for a file is called otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Every view that was asked for, and where it goes."""
-
-    showings: tuple[Showing, ...]
-
-    @classmethod
-    def of(cls, options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> Places:
-        """Claim all of them. Raises UsageError when two would go to stdout."""
-        reads, view = tuple(reads), asked(replace(options, out=None)).view
-        given = {"json": options.out, "markdown": options.markdown, "html": options.html}
-        files = {name: Path(path) for name, path in given.items() if path is not None}
-        on_stdout = [name for name, path in files.items() if path == STDOUT]
-        if len(on_stdout) + (view != "text") > 1:
-            raise UsageError("two views would go to stdout; give one of them a file")
-        places = list(files.values())
-        found = [
-            Showing(
-                load_view(name, folder),
-                claim_output(path, what, (*reads, *places[:index]), option=OPTIONS.get(name, f"--{name}")),
-                what,
-            )
-            for index, (name, path) in enumerate(files.items())
-        ]
-        return cls((*found, *(() if on_stdout else (prepare(Asked(view), folder),))))
-
-    def show(self, record: Any) -> None:
-        """The record in each view."""
-        for showing in self.showings:
-            showing.show(record)
+def _views(options: SupportCommand, folder: str, what: str, reads: Iterable[Path]) -> list[Showing]:
+    """Every view that the options name, with its claimed output. Raises UsageError when two would go to stdout."""
+    reads, view = tuple(reads), asked(replace(options, out=None)).view
+    given = {"json": options.out, "markdown": options.markdown, "html": options.html}
+    files = {name: Path(path) for name, path in given.items() if path is not None}
+    on_stdout = [name for name, path in files.items() if path == STDOUT]
+    if len(on_stdout) + (view != "text") > 1:
+        raise UsageError("two views would go to stdout; give one of them a file")
+    places, found = list(files.values()), []
+    for index, (name, path) in enumerate(files.items()):
+        option = OPTIONS.get(name, f"--{name}")
+        sink = claim_output(path, what, (*reads, *places[:index]), option=option)
+        found.append(Showing(load_view(name, folder), sink, what))
+    return found if on_stdout else [*found, prepare(Asked(view), folder)]
 
 
 def run(options: SupportCommand) -> int:
@@ -69,9 +52,10 @@ def run(options: SupportCommand) -> int:
     if [bool(words), model is not None, options.everything].count(True) != 1:
         raise UsageError("name operators (Cast, com.microsoft:MatMulNBits), or a model, or --all; one of them")
     given = () if model is None else (model, *data_files(model))
-    places = Places.of(options, VIEWS, "support table", read_by(chain_of(chain_options(options)), *given))
+    views = _views(options, VIEWS, "support table", read_by(chain_of(chain_options(options)), *given))
     found, interrupted = measure_support(replace(options, operators=words, model=model), TERMINAL)
-    places.show(found)
+    for view in views:
+        view.show(found)
     return INTERRUPTED if interrupted else 0
 
 
@@ -89,7 +73,8 @@ def _diff(files: Sequence[str], options: SupportCommand) -> int:
     from partita.support.records import SCHEMA, SupportTable
 
     paths = [Path(file) for file in files]
-    places = Places.of(options, DIFF_VIEWS, "difference of support tables", paths)
+    views = _views(options, DIFF_VIEWS, "difference of support tables", paths)
     first, second = (storage.read_one_of(path, {SCHEMA: SupportTable}) for path in paths)
-    places.show(compare(first, second, names=(files[0], files[1])))
+    for view in views:
+        view.show(compare(first, second, names=(files[0], files[1])))
     return 0
