@@ -60,11 +60,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "sliding_window": 8,
         "query_pre_attn_scalar": 16,
-        "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+        "layer_types": ["sliding_attention", "full_attention"],
     },
     "phi3": {},
-    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    "smollm3": {"no_rope_layer_interval": 2},
     "olmo2": {},
     "granite": {
         "embedding_multiplier": 3.0,

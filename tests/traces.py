@@ -1,7 +1,8 @@
 """Traces that tests share: most of a tiny export's time is torch's trace, and many tests export the same tiny models.
 
-The graph that a trace gives is kept by all that it depends on, and every export gets a copy of its own. A test that
-replaces something (`monkeypatch`) traces by itself, and what it traces is not kept: what it put in may be in the graph.
+The graph of a trace is stored under everything that it depends on, and every export gets its own copy. A test that
+replaces an attribute of the exporter, torch or transformers (`monkeypatch`) shares no trace: the replacement may be in
+its graph. torch's table of ONNX functions, which torch builds for every trace, is built once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,16 +24,22 @@ if TYPE_CHECKING:
     from partita.export.tracing import Traced
 
 
+TRACED = ("partita.export", "torch", "transformers")
+NOT_TRACED = ("partita.export.exporters", "partita.export.known_answer", "partita.export.quality")
+"""Modules of the exporter that only run before or after a trace."""
+
+
 class Traces:
     """`partita.export.tracing.trace`, which remembers."""
 
     def __init__(self, trace: Callable[[FakeModel, Lowering, TraceSpec], Traced]) -> None:
         self.trace, self.kept = trace, dict[Any, Any]()
         self.on = True
+        self.item: pytest.Item | None = None
         self.made = self.taken = 0
 
     def __call__(self, fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
-        if not self.on:
+        if not self.on or replaces_export_code(self.item):
             return self.trace(fake, lowering, spec)
         key = what_decides(fake), lowering, spec
         if key in self.kept:
@@ -80,11 +88,35 @@ def _without_place(config: Any) -> Any:
     return config
 
 
+def replaces_export_code(item: pytest.Item | None) -> bool:
+    """Whether the test has replaced an attribute on which a trace may depend."""
+    patch: pytest.MonkeyPatch | None = getattr(item, "funcargs", {}).get("monkeypatch")
+    replaced = [] if patch is None else [owner for owner, _, _ in patch._setattr]
+    modules = [str(getattr(owner, "__module__", None) or getattr(owner, "__name__", "")) for owner in replaced]
+    return any(module.startswith(TRACED) and not module.startswith(NOT_TRACED) for module in modules)
+
+
 def share(item: pytest.Item) -> None:
-    """Have the exports of this test share traces, unless it replaces something."""
+    """Let the exports of this test share traces."""
     drafts: Any = sys.modules.get("partita.export.drafts")
     if drafts is None:  # the first export of a session comes with its import
         return
     if not isinstance(drafts.trace, Traces):
         drafts.trace = Traces(drafts.trace)
-    drafts.trace.on = "monkeypatch" not in getattr(item, "fixturenames", ())
+        share_onnx_functions()
+    drafts.trace.on, drafts.trace.item = True, item
+
+
+def share_onnx_functions() -> None:
+    """Build torch's table of ONNX functions once per opset: it takes a quarter of the time of a tiny trace."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    build = cache(ONNXRegistry.from_torchlib)
+
+    def copied(*arguments: Any, **options: Any) -> ONNXRegistry:
+        built, own = build(*arguments, **options), ONNXRegistry()
+        own._opset_version = built.opset_version
+        own.functions = {target: list(functions) for target, functions in built.functions.items()}
+        return own
+
+    ONNXRegistry.from_torchlib = staticmethod(copied)  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from benchmarks.peers import records
 from benchmarks.peers.decode_bytes import decode_bytes
-from benchmarks.peers.page import PREAMBLE, page, table
+from benchmarks.peers.page import PREAMBLE, page
 from benchmarks.peers.plan import ENTRIES, Places, chosen, export_command
 from benchmarks.peers.quality import compared
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Start, Turn, Work, Written
@@ -75,15 +75,6 @@ def test_a_ratio_is_the_median_of_those_of_the_rounds():
     assert ratios(ours, theirs, decode) == Spread(median=3.0, low=3.0, high=3.0)
 
 
-def test_a_contender_that_failed_half_way_is_compared_by_its_median():
-    assert ratios(work(1.0, 1.0, 1.0), work(2.0, 2.0), decode).median == 2.0
-
-
-def test_quartiles():
-    assert Spread.of([4.0, 1.0, 2.0, 3.0, 5.0]) == Spread(median=3.0, low=2.0, high=4.0)
-    assert Spread.of([2.0]) == Spread(median=2.0, low=2.0, high=2.0)
-
-
 def found(given: ShapeResult) -> dict[str, Verdict]:
     return {each.what: each for each in verdicts(given, MACHINE)}
 
@@ -96,15 +87,6 @@ def test_targets_are_met_or_missed_by_a_share():
     after_16 = given["decode after 16 tokens, partita int4-b64 / genai int4"]
     assert (after_128.value, after_128.met, after_128.words) == (3.0, True, "met")
     assert (after_16.value, after_16.met, after_16.words) == (2.0, False, "missed by 20 %")
-
-
-def test_what_is_to_stay_below_a_limit():
-    ours = contender("partita int4-b64", 4, work(1.0), written=Written(command="x", seconds=10, peak_rss_bytes=3 * GIB))
-    theirs = contender("genai int4", 4, work(1.0), written=Written(command="y", seconds=20, peak_rss_bytes=4 * GIB))
-    given = found(shape(ours, theirs))
-    assert given["seconds of export, partita int4-b64 / genai int4"].words == "met"
-    assert given["peak memory of export, partita int4-b64 / genai int4"].words == "missed by 50 %"
-    assert given["peak memory / package, partita int4-b64"].words == "met"
 
 
 def test_an_export_on_a_busy_machine_is_marked_and_not_compared():
@@ -133,10 +115,6 @@ def test_bandwidth_counts_weights_and_the_cache_half_way():
     assert value == pytest.approx((1.0 + 0.1605) * 10 / 20)
 
 
-def test_without_peers_there_is_nothing_to_compare():
-    assert not [each for each in found(shape(contender("partita int4-b64", 4, work(1.0)))) if " / genai" in each]
-
-
 def test_the_page_tells_speeds_refusals_and_faults():
     ours = contender("partita int4-b64", 4, work(1.0, 2.0, 4.0), versions={"onnxruntime": "1.31.1"})
     broken = contender("llama q4_0", 4, work(1.0, finite=False), error="ended by signal 11")
@@ -148,22 +126,10 @@ def test_the_page_tells_speeds_refusals_and_faults():
     assert "Disturbed**" not in text
 
 
-def test_disturbed_figures_are_marked():
-    assert "**Disturbed**: the load average was 9.0" in page([result(disturbed=("the load average was 9.0",))])
-
-
-def test_a_page_without_results_says_so():
-    assert "No figures have been published yet." in page([])
-
-
 def test_a_result_survives_its_file(tmp_path):
     before = result(shape(contender("genai int4", 4, work(1.0))))
     records.write(before, tmp_path / "deep" / "result.json")
     assert records.read(tmp_path / "deep" / "result.json") == before
-
-
-def test_a_cell_cannot_break_the_table():
-    assert table(("a", "b"), [("x | y", "1")]).splitlines()[2] == "| x / y | 1 |"
 
 
 def test_contenders_are_chosen_by_peer_and_by_form_or_width():
@@ -178,31 +144,6 @@ def test_contenders_are_chosen_by_peer_and_by_form_or_width():
     assert on_a_gpu == ["partita int4", "partita int4-replayed", "genai int4", "genai int4-replayed"]
     with pytest.raises(ValueError, match="q4_0 is no precision here"):
         chosen(["partita"], ["q4_0"], "cuda")
-
-
-def test_on_a_gpu_the_files_are_that_provider_s_and_a_replay_has_the_same(tmp_path):
-    places = Places(tmp_path / "work", tmp_path / "venvs")
-    plain, replayed, genai, other = chosen(["partita", "genai"], ["4"], "cuda")
-    assert places.model("tiny", plain) == places.model("tiny", replayed) == tmp_path / "work/tiny/partita-int4-cuda"
-    assert places.model("tiny", genai) == places.model("tiny", other) == tmp_path / "work/tiny/genai-int4-cuda"
-    assert places.python(genai) == str(tmp_path / "venvs/peer-genai-cuda/bin/python")
-    ours, theirs = (export_command(entry, "tiny", places, 192, 2) for entry in (plain, genai))
-    assert ours and ours[ours.index("--target") + 1] == "cuda"
-    assert theirs and theirs[theirs.index("-e") + 1] == "cuda"
-
-
-def test_a_page_of_a_gpu_has_ours_beside_each_other_one_and_no_targets_of_a_processor():
-    shown = shape(
-        contender("partita fp16", 16, work(0.5), work(1.0, prompt=1024)),
-        contender("transformers fp16", 16, work(1.0, prefill=1.0), work(1.0, prompt=1024)),
-        contender("genai int4", 4, work(2.0)),
-    )
-    machine = MACHINE.model_copy(update={"gpu": "NVIDIA H200", "gpu_copy_gbps": 4300.0})
-    text = page([result(shown).model_copy(update={"machine": machine})])
-    assert "| GPU | NVIDIA H200, a copy in its memory 4,300 GB/s |" in text
-    assert "| times as fast | prefill 128 / 1024 | decode after 128 / 1024 |" in text
-    assert "| partita fp16 / transformers fp16 | 2.00 / 1.00 | 2.00 / 1.00 |" in text
-    assert "partita fp16 / genai int4" not in text and "aimed at" not in text
 
 
 def test_exporters_run_in_the_environment_of_their_peer(tmp_path):

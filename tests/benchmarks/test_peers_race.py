@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.peers import race
 from benchmarks.peers.plan import ENTRIES, Places
 from benchmarks.peers.race import Race, Racer, Settings
@@ -84,14 +82,3 @@ def test_children_that_do_not_fit_together_are_opened_for_their_turn(tmp_path, m
     (one,) = raced(tmp_path, monkeypatch, "good", together=False)
     assert [len(each.turns) for each in one.works(SETTINGS)] == [3, 3]
     assert len(opened) == 3 + 4 and one.child is None
-
-
-def test_prompts_are_the_same_for_everybody_and_in_the_vocabulary():
-    prompt = SETTINGS.prompt(200)
-    assert len(prompt) == 200 and prompt == SETTINGS.prompt(200)
-    assert min(prompt) >= 10 and max(prompt) < 100
-
-
-@pytest.mark.parametrize("rounds", [1, 5])
-def test_the_longest_prompt_and_its_answer_fit(rounds):
-    assert Settings((16, 1024), 64, rounds, 2, 128, 100).length == 1088

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,8 +45,9 @@ LAYERS = {
     "openai_privacy_filter": "OpenAIPrivacyFilterExperts",  # turned around, halves, biases
     "nemotron_h": "NemotronHExperts",  # no gate
 }
-SAMPLE = ("qwen3_moe", "gpt_oss", "nemotron_h")
+SAMPLE = (("mixtral", "contrib"), ("gpt_oss", "contrib"), ("gpt_oss", "standard"), ("nemotron_h", "contrib"))
 """Every kind of gate, order and bias; the others are variations."""
+SAMPLE_FIXED = (("gpt_oss", 1), ("mixtral", 2), ("nemotron_h", 3))
 WITHOUT_OPERATOR = {"nemotron_h"}  # squared relu
 
 
@@ -118,6 +120,13 @@ def traced(model: Routed, form: Form, example: Inputs, *, fixed: bool) -> tuple[
     return graph, forms.notes
 
 
+@cache
+def traced_layer(model_type: str, form: Form, tokens: int, *, fixed: bool) -> tuple[Routed, ir.Model, list[str]]:
+    """A layer, its graph for `inputs(tokens)` and the notes, traced once; a test that changes the graph clones it."""
+    model = Routed(layer(model_type))
+    return model, *traced(model, form, inputs(tokens), fixed=fixed)
+
+
 def run(graph: ir.Model, values: Inputs) -> torch.Tensor:
     session = ort.InferenceSession(ir.to_proto(graph).SerializeToString(), providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
@@ -137,13 +146,16 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert float((found - wanted).abs().max()) <= 2e-6 * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("form", ["contrib", "standard"])
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.heavy) for name in sorted(LAYERS)]
+    ("model_type", "form"),
+    [
+        pytest.param(name, form, marks=() if (name, form) in SAMPLE else pytest.mark.heavy)
+        for name in sorted(LAYERS)
+        for form in ("contrib", "standard")
+    ],
 )
 def test_any_number_of_tokens(model_type: str, form: Form) -> None:
-    model = Routed(layer(model_type))
-    graph, notes = traced(model, form, inputs(3), fixed=False)
+    model, graph, notes = traced_layer(model_type, form, 3, fixed=False)
     as_operator = form == "contrib" and model_type not in WITHOUT_OPERATOR
     assert len(notes) == 1 and notes[0].startswith(f"experts of 1 layer: {OPERATOR if as_operator else ALL}")
     assert any(node.op_type == "MoE" for node in graph.graph) == as_operator
@@ -151,12 +163,18 @@ def test_any_number_of_tokens(model_type: str, form: Form) -> None:
         check(run(graph, inputs(tokens)), eager(model, inputs(tokens)))
 
 
-@pytest.mark.parametrize(("tokens", "how"), [(1, GATHERED), (2, GATHERED), (3, ALL)])
-@pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss", "nemotron_h"])
+@pytest.mark.parametrize(
+    ("model_type", "tokens", "how"),
+    [
+        pytest.param(name, tokens, how, marks=() if (name, tokens) in SAMPLE_FIXED else pytest.mark.heavy)
+        for name in ("mixtral", "gpt_oss", "nemotron_h")
+        for tokens, how in ((1, GATHERED), (2, GATHERED), (3, ALL))
+    ],
+)
 def test_a_fixed_number_of_tokens(model_type: str, tokens: int, how: str) -> None:
     """Few tokens read no more than the experts that they chose."""
-    model, values = Routed(layer(model_type)), inputs(tokens)
-    graph, notes = traced(model, "standard", values, fixed=True)
+    values = inputs(tokens)
+    model, graph, notes = traced_layer(model_type, "standard", tokens, fixed=True)
     assert notes == [f"experts of 1 layer: {how}"]
     check(run(graph, values), eager(model, values))
 
@@ -168,16 +186,22 @@ def test_a_fixed_number_of_tokens(model_type: str, tokens: int, how: str) -> Non
 )
 def test_experts_named_twice_or_not_at_all(form: Form, fixed: bool) -> None:
     """Routers mark a place without an expert by a number that no expert has, or a weight of 0."""
-    model = Routed(layer("mixtral"))
+    model, graph, _ = traced_layer("mixtral", form, 2 if fixed else 3, fixed=fixed)
     hidden, _, logits = inputs(2)
     index = torch.tensor([[COUNT, 5], [0, 0]])
     logits[1, 0] = -torch.inf
-    graph, _ = traced(model, form, (hidden, index, logits) if fixed else inputs(3), fixed=fixed)
     check(run(graph, (hidden, index, logits)), eager(model, (hidden, index, logits)))
 
 
-@pytest.mark.parametrize("chosen", [1, COUNT])
-@pytest.mark.parametrize("form", ["contrib", "standard"])
+@pytest.mark.parametrize(
+    ("form", "chosen"),
+    [
+        ("contrib", 1),
+        ("standard", COUNT),
+        pytest.param("contrib", COUNT, marks=pytest.mark.heavy),
+        pytest.param("standard", 1, marks=pytest.mark.heavy),
+    ],
+)
 def test_one_expert_and_all_of_them(form: Form, chosen: int) -> None:
     model = Routed(layer("qwen3_moe"))
     graph, _ = traced(model, form, inputs(3, chosen=chosen), fixed=False)
@@ -229,7 +253,7 @@ def test_weights_that_may_be_negative_have_no_logarithm() -> None:
 @pytest.mark.parametrize("fixed", [False, True], ids=["all", "gathered"])
 def test_the_standard_form_is_within_reach_of_every_compiler(model_type: str, fixed: bool) -> None:
     """No operator beyond opset 17, no control flow, at most four dimensions."""
-    graph, _ = traced(Routed(layer(model_type)), "standard", inputs(1 if fixed else 3), fixed=fixed)
+    graph = traced_layer(model_type, "standard", 1 if fixed else 3, fixed=fixed)[1].clone()
     to_opset17(graph)
     proto = onnx.shape_inference.infer_shapes(ir.to_proto(graph), strict_mode=True)
     onnx.checker.check_model(proto)
@@ -241,7 +265,7 @@ def test_the_standard_form_is_within_reach_of_every_compiler(model_type: str, fi
 @pytest.mark.parametrize("form", ["contrib", "standard"])
 def test_a_prompt_copies_no_weights(form: Form) -> None:
     """What is gathered for every token is numbers of experts, never their weights."""
-    graph, _ = traced(Routed(layer("mixtral")), form, inputs(3), fixed=False)
+    _, graph, _ = traced_layer("mixtral", form, 3, fixed=False)
     gathered = [node.inputs[0] for node in graph.graph if node.op_type in ("Gather", "GatherND", "GatherElements")]
     assert all(value is not None and value.shape is not None and value.shape.rank() == 1 for value in gathered)
 
@@ -373,7 +397,7 @@ def test_a_pair_shares_its_experts(tiny_checkpoint: TinyCheckpoint, exported: Ex
 
 def tiny() -> dict[str, Any]:
     """Settings of a checkpoint with few small experts."""
-    return {"num_local_experts": COUNT, "num_experts_per_tok": CHOSEN, "intermediate_size": 48, "num_hidden_layers": 2}
+    return {"num_local_experts": COUNT, "num_experts_per_tok": CHOSEN, "intermediate_size": 48, "num_hidden_layers": 1}
 
 
 def check_stored_layout(graph: onnx.GraphProto) -> None:

@@ -146,7 +146,12 @@ def test_packages_of_a_batch_take_fewer_rows_and_are_verified_so(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"batch_size": 2, "static_shapes": True, "prefill_chunk": 6, "attention": "gqa"}],
+    [
+        {},
+        pytest.param(
+            {"batch_size": 2, "static_shapes": True, "prefill_chunk": 6, "attention": "gqa"}, marks=pytest.mark.heavy
+        ),
+    ],
     ids=["one row", "static shapes"],
 )
 def test_sizes_stay_fixed_where_there_is_one_row_or_that_was_asked_for(

@@ -29,7 +29,7 @@ def no_replay(folder: Path, manifest: Manifest) -> Verification:
 
 
 def options(checkpoint: Path, out: Path, **changes: object) -> ExportOptions:
-    return ExportOptions(str(checkpoint), out, max_length=32, **changes)  # type: ignore[arg-type]
+    return ExportOptions(str(checkpoint), out, max_length=64, **changes)  # type: ignore[arg-type]
 
 
 def test_a_failed_replay_leaves_nothing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_
             Path(sys.argv[3]).touch()
             time.sleep(600)
 
-        export(ExportOptions(sys.argv[1], Path(sys.argv[2]), max_length=32), replay=hang)
+        export(ExportOptions(sys.argv[1], Path(sys.argv[2]), max_length=64), replay=hang)
     """)
     ready, out = tmp_path / "ready", tmp_path / "place" / "out"
     arguments = [sys.executable, "-c", script, str(tiny_checkpoint("llama", **ONE)), str(out), str(ready)]
@@ -84,8 +84,10 @@ def test_force_replaces_a_package_only_when_the_new_one_is_ready(
     with pytest.raises(ParityError):
         export(options(tiny_checkpoint("llama", **ONE), out, force=True), replay=fail)
     assert read_manifest(out) == first
-    export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, batch_size=2), replay=no_replay)
-    assert read_manifest(out).graph.batch_size == 2
+    export(
+        options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, attention="onnx24"), replay=no_replay
+    )
+    assert read_manifest(out).graph.attention == "onnx24"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -178,7 +180,10 @@ def test_the_old_package_comes_back_when_publishing_fails(
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(ResourceError):
-        export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, batch_size=2), replay=no_replay)
+        export(
+            options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, attention="onnx24"),
+            replay=no_replay,
+        )
     assert read_manifest(out) == first
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -193,7 +198,7 @@ def test_sigterm_cleans_up(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> N
         str(tiny_checkpoint("llama", **ONE)),
         str(out),
         "--max-length",
-        "32",
+        "64",
     ]
     child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 300

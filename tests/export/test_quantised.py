@@ -52,8 +52,9 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(CONFIGS))
-@pytest.mark.parametrize("inside", [False, True], ids=["top", "text_config"])
+@pytest.mark.parametrize(
+    ("kind", "inside"), [*((kind, False) for kind in sorted(CONFIGS)), ("gptq", True), ("hqq", True)]
+)
 def test_by_its_config(
     tiny_checkpoint: TinyCheckpoint,
     own_copy: Copy,

@@ -56,10 +56,10 @@ def test_it_computes_what_the_model_computes_and_keeps_no_more_than_the_window(p
     assert manifest.verification.status == "verified"
     assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
     rows = {state.layer: (state.rolls, state.shape[2]) for state in manifest.graph.states}
-    assert rows == {0: (True, WINDOW), 1: (True, WINDOW), 2: (False, LENGTH), 3: (True, WINDOW)}
+    assert rows == {0: (True, WINDOW), 1: (False, LENGTH)}
     assert not any(state.rolls for state in whole.graph.states)
-    per_row = whole.graph.cache_bytes // (4 * LENGTH)
-    assert manifest.graph.cache_bytes == per_row * (3 * WINDOW + LENGTH)
+    per_row = whole.graph.cache_bytes // (2 * LENGTH)
+    assert manifest.graph.cache_bytes == per_row * (WINDOW + LENGTH)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16, 40])
@@ -197,8 +197,8 @@ def test_a_prefix_within_the_window_is_taken_as_far_as_the_prompt_has_it(pair: t
 def test_what_rolls_is_shown(pair: tuple[Path, Path]) -> None:
     found, whole = (partita.inspect(folder).cache for folder in pair)
     assert found is not None and whole is not None and found.layout == "window"
-    assert found.bytes_per_token == whole.bytes_per_token // 4
-    assert found.fixed_bytes == 3 * WINDOW * found.bytes_per_token
+    assert found.bytes_per_token == whole.bytes_per_token // 2
+    assert found.fixed_bytes == WINDOW * found.bytes_per_token
 
 
 def test_a_model_without_such_layers_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def written(checkpoint: Path, out: Path) -> bytes:
     return (out / "model.onnx").read_bytes()
 
 
+@pytest.mark.heavy
 def test_a_shared_trace_is_that_of_each(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -57,8 +58,10 @@ def test_other_weights_are_the_same_trace_and_another_config_is_not(tiny_checkpo
     assert decides(tiny_checkpoint("llama", rms_norm_eps=0.01, **small)) != known
 
 
-def test_what_a_test_replaces_is_not_shared(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    from partita.export import drafts  # noqa: F401 - then it can be shared
-
-    traces.share(request.node)
-    assert not sys.modules["partita.export.drafts"].trace.on
+def test_a_test_that_replaces_export_code_shares_no_trace(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "rename", Path.rename)
+    assert not traces.replaces_export_code(request.node)
+    monkeypatch.setattr("partita.export.drafts.lowering", None)
+    assert traces.replaces_export_code(request.node)

@@ -26,7 +26,7 @@ Copy = Callable[[Path], Path]
 def unverified(checkpoint: Path, out: Path, **options: object) -> ir.Model:
     """Export without verification and load the graph with its weights."""
     export(
-        ExportOptions(str(checkpoint), out, max_length=32, verify=False, **options),  # type: ignore[arg-type]
+        ExportOptions(str(checkpoint), out, max_length=64, verify=False, **options),  # type: ignore[arg-type]
         replay=lambda folder, manifest: pytest.fail("`verify=False` must not replay"),
     )
     return ir.load(out / "model.onnx")
@@ -113,7 +113,7 @@ def test_unused_tensors_are_named(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
     tensors["mtp.head.weight"] = torch.zeros(2, 2)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     summary = export(
-        ExportOptions(str(folder), tmp_path / "out", max_length=32, verify=False),
+        ExportOptions(str(folder), tmp_path / "out", max_length=64, verify=False),
         replay=lambda *a: pytest.fail("no replay"),
     )
     assert summary.notes == ("left out, because the logits do not depend on it: mtp (1 tensor, 16 B)",)

@@ -15,10 +15,12 @@ from tests.export.integers import wide_integers
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("llama", {"attention": "gqa"}),
-        ("llama", {"precision": "fp16", "activations": "fp32", "attention": "gqa"}),
         ("llama", {"precision": "int4", "attention": "gqa"}),
         ("llama", {"batch_size": 3}),
+        pytest.param("llama", {"attention": "gqa"}, marks=pytest.mark.heavy),
+        pytest.param(
+            "llama", {"precision": "fp16", "activations": "fp32", "attention": "gqa"}, marks=pytest.mark.heavy
+        ),
         ("llama", {"batch_size": 3, "attention": "onnx24"}),
         ("qwen2", {"precision": "int8", "activations": "int8"}),
         pytest.param("llama", {"precision": "fp16"}, marks=pytest.mark.heavy),
