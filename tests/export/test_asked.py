@@ -56,10 +56,10 @@ def test_the_command_for_a_damaged_package_makes_the_same_again(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--max-length", "32", "--static-shapes", "--prefill-chunk", "8", "--no-verify", "--attention", "gqa"]
+    words = ["--max-length", "64", "--no-verify", "--attention", "primitives"]
     assert cli.run(["export", str(tiny_checkpoint("llama")), str(out), *words]) == 0, capsys.readouterr().err
     graphs = {path.name: path.read_bytes() for path in out.glob("*.onnx")}
-    (out / "decode.onnx").write_bytes(b"x")
+    (out / "model.onnx").write_bytes(b"x")
     with pytest.raises(PackageError) as caught:
         check_files(out, read_manifest(out), hashes=False)
     remedy = caught.value.remedy
