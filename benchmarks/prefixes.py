@@ -15,8 +15,7 @@ import numpy as np
 
 from partita.providers.resolve import parse_chain
 from partita.runtime.engine.loop import Engine
-from partita.runtime.engine.prefix import Prefix
-from partita.runtime.engine.request import Request
+from partita.runtime.engine.request import Prefix, Request
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
 

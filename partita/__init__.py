@@ -34,8 +34,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
-    from partita.library.answering import generate_file
-    from partita.library.batches.running import FileAnswers
+    from partita.library.batches.running import FileAnswers, generate_file
     from partita.library.benching import BenchResult, bench
     from partita.library.edge import ArgumentError
     from partita.library.exporting import Exported, export
@@ -43,10 +42,9 @@ if TYPE_CHECKING:
     from partita.library.inspecting import inspect
     from partita.library.loading import load
     from partita.library.machine import providers
-    from partita.library.model import Model, VerificationError
+    from partita.library.model import Model, VerificationError, request
     from partita.library.placing import PlacementError, place
     from partita.library.report import CheckFailedError, Report
-    from partita.library.requesting import request
     from partita.library.requests import Answer, Piece, Ticket, Work
     from partita.library.sampling import Sampling
     from partita.library.supporting import support
@@ -58,8 +56,7 @@ _HOMES = {
         "CheckpointError GenerationError InstallationError PackageError ParityError PartitaError ProviderError "
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
-    "library.answering": "generate_file",
-    "library.batches.running": "FileAnswers",
+    "library.batches.running": "FileAnswers generate_file",
     "library.benching": "BenchResult bench",
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",
@@ -67,10 +64,9 @@ _HOMES = {
     "library.inspecting": "inspect",
     "library.loading": "load",
     "library.machine": "providers",
-    "library.model": "Model VerificationError",
+    "library.model": "Model VerificationError request",
     "library.placing": "PlacementError place",
     "library.report": "CheckFailedError Report",
-    "library.requesting": "request",
     "library.requests": "Answer Piece Ticket Work",
     "library.sampling": "Sampling",
     "library.supporting": "support",

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from partita.library import drafters
-from partita.runtime.speculation.length import DraftLength
-from partita.runtime.speculation.ngram import NgramDrafter
+from partita.runtime.engine.drafting import DraftLength, NgramDrafter
 
 WRONG = 7
 """One of so many draft tokens is wrong."""
@@ -33,4 +31,4 @@ def knowing(patch: pytest.MonkeyPatch, *texts: Sequence[int]) -> None:
                     return [text[place] ^ (place % WRONG == 0) for place in places]
             return []
 
-    patch.setattr(drafters, "NgramDrafter", Knows)
+    patch.setattr("partita.library.local.NgramDrafter", Knows)

@@ -12,9 +12,9 @@ from partita.capped import is_number, parsed, read_json_value
 from partita.commands.chat import read_conversation
 from partita.errors import PackageError, PartitaError, UsageError
 from partita.foreign.evidence import read_json
+from partita.library.sampling import FILE, suggestion
 from partita.package import read_manifest
-from partita.runtime.chat import OF_PROCESSORS, template_of_processor
-from partita.runtime.suggested import FILE, suggestion
+from partita.runtime.chat_templates import OF_PROCESSORS, template_of_processor
 from partita.runtime.text import stop_token_ids
 
 DEEP = "[" * 100_000

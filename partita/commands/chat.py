@@ -24,7 +24,6 @@ from partita.library.chain import Target, read_chain_options
 from partita.library.conversation import Conversation
 from partita.library.engine import Engine, ReportRequest
 from partita.library.generation import sampling_options
-from partita.library.prefixes import system_of
 from partita.library.requests import Ticket
 from partita.library.sampling import completed_for
 from partita.library.speculation import check_speculation
@@ -34,9 +33,9 @@ from partita.options.generation import ChatCommand
 from partita.package import Manifest
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import Remedy
-from partita.runtime.adapter_names import check_adapter
-from partita.runtime.chat import Message
-from partita.runtime.prefix_file import read_said
+from partita.runtime.chat_templates import Message
+from partita.runtime.engine.checks import check_adapter
+from partita.runtime.prefix_file import read_said, system_of
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.signals import PRESSED_SECONDS
 

@@ -16,7 +16,7 @@ from partita.library.sampling import completed_for
 from partita.library.speculation import check_speculation
 from partita.options.fields import group
 from partita.options.generation import GenerateCommand
-from partita.runtime.adapter_names import check_adapter
+from partita.runtime.engine.checks import check_adapter
 
 
 def run(given: GenerateCommand) -> int:

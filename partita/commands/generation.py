@@ -26,7 +26,6 @@ from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
 from partita.library.notes import chunk_ignored, idle, inferred, unverified
-from partita.library.prefixes import system_of
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.flags import option_flags
@@ -36,10 +35,10 @@ from partita.package import Manifest
 from partita.partition_reports import storage
 from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import shell
-from partita.runtime.chat import conversation
+from partita.runtime.chat_templates import conversation
 from partita.runtime.pins import parse_pins
 from partita.runtime.placeholders import placeholder_note
-from partita.runtime.prefix_file import Said, read_said
+from partita.runtime.prefix_file import Said, read_said, system_of
 from partita.runtime.text import Text, load_text
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"

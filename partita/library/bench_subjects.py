@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partita.errors import GenerationError, UsageError
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
-from partita.library.asking import prompt_rows
+from partita.library.requests import prompt_rows
 from partita.options.bench import BenchOptions
 from partita.package import Manifest, check_files
 

@@ -14,7 +14,7 @@ from partita.library.engine import Engine
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.options.fields import MAX_SEED
-from partita.runtime.chat import Message
+from partita.runtime.chat_templates import Message
 from partita.runtime.text import Text
 
 

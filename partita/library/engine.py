@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from partita.check.limits import Limits
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.library.edge import ArgumentError
 from partita.library.requests import Completion, Listener, Ticket, Work
 from partita.library.sampling import Sampling
 from partita.library.speculation import NO_SPECULATION, Speculation
@@ -214,6 +217,39 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End all requests and free the sessions. May be called twice, and from any thread."""
+
+
+class EngineState:
+    """State and checks that engines have in common."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.chunk = Chunk(0, is_fixed=False)
+        self.lost_by: PartitaError | None = None
+        self.restarts: Restarts | None = None
+        self.copied_tokens = 0
+        self._closed = False
+        self._process = os.getpid()
+        self._stepping = threading.RLock()
+        """Held by the thread that steps, or changes requests otherwise."""
+
+    @property
+    def up(self) -> bool:
+        """Always, without a worker process."""
+        return True
+
+    def retry(self) -> None:
+        """Nothing, without a worker process."""
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
+
+    def _check_open(self) -> None:
+        """Raise GenerationError once it is closed, and in a fork of the process that opened it."""
+        if self._closed:
+            raise GenerationError(CLOSED)
+        if os.getpid() != self._process:
+            raise GenerationError(FORKED)
 
 
 def at_rest(ticket: Ticket) -> tuple[int, ...]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from partita.errors import GenerationError, ReportError
-from partita.foreign.folder import AS_IT_IS, Choice
+from partita.errors import GenerationError, ReportError, UsageError
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.drafters import Drafters
 from partita.library.engine import (
     BUSY,
-    FORKED,
     BatchOptions,
     Chunk,
     Opened,
@@ -28,6 +28,7 @@ from partita.library.notes import gave_up
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report, said_of
 from partita.library.scheduler import RowRules, Scheduler
+from partita.library.speculation import Speculation
 from partita.library.verifying import evaluate, verify_with
 from partita.observations.facts import RunFacts
 from partita.observations.records import ChainEntry, Environment
@@ -36,10 +37,11 @@ from partita.package_records import Evaluation, Verification
 from partita.partition_reports.records import Report
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_chunk
-from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, Engine
-from partita.runtime.engine.prefix import Prefix
+from partita.runtime.engine.drafting import DraftControl, DraftLength, DraftModel, NgramDrafter, why_no_draft, why_not
+from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
+from partita.runtime.engine.loop import Engine as Loop
 from partita.runtime.engine.recorder import Step
-from partita.runtime.engine.request import Request
+from partita.runtime.engine.request import Drafter, Prefix, Request
 from partita.runtime.machine import environment
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
@@ -72,7 +74,6 @@ class LocalEngine(Scheduler):
         self.audience, self._choice = audience, choice
         self._recorded: BatchOptions | None = None
         """Options of the recorded requests."""
-        self._process = os.getpid()
         self._notes: dict[str, None] = {}
         """Notes on the requests since `open`."""
         self._identities: dict[str | None, str] = {}
@@ -184,20 +185,14 @@ class LocalEngine(Scheduler):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        """Raise GenerationError once it is closed, and in a fork of the process that opened it."""
-        super()._check_open()
-        if os.getpid() != self._process:
-            raise GenerationError(FORKED)
-
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Engine:
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
         """A batch whose rows are free, and a new record."""
         if options.prefill_chunk is not None:
             check_chunk(options.prefill_chunk)
         prefix = None if options.prefix is None else self._prefix(options.prefix, options.adapter)
         self.runner.use_adapters(options.adapter)
         chunk = _chunk_tokens(options)
-        loop = Engine(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
+        loop = Loop(self.runner, chunk, shares=True, patience=chunk if takes_turns else None, records=True)
         loop.new_drafter, loop.control = self._drafters.drafting(self.runner, options.speculation)
         if prefix is not None and takes_turns:
             loop.give(prefix)
@@ -270,3 +265,63 @@ def _free(runner: Runner, drafters: Drafters, process: int) -> None:
     if os.getpid() == process:
         drafters.close()
         runner.close()
+
+
+Drafting = tuple[Callable[[], Drafter] | None, DraftControl | None]
+
+
+class Drafters:
+    """Drafters for one loaded package. Measured times and acceptance rates are kept for later requests."""
+
+    def __init__(self, folder: Path, target: Target, threads: int | None) -> None:
+        self._folder, self._target, self._threads = folder, target, threads
+        self._lengths: dict[str | None, DraftLength] = {}
+        self._drafts: dict[str, Runner] = {}
+
+    def drafting(self, runner: Runner, asked: Speculation) -> Drafting:
+        """What makes and controls draft tokens; None and None without speculative decoding.
+
+        Raises UsageError when the package cannot verify draft tokens, or the draft package cannot make any;
+        PackageError, ProviderError and ResourceError when the draft package does not open.
+        """
+        if not asked:
+            return None, None
+        why = why_not(runner)
+        if why is not None:
+            option = f"`draft={asked.draft}`" if asked.draft else f"`speculate={asked.speculate}`"
+            raise UsageError(f"{option}: {self._folder} cannot verify draft tokens: {why}")
+        control = self._lengths.setdefault(asked.draft, DraftLength())
+        if asked.draft is None:
+            return NgramDrafter, control
+        draft, vocab_size = self._draft(asked.draft), runner.contract.vocab_size
+        return partial(DraftModel, draft, vocab_size), control
+
+    def close(self) -> None:
+        """Close the draft packages. May be called twice."""
+        while self._drafts:
+            self._drafts.popitem()[1].close()
+
+    def _draft_options(self) -> Mapping[str, Mapping[str, str]]:
+        """The package's provider options, and those that suit two packages which run in turns."""
+        options = self._target.options
+        turns = {provider.name: provider.in_turns for provider in self._target.chain if provider.in_turns}
+        return {**options, **{name: {**suits, **options.get(name, {})} for name, suits in turns.items()}}
+
+    def _draft(self, path: str) -> Runner:
+        """The draft package, opened on the chain of the package."""
+        if path in self._drafts:
+            return self._drafts[path]
+        folder = Path(path)
+        manifest = open_folder(folder, AS_IT_IS)
+        try:
+            runner = load_runner(
+                folder, self._target.chain, threads=self._threads, manifest=manifest, options=self._draft_options()
+            )
+        except (ChainError, NoKernelError) as error:
+            raise package_refused(error, 0.0) from error
+        why = why_no_draft(runner)
+        if why is not None:
+            runner.close()
+            raise UsageError(f"`draft={path}`: this package cannot draft: {why}")
+        self._drafts[path] = runner
+        return runner

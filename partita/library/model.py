@@ -11,34 +11,33 @@ from typing import NoReturn, Self
 
 from partita.errors import GenerationError, ParityError, ReportError, UsageError
 from partita.files import claim
-from partita.library.asking import (
+from partita.library.audience import LOGGER
+from partita.library.edge import ArgumentError, method_takes, public
+from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
+from partita.library.generation import Generation, Progress, sampling_options
+from partita.library.notes import chunk_ignored
+from partita.library.report import Report
+from partita.library.requests import (
+    Work,
     adapters_of,
+    check_work,
     conversations,
     options,
     prompt_rows,
     seeded,
     stops,
 )
-from partita.library.audience import LOGGER
-from partita.library.edge import ArgumentError, method_takes, public
-from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
-from partita.library.generation import Generation, Progress, sampling_options
-from partita.library.notes import chunk_ignored
-from partita.library.prefixes import ids_after, prompt_after, said_by_system, said_by_text
-from partita.library.report import Report
-from partita.library.requests import Work, check_work
-from partita.library.sampling import Sampling
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
 from partita.options.fields import check_value
-from partita.options.generation import ChatOptions, GenerateOptions, GenerationOptions, Prompts
+from partita.options.generation import ChatOptions, GenerateOptions, GenerationOptions, Prompts, RequestOptions
 from partita.options.placement import PlaceOptions
+from partita.options.sampling import Sampling
 from partita.package_records import Evaluation, Verification
-from partita.runtime.adapter_names import check_adapter
-from partita.runtime.engine.checks import BEGIN_WITH_ONE
+from partita.runtime.engine.checks import BEGIN_WITH_ONE, check_adapter
 from partita.runtime.placeholders import placeholder_note
-from partita.runtime.prefix_file import Said, read_said
+from partita.runtime.prefix_file import Said, ids_after, prompt_after, read_said, said_by_system, said_by_text
 from partita.runtime.text import Text, load_text
 
 
@@ -378,3 +377,29 @@ class Model:
 def _absolute(path: str | os.PathLike[str] | None) -> str | None:
     """The path for a worker process, which may be in another folder."""
     return None if path is None else str(Path(path).absolute())
+
+
+@method_takes(RequestOptions)
+def request(model: Model, given: RequestOptions) -> Work:
+    """What one request asks for, to be given to `submit` of `model.scheduler()`. Nothing is run.
+
+    The arguments are those of `Model.generate`, for one prompt. `logprobs`: pieces tell how likely each new token was,
+    with so many of the likeliest; `adapter`: None for that of the scheduler. Raises ArgumentError, GenerationError for
+    an empty prompt, PackageError without the tokenizer that a text needs.
+    """
+    full = options(Sampling(**given.figures()), given.sampling, 1, model.folder)[0]
+    has_text = model.tokenizer is not None
+    texts, ids = stops(model.folder, given.stop, given.stop_token_ids, vocab_size=model.vocab_size, has_text=has_text)
+    prompt = _encoded(model, given.prompt)
+    return Work(prompt, full, texts, tuple(sorted(ids)), given.logprobs, given.adapter)
+
+
+def _encoded(model: Model, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    """The token ids of a prompt. Raises GenerationError for an empty text, UsageError for several prompts."""
+    rows = prompt_rows(prompt)
+    if len(rows) != 1:
+        raise UsageError(f"`prompt` has {len(rows)} prompts; a request has one: make one for each of them")
+    row = rows[0]
+    if not row:
+        raise GenerationError("the prompt is empty; give some text to continue")
+    return tuple((model.tokenizer or model).encode(row)) if isinstance(row, str) else row

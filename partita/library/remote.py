@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Condition, Lock, RLock, get_ident
-from typing import Any, NoReturn
+from threading import Condition, Lock, get_ident
+from typing import Any
 
 from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import ChainOptions, Target
-from partita.library.edge import ArgumentError
 from partita.library.engine import (
     CLOSED,
     FORKED,
     BatchOptions,
     Chunk,
+    EngineState,
     Opened,
     PrefixRequest,
     PrefixSaved,
@@ -62,7 +62,7 @@ LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("leave {provider} out of the chain")
 
 
-class RemoteEngine:
+class RemoteEngine(EngineState):
     """A loaded package in a worker process; see `Engine`."""
 
     def __init__(
@@ -84,11 +84,8 @@ class RemoteEngine:
 
         Raises the errors of `LocalEngine`, and ProviderError when the worker ends, as every method does.
         """
-        self.folder, self.manifest = folder, manifest
-        self.chunk = Chunk(0, is_fixed=False)
-        self.lost_by: PartitaError | None = None
-        self.restarts: Restarts | None = None
-        self.copied_tokens = 0
+        super().__init__(manifest)
+        self.folder = folder
         self._load = folder, where.resolved(target), choice
         self._load_options = {
             "observe": observe,
@@ -99,9 +96,6 @@ class RemoteEngine:
         self._chain = target.chain
         self._inbox = _Inbox(audience)
         self._with_text = False
-        self._process = os.getpid()
-        self._stepping = RLock()
-        """Held by the thread that takes updates, or changes requests otherwise."""
         self._sending = Lock()
         """Held while a request is noted and sent."""
         self._restarting: int | None = None
@@ -111,7 +105,6 @@ class RemoteEngine:
         self._opening: tuple[BatchOptions, int | None, bool] = BatchOptions(), None, True
         self._reported: Report | None = None
         """The last report since `open`."""
-        self._closed = False
         self._failed: tuple[PartitaError, float] | None = None
         """Why the worker could not be started again, and when."""
         self._lost: PartitaError | None = None
@@ -156,9 +149,6 @@ class RemoteEngine:
     def process_id(self) -> int:
         """Of the worker process."""
         return self._worker.process.pid
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -287,13 +277,6 @@ class RemoteEngine:
             self._end([*self._requests.values()], self.lost_by)
 
     # --- inside -------------------------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        """Raise GenerationError once it is closed, and in a fork."""
-        if self._closed:
-            raise GenerationError(CLOSED)
-        if os.getpid() != self._process:
-            raise GenerationError(FORKED)
 
     def _send(self, ticket: Ticket) -> None:
         with suppress(WorkerLostError):  # `step` takes the event

@@ -16,16 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from os.path import commonprefix
-from typing import NoReturn
 
 from partita.errors import GenerationError, PackageError, PartitaError, UsageError
-from partita.library.edge import ArgumentError
 from partita.library.engine import (
     BUSY,
     CLOSED,
     BatchOptions,
     Chunk,
-    Restarts,
+    EngineState,
     check_rewind,
     check_turn,
     completion_of,
@@ -33,10 +31,9 @@ from partita.library.engine import (
 from partita.library.requests import Completion, Listener, Piece, Ticket, Work, check_work, tell, weak
 from partita.library.sampling import Sampling
 from partita.package import Manifest
-from partita.runtime.engine.loop import Engine
-from partita.runtime.engine.prefix import most_shared
+from partita.runtime.engine.loop import Engine as Loop
 from partita.runtime.engine.recorder import Step
-from partita.runtime.engine.request import Request
+from partita.runtime.engine.request import Request, most_shared
 from partita.runtime.logprobs import Watched
 from partita.runtime.sampling import make_sampler
 from partita.runtime.text import Text
@@ -61,32 +58,26 @@ class RowRules:
     """
 
 
-class Scheduler(ABC):
+class Scheduler(EngineState, ABC):
     """The requests of a loaded package, and the thread that steps them. See `Engine` for the methods."""
 
     def __init__(self, manifest: Manifest, rules: RowRules) -> None:
-        self.manifest, self._rules = manifest, rules
-        self.chunk = Chunk(0, is_fixed=False)
-        self.lost_by: PartitaError | None = None
-        self.restarts: Restarts | None = None
-        self.copied_tokens = 0
+        super().__init__(manifest)
+        self._rules = rules
         self._text: Text | None = None
         self._options, self._takes_turns = BatchOptions(), True
-        self._loop: Engine | None = None
+        self._loop: Loop | None = None
         """None: nothing was opened yet, or an error of a run has ended it and the next request opens another."""
         self._rows: list[Ticket | None] = [None] * rules.rows
         """Requests that are running, and those that stay."""
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()
         """Guards the queue."""
-        self._stepping = threading.RLock()
-        """Held by the thread that steps, or changes rows otherwise."""
-        self._closed = False
         self._has_cancelled = False
         """A request was cancelled since the last step."""
 
     @abstractmethod
-    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Engine:
+    def _open_batch(self, options: BatchOptions, *, takes_turns: bool) -> Loop:
         """A batch whose rows are free, and a new record for reports. Raises GenerationError for a prefix, UsageError,
         PackageError.
         """
@@ -105,17 +96,6 @@ class Scheduler(ABC):
     def waiting(self) -> int:
         """Requests that have no row yet."""
         return len(self._queue)
-
-    @property
-    def up(self) -> bool:
-        """Always: there is no worker process."""
-        return True
-
-    def retry(self) -> None:  # noqa: B027
-        """Nothing: there is no worker process."""
-
-    def __reduce__(self) -> NoReturn:
-        raise ArgumentError("a scheduler cannot be pickled or copied; load the package there, too")
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
@@ -194,13 +174,8 @@ class Scheduler(ABC):
             except BaseException:
                 self._lose(None)
                 raise
-            try:
+            with self._lost_if_interrupted():
                 self._pass_on(step)
-            except Exception:
-                raise
-            except BaseException:  # tokens of some rows are lost
-                self._lose(None)
-                raise
             return True
 
     def extend(self, ticket: Ticket, tokens: Sequence[int], sampling: Sampling) -> None:
@@ -264,11 +239,6 @@ class Scheduler(ABC):
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
-        """Raise GenerationError once it is closed."""
-        if self._closed:
-            raise GenerationError(CLOSED)
-
     def _wake(self, ticket: Ticket) -> None:
         """A request was cancelled."""
         with self._changed:
@@ -287,19 +257,14 @@ class Scheduler(ABC):
         return None in self._rows and self._goes_beside()
 
     def _goes_beside(self) -> bool:
-        """Whether the first waiting request may begin: no other overtakes it for ever because it does not fit."""
+        """Whether the first waiting request and those in rows are independent. No other request overtakes it."""
         with self._changed:
             first = self._queue[0] if self._queue else None
-        return first is None or self._fits(first)
-
-    def _fits(self, ticket: Ticket) -> bool:
-        """Whether a request and those in rows are independent."""
-        limit = self._rules.alone_beyond
-        beside = [other for other in self._rows if other is not None]
-        if not beside:
+        limit, others = self._rules.alone_beyond, [other for other in self._rows if other is not None]
+        if first is None or not others:
             return True
-        alike = self._rules.own_adapters or all(self._adapter(other) == self._adapter(ticket) for other in beside)
-        return alike and (limit is None or all(other.longest <= limit for other in (ticket, *beside)))
+        alike = self._rules.own_adapters or all(self._adapter(other) == self._adapter(first) for other in others)
+        return alike and (limit is None or all(other.longest <= limit for other in (first, *others)))
 
     def _end_cancelled(self) -> int:
         """End those that were cancelled; how many."""
@@ -341,13 +306,10 @@ class Scheduler(ABC):
             if self._loop is None:
                 self._loop = self._open_batch(self._options, takes_turns=self._takes_turns)
             row = self._loop.join(self._request(ticket))
-        except (GenerationError, UsageError, PackageError) as error:  # PackageError: the file of its adapter
-            if isinstance(error, PackageError) and self._loop is None:
-                self._lose(error)
-            tell([(ticket, self._over(ticket, "error", error))])
-            return
         except PartitaError as error:
-            self._lose(error)
+            its_own = isinstance(error, (GenerationError, UsageError, PackageError))  # the last: its adapter's file
+            if not its_own or (isinstance(error, PackageError) and self._loop is None):
+                self._lose(error)
             tell([(ticket, self._over(ticket, "error", error))])
             return
         except Exception as error:  # out of memory, say
@@ -400,7 +362,9 @@ class Scheduler(ABC):
             try:
                 piece = self._take(ticket, step)
             except Exception as error:  # noqa: BLE001 - its own: the others go on
-                piece = self._fail(ticket, error)
+                why = GenerationError(f"its tokens make no text: {type(error).__name__}: {error}")
+                ticket.completion.stream = None
+                piece = self._over(ticket, "error", error if isinstance(error, PartitaError) else why)
             if piece is not None:
                 pieces.append((ticket, piece))
         try:
@@ -409,15 +373,6 @@ class Scheduler(ABC):
             for on_step in dict.fromkeys([ticket.on_step for ticket in stepped]):
                 if on_step is not None:
                     on_step(step)
-
-    def _fail(self, ticket: Ticket, error: Exception) -> Piece:
-        """End a request whose tokens make no text."""
-        said = f"its tokens make no text: {type(error).__name__}: {error}"
-        ticket.completion.finish, ticket.completion.stream = "error", None
-        ticket.state, ticket.ended = "over", time.perf_counter()
-        ticket.error = error if isinstance(error, PartitaError) else GenerationError(said)
-        self._free(ticket)
-        return Piece("", (), (), "error")
 
     def _take(self, ticket: Ticket, step: Step) -> Piece | None:
         """What a step added to a request; None when that is nothing."""
@@ -456,7 +411,7 @@ class Scheduler(ABC):
                 self._free(ticket)
         return Piece("".join(completion.pieces[before:]), (), (), reason)
 
-    def _halt(self, row: int, loop: Engine, surplus: int = 0) -> None:
+    def _halt(self, row: int, loop: Loop, surplus: int = 0) -> None:
         """Let a row end where its request has ended."""
         with suppress(PartitaError):  # the next step shows that the batch is lost
             if surplus:
@@ -485,11 +440,10 @@ class Scheduler(ABC):
 
     @contextmanager
     def _lost_if_interrupted(self) -> Iterator[None]:
-        """Drop the batch where Ctrl-C comes: a row may have got tokens by then."""
+        """Drop the batch where Ctrl-C comes: a row may have got tokens by then, or lost some."""
         try:
             yield
-        except Exception:
-            raise
-        except BaseException:
-            self._lose(None)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._lose(None)
             raise

@@ -10,7 +10,7 @@ from partita.contract import AdapterInput, GraphFile
 from partita.errors import PackageError
 from partita.package import Manifest, inside
 from partita.remedies import FROM_CHECKPOINT, Remedy
-from partita.runtime.adapter_names import check_adapter
+from partita.runtime.engine.checks import check_adapter
 from partita.runtime.ort.adapters import read_adapter
 from partita.runtime.ort.buffers import Buffer, host_buffer
 

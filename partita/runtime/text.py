@@ -18,7 +18,7 @@ from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime import chat_templates
-from partita.runtime.chat import Message, as_named_in, conversation, template_of_processor
+from partita.runtime.chat_templates import Message, as_named_in, conversation, template_of_processor
 from partita.runtime.in_time import LateError, in_time
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.stop_strings import StopStrings

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 from partita.errors import GenerationError, UsageError
 from partita.library.requests import Work
-from partita.library.sampling import completed
+from partita.library.sampling import Suggestion, completed
 from partita.options.sampling import Sampling
-from partita.runtime.suggested import Suggestion
 from partita.runtime.text import Text, TooLongError
 from partita.serve.api_errors import ApiError, invalid, of_error
 from partita.serve.protocol import Body, ChatBody, Prompt

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from partita.library.asking import BETWEEN_PARTS, TEXT_PARTS
+from partita.library.requests import BETWEEN_PARTS, TEXT_PARTS
 from partita.options.fields import Range, described
 from partita.options.sampling import Sampling
 from partita.runtime.stop_strings import MOST_CHARACTERS

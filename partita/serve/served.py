@@ -24,6 +24,7 @@ from partita.library.loading import in_child, open_engine
 from partita.library.notes import idle, inferred, not_used, unverified
 from partita.library.requests import Piece, Ticket, Work
 from partita.library.run_report import limits_error
+from partita.library.sampling import suggestion
 from partita.library.speculation import NO_SPECULATION, Speculation, check_speculation
 from partita.observations.text_format import plural
 from partita.options.groups import Process
@@ -31,10 +32,9 @@ from partita.options.sampling import Sampling
 from partita.package import Manifest, left_out
 from partita.partition_reports.records import Report, SourceStatement
 from partita.partition_reports.summary import summarise
-from partita.runtime.adapter_names import check_adapter
+from partita.runtime.engine.checks import check_adapter
 from partita.runtime.in_time import LateError, in_time
 from partita.runtime.prefix_file import read_said
-from partita.runtime.suggested import suggestion
 from partita.runtime.text import Text, load_text, stop_token_ids
 from partita.serve.metrics import Metrics, Timing, TokenMetrics
 from partita.serve.prompts import DEFAULTS, Reading

@@ -20,12 +20,12 @@ from partita.library.exporting import export
 from partita.library.target import taken_by_cpu
 from partita.package import read_manifest
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine.drafting import why_not
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
 from partita.runtime.evaluate import Scorer
 from partita.runtime.runner import load_runner
 from partita.runtime.sampling import greedy
-from partita.runtime.speculation.eligibility import why_not
 from tests.conftest import TinyCheckpoint
 
 WINDOW, LENGTH = 8, 64

@@ -31,7 +31,7 @@ from partita.library.inspecting import read as inspect
 from partita.package import MANIFEST, check_files, read_manifest, record_file, write_manifest
 from partita.partition_reports import storage as reports
 from partita.partition_reports.render.show import load_view, view_names
-from partita.runtime.engine.prefix import Prefix
+from partita.runtime.engine.request import Prefix
 from partita.runtime.model_file import CLASSES, SCOPES, SOURCE, STACK, read_model_file
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.prefix_file import Said, read_prefix, read_said, write_prefix

@@ -165,10 +165,9 @@ def test_a_prefix_is_of_one_adapter(tmp_path: Path) -> None:
             model.generate(prompts, adapter=["loud", None], prefix=file)
 
 
-@pytest.mark.parametrize("child", [False, True], ids=["here", "child"])
-def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, opened: Opened, child: bool) -> None:
+def test_a_name_that_the_package_has_not_is_refused_at_once(tmp_path: Path, opened: Opened) -> None:
     greedy = Sampling(temperature=0.0, max_new_tokens=2)
-    scheduler = opened(handmade(tmp_path / "p", adapters=RANKS), child=child)
+    scheduler = opened(handmade(tmp_path / "p", adapters=RANKS))
     with pytest.raises(UsageError, match="no adapter of this name; choose one of loud, small"):
         scheduler.submit(Work((5,), greedy, adapter="other"))
     none = opened(handmade(tmp_path / "none"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import partita
-from partita.library import drafters
+from partita.library.speculation import differing
 from partita.partition_reports.sections.report import sections
 from partita.runtime.runner import load_runner
 from tests.drafts import always_draft, knowing
@@ -83,10 +83,10 @@ def test_threads_of_a_draft_do_not_spin_on_beside_those_of_its_package(
         given.append(options["options"])
         return load_runner(*args, **options)
 
-    monkeypatch.setattr(drafters, "load_runner", load)
+    monkeypatch.setattr("partita.library.local.load_runner", load)
     with partita.load(package, "cpu", threads=1, provider_options={"cpu": {"huge_pages": "0"}}) as model:
         answered(model, draft=package)
-    assert given == [{"cpu": {"spinning_after": "0", "huge_pages": "0"}}]
+    assert given == [{"cpu": {"huge_pages": "0"}}, {"cpu": {"spinning_after": "0", "huge_pages": "0"}}]
 
 
 def test_a_package_in_a_process_of_its_own_draft_tokens_as_well(package: Path) -> None:
@@ -159,3 +159,43 @@ def test_states_that_cannot_be_taken_back_are_named(tmp_path: Path) -> None:
             answered(model, speculate="ngram")
         assert "cannot verify draft tokens" in str(caught.value)
         assert len(answered(model).tokens[0]) > 1, "and the model goes on without"
+
+
+BPE = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
+UNIGRAM = {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
+OTHER = {"model": {"vocab": {"a": 0, "c": 1}}, "added_tokens": [{"id": 2, "content": "<eos>"}]}
+MORE = {
+    "model": {"vocab": {"a": 0, "b": 1}},
+    "added_tokens": [{"id": 2, "content": "<eos>"}, {"id": 3, "content": "<x>"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        (BPE, BPE, None),
+        (BPE, UNIGRAM, None),
+        (BPE, OTHER, "token id 1 is 'c' in {other} and 'b' here"),
+        (BPE, MORE, "token id 3 is '<x>' in {other} and nothing here"),
+        (BPE, {"model": 3}, "12 tokens in {other} and 10 here"),
+        (None, None, "12 tokens in {other} and 10 here"),
+    ],
+)
+def test_vocabularies_are_compared_token_by_token(tmp_path: Path, one: Any, other: Any, says: str | None) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder, content in zip(folders, (one, other), strict=True):
+        folder.mkdir()
+        if content is not None:
+            (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    found = differing((folders[0], 10), (folders[1], 12))
+    assert found == (None if says is None else says.format(other=folders[1]))
+
+
+def test_tokenizers_in_other_files_are_compared_as_they_are(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "tokenizer.model").write_bytes(b"pieces")
+    assert differing((folders[0], 10), (folders[1], 12)) is None, "the number of logits is often padded"
+    (folders[1] / "tokenizer.model").write_bytes(b"others")
+    assert differing((folders[0], 10), (folders[1], 10)) == "their files tokenizer.model differ"

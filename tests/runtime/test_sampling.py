@@ -11,7 +11,7 @@ import pytest
 
 from partita.errors import UsageError
 from partita.options.sampling import Sampling
-from partita.runtime import selection
+from partita.runtime import sampling
 from partita.runtime.sampling import Draws, greedy, make_sampler
 from tests.conftest import require
 
@@ -50,7 +50,7 @@ def ours(logits, history, *options):
 
 def nucleus(weights: np.ndarray, share: float) -> np.ndarray:
     """Places of what is in the nucleus, ascending."""
-    places, kept = selection.nucleus(weights.copy(), share, 0.0)
+    places, kept = sampling.nucleus(weights.copy(), share, 0.0)
     return np.flatnonzero(kept) if places is None else places[kept > 0]
 
 
@@ -242,7 +242,7 @@ def test_what_is_selected_without_a_sort_is_what_a_sort_selects(seed):
         wanted = max(int(np.count_nonzero(np.cumsum(ordered) - ordered < share * ordered.sum())), 1)
         assert abs(len(chosen) - wanted) <= 1, "rounding of the sum may move the edge by one"
         count = int(draw.integers(1, size + 1))
-        np.testing.assert_array_equal(selection.largest(weights, count), np.flatnonzero(weights >= ordered[count - 1]))
+        np.testing.assert_array_equal(sampling.largest(weights, count), np.flatnonzero(weights >= ordered[count - 1]))
 
 
 @pytest.mark.parametrize("size", [2049, 65_536, 150_001])
@@ -269,9 +269,9 @@ def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
 
 
 def test_what_weighs_nothing_is_never_drawn_in_any_block():
-    weights = np.zeros(5 * selection.BLOCK + 7, np.float32)
-    weights[[selection.BLOCK - 1, 3 * selection.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
-    drawn = [selection.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
+    weights = np.zeros(5 * sampling.BLOCK + 7, np.float32)
+    weights[[sampling.BLOCK - 1, 3 * sampling.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
+    drawn = [sampling.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
     counts = np.bincount(drawn, minlength=len(weights))
     assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
     np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
@@ -339,7 +339,7 @@ def test_a_draw_among_the_largest_is_that_from_all(vocab, options):
     random = np.random.default_rng(3)
     for _ in range(50):
         logits = random.normal(size=vocab).astype(np.float16).astype(np.float32)
-        places = selection.largest(logits, samplers[0].few)
+        places = sampling.largest(logits, samplers[0].few)
         assert samplers[0].among(places, logits[places]) == samplers[1](logits, HISTORY[:0])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from partita.errors import PackageError
-from partita.runtime.suggested import Suggestion, suggestion
+from partita.library.sampling import Suggestion, suggestion
 
 DRAWS = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
 DRAWN = Suggestion(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)

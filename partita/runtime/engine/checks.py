@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from partita.errors import GenerationError, UsageError
+from partita.package import Manifest
 from partita.remedies import Remedy
 
 _ANEW = ("partita", "export", "{checkpoint}", "{out}")
@@ -88,3 +90,23 @@ def room_for(tokens: int, limits: RowLimits) -> Remedy:
     if limits.longest is None:
         return SHORTEN_OR_ANEW.filled(max_length=wanted, **PLACEHOLDERS)
     return SHORTEN_OR_ALLOW.filled(max_length=wanted)
+
+
+def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
+    """Raise UsageError, which lists the names, where the package has no adapter called `name`."""
+    names = [record.name for record in manifest.switchable]
+    if name is None or name in names:
+        return
+    merged = [record.name for record in manifest.adapters if record.merged]
+    if names:
+        told = f"choose one of {', '.join(names)}, or leave it out"
+    elif merged:
+        told = f"{', '.join(merged)} is merged into its weights; leave it out"
+    elif manifest.foreign is not None:
+        takes = manifest.foreign.adapter_inputs
+        told = (
+            "no *.onnx_adapter file lies in it" if takes else "its graph has no inputs that an adapter gives values for"
+        )
+    else:
+        told = "it has none; export it with `with_adapters`"
+    raise UsageError(f"`adapter={name}`: {folder} has no adapter of this name; {told}")

@@ -19,12 +19,11 @@ import numpy.typing as npt
 from partita import dtypes
 from partita.contract import Port
 from partita.errors import PartitaError
-from partita.runtime import selection
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer, host_buffer
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.session import NativeFailureError, Session
-from partita.runtime.sampling import MOST_DRAWN
+from partita.runtime.sampling import MOST_DRAWN, largest
 
 SELECTED = 64
 """More than `MOST_DRAWN`, so that values equal to the last one of a draw are among them as a rule."""
@@ -148,7 +147,7 @@ def _is_selection(row: Row, count: int, found: Found | None) -> bool:
     """Whether a selection is the host's. None is right too, for rows that are not finite or have many equal values."""
     if not np.isfinite(row).all():
         return found is None
-    places = selection.largest(row, count)
+    places = largest(row, count)
     if found is None:
         return len(places) >= SELECTED
     return np.array_equal(found[0], places) and np.array_equal(found[1], row[places])

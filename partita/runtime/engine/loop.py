@@ -16,10 +16,19 @@ from partita.runtime.engine.drafting import NO_DRAFTS, DraftControl, Drafts, Ver
 from partita.runtime.engine.executor import Runner
 from partita.runtime.engine.next_tokens import NextTokens
 from partita.runtime.engine.planner import Policy, RowView, StepPlan, plan_step, prompts_first, rows_at_work_first
-from partita.runtime.engine.prefix import Prefix, check_loads, load_prefix, saved_prefix
 from partita.runtime.engine.prefixes import Prefixes
 from partita.runtime.engine.recorder import Step
-from partita.runtime.engine.request import Drafter, Request, Row, endings, logprobs
+from partita.runtime.engine.request import (
+    Drafter,
+    Prefix,
+    Request,
+    Row,
+    check_loads,
+    endings,
+    load_prefix,
+    logprobs,
+    saved_prefix,
+)
 from partita.runtime.engine.steady import SteadyStep, steady_step
 from partita.runtime.logprobs import Watched
 from partita.runtime.sampling import Sampler

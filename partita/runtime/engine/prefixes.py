@@ -24,8 +24,7 @@ import numpy as np
 
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import Capacity, RowView
-from partita.runtime.engine.prefix import Prefix, Tokens, check_loads, common_tokens, cut, most_shared
-from partita.runtime.engine.request import Row
+from partita.runtime.engine.request import Prefix, Row, Tokens, check_loads, common_tokens, cut, most_shared
 
 LEAST_TOKENS = 16
 """Fewer than these are read sooner than looked after."""

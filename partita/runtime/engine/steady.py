@@ -77,8 +77,6 @@ class SteadyStep:
 
 OFFSETS = {"positions": 0, "last_index": 0, "write_start": 0, "valid_length": 1}
 """Cursors [B] of a decode step, by role, less the position of the row's token."""
-SEPARATE = frozenset({"total_length", "mask", "cache_branch"})
-"""Cursors that are written otherwise."""
 
 
 def steady_step(graph: BoundGraph, runner: Runner, rows: Sequence[Row | None], plan: StepPlan) -> SteadyStep | None:

@@ -16,10 +16,9 @@ from partita.library.batches.reading import look_at, read_rows
 from partita.library.batches.rows import InputRow, RowAnswer, RowDefaults, check_defaults, row_seed, work_of
 from partita.library.batches.running import check_files
 from partita.library.requests import Work
-from partita.library.sampling import Sampling, completed
+from partita.library.sampling import Sampling, Suggestion, completed
 from partita.runtime.logprobs import TokenLogprobs
 from partita.runtime.prefix_file import Said
-from partita.runtime.suggested import Suggestion
 from partita.runtime.text import Text, load_text
 from tests.conftest import require
 

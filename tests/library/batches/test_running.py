@@ -18,10 +18,9 @@ from partita.library.batches.running import FileAnswers, answer_file, answers
 from partita.library.chain import ChainOptions, read_chain_options
 from partita.library.engine import BatchOptions
 from partita.library.local import LocalEngine
-from partita.library.sampling import Sampling, completed
+from partita.library.sampling import Sampling, Suggestion, completed
 from partita.package import read_manifest
 from partita.runtime.ort.binding import Binding
-from partita.runtime.suggested import Suggestion
 from tests.conftest import Exported, TinyCheckpoint
 from tests.runtime.handmade import ALL, handmade, known_tokens
 

@@ -11,14 +11,13 @@ import pytest
 
 from partita.contract import Port
 from partita.errors import PartitaError, ProviderError
-from partita.runtime import selection
 from partita.runtime.engine import device_choice
+from partita.runtime.engine.bound_graph import Logits
 from partita.runtime.engine.device_choice import SELECTED, DeviceChoice
 from partita.runtime.engine.feeds import Feed
-from partita.runtime.engine.logits import Logits
 from partita.runtime.ort.buffers import Buffer, host_buffer
 from partita.runtime.ort.session import NativeFailureError, Session
-from partita.runtime.sampling import MOST_DRAWN
+from partita.runtime.sampling import MOST_DRAWN, largest
 
 BATCH, VOCAB = 2, 5000
 SHAPE = (BATCH, 1, VOCAB)
@@ -157,7 +156,7 @@ def test_one_selection_serves_all_rows_and_a_draw_from_all_logits_copies_them():
             for row in range(BATCH):
                 found = logits.largest(row, 0, count)
                 assert found is not None
-                assert np.array_equal(found[0], selection.largest(made.held[row, 0], count))
+                assert np.array_equal(found[0], largest(made.held[row, 0], count))
                 assert np.array_equal(found[1], made.held[row, 0][found[0]])
         assert (made.copies, logits.copied_bytes) == (0, BATCH * ROW_BYTES)
     assert device.runs == runs + 3

@@ -10,8 +10,7 @@ import pytest
 from partita.errors import GenerationError
 from partita.runtime.engine import prefixes
 from partita.runtime.engine.loop import Engine
-from partita.runtime.engine.prefix import Prefix
-from partita.runtime.engine.request import Request
+from partita.runtime.engine.request import Prefix, Request
 from partita.runtime.sampling import greedy
 from tests.runtime.handmade import ALL, PHASES, VOCAB, known_tokens
 

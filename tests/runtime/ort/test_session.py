@@ -24,8 +24,8 @@ from partita.package import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime.chain import open_session
+from partita.runtime.engine.bound_graph import Logits
 from partita.runtime.engine.feeds import Feed
-from partita.runtime.engine.logits import Logits
 from partita.runtime.ort import errors as ort_errors
 from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
 from partita.runtime.ort.native_log import captured_output

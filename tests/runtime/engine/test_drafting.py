@@ -1,21 +1,30 @@
-"""A draft model reads what the row has, goes back by what was wrong, and changes no token."""
+"""Speculative decoding: draft packages, n-gram lookup, the number of draft tokens; none changes a token."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from partita.options.sampling import Sampling
+from partita.runtime.engine.drafting import (
+    EMPTY_STEPS,
+    OFF_STEPS,
+    DraftLength,
+    DraftModel,
+    NgramDrafter,
+    Verified,
+    why_no_draft,
+    why_not,
+)
 from partita.runtime.engine.loop import serve
 from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
 from partita.runtime.runner import Runner
 from partita.runtime.sampling import Draws, make_sampler
-from partita.runtime.speculation.draft import DraftModel
-from partita.runtime.speculation.eligibility import why_no_draft, why_not
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, known_logits, known_tokens
 
 PROMPT = [(5 * i + 1) % VOCAB for i in range(12)]
@@ -143,3 +152,101 @@ def test_a_package_that_cannot_verify_draft_tokens_is_refused_by_name(
 ) -> None:
     found = why_not(opened(**options))
     assert (found is None) if says is None else (found is not None and says.partition("*")[0] in found), found
+
+
+def simulate(rate: float, slope: float, steps: int, seed: int = 0) -> tuple[float, list[int]]:
+    """Speedup over decoding without drafts, and the draft tokens of each step. `slope`: cost of a draft token, in
+    steps without any."""
+    control, draws, counts, tokens, seconds = DraftLength(), random.Random(seed), [], 0, 0.0
+    for _ in range(steps):
+        count = control.count(1)
+        accepted = 0
+        while accepted < count and draws.random() < rate:
+            accepted += 1
+        took = 0.001 * (1 + slope * count) * draws.uniform(0.97, 1.03)
+        control.record(1, count, took, [Verified(count, accepted)] if count else [])
+        counts.append(count)
+        tokens, seconds = tokens + 1 + accepted, seconds + took
+    return tokens * 0.001 / seconds, counts
+
+
+@pytest.mark.parametrize(
+    ("rate", "slope", "least"), [(0.95, 0.05, 3.0), (0.9, 0.2, 1.5), (0.6, 0.05, 1.6)], ids=["copy", "fp32", "GPU"]
+)
+def test_accepted_draft_tokens_make_decode_faster(rate: float, slope: float, least: float) -> None:
+    assert simulate(rate, slope, 600)[0] > least
+
+
+@pytest.mark.parametrize(("rate", "slope"), [(0.0, 0.05), (0.0, 0.4), (0.2, 0.4), (0.5, 0.6)])
+def test_rejected_draft_tokens_cost_at_most_four_percent(rate: float, slope: float) -> None:
+    speedup, counts = simulate(rate, slope, 2000)
+    assert speedup > 0.96
+    assert slope < 0.3 or sum(map(bool, counts)) < 2000 / 10
+
+
+def test_cheap_draft_tokens_are_many_and_dear_ones_few() -> None:
+    assert max(simulate(0.95, 0.05, 100)[1]) == 8
+    counts = simulate(0.7, 0.25, 300)[1]
+    assert counts.count(8) < counts.count(2)
+
+
+def test_drafting_is_off_for_a_while_after_it_lost_and_is_tried_again() -> None:
+    counts = simulate(0.0, 0.4, 200)[1]
+    tries = [step for step, count in enumerate(counts) if count]
+    gaps = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
+    assert {gap for gap in gaps if gap > 3} == {OFF_STEPS + 1} or min(gap for gap in gaps if gap > 3) > OFF_STEPS
+
+
+def test_drafting_rests_after_drafters_proposed_nothing() -> None:
+    control = DraftLength()
+    for _ in range(3):
+        control.count(1)
+        control.record(1, 0, 0.001, [])
+    counts = []
+    for _ in range(20):
+        counts.append(control.count(1))
+        control.record(1, 0, 0.001, [])
+    tried = [step for step, count in enumerate(counts) if count]
+    assert tried[1] - tried[0] == EMPTY_STEPS + 1, "once in nine steps"
+
+
+def test_rows_have_times_of_their_own() -> None:
+    control = DraftLength()
+    for _ in range(2):
+        assert control.count(1) == 0
+        control.record(1, 0, 0.001, [])
+    assert control.count(1) == 2 and control.count(4) == 0, "no step of four rows was measured"
+
+
+def drafts(text: Sequence[int], most: int = 4, drafter: NgramDrafter | None = None) -> list[int]:
+    return (drafter or NgramDrafter())(np.array(text, np.int64), most)
+
+
+def test_the_longest_earlier_occurrence_is_followed_and_not_the_latest() -> None:
+    assert drafts([1, 2, 3, 9, 8, 7, 6, 2, 3, 5, 5, 1, 2, 3]) == [9, 8, 7, 6]
+
+
+def test_of_occurrences_of_equal_length_the_latest_is_followed() -> None:
+    assert drafts([2, 3, 9, 0, 2, 3, 8, 1, 2, 3], most=2) == [8, 1]
+
+
+def test_there_is_no_draft_without_two_tokens_that_occurred_before() -> None:
+    assert drafts([1, 2, 3]) == [] and drafts([1]) == [] and drafts([4, 5, 6, 1, 5]) == []
+    assert drafts([1, 2, 1, 2], most=0) == []
+
+
+def test_a_text_that_repeats_itself_goes_on_repeating_beyond_its_end() -> None:
+    assert drafts([7, 1, 2, 3, 1, 2, 3], most=8) == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert drafts([5, 4, 4, 4], most=3) == [4, 4, 4]
+
+
+def test_a_row_that_grows_and_is_rewound_has_the_drafts_of_a_new_one() -> None:
+    random = np.random.default_rng(3)
+    drafter, text = NgramDrafter(), list[int]()
+    for turn in range(400):
+        text += random.integers(0, 5, random.integers(1, 4)).tolist()
+        if turn % 17 == 16:  # rewound, and continued with another token
+            del text[-int(random.integers(2, 9)) :]
+            text.append(int(random.integers(0, 5)))
+        if turn % 3:
+            assert drafts(text, 5, drafter) == drafts(text, 5), turn
