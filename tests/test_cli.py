@@ -75,7 +75,7 @@ def test_export_says_what_it_made(
     for words in ("parameters", "nodes", "window 8", "bytes per token", "peak RSS", "seconds", "trace"):
         assert words in out
     monkeypatch.setattr("partita.commands.export.run_export", lambda *given: summaries[0])
-    found = json.loads(succeeds(capsys, *given, "--json")[0])
+    found = json.loads(succeeds(capsys, *given, "--json", "--force")[0])
     jsonschema.validate(found, json.loads((REPOSITORY / "docs" / "export.schema.json").read_text("utf-8")))
     assert found["manifest"] == json.loads((tmp_path / "p" / MANIFEST).read_text("utf-8"))
 
@@ -87,6 +87,10 @@ def test_an_unverified_package_says_so_everywhere(tmp_path: Path, capsys: pytest
     assert "this package is unverified" in err
     out, _ = succeeds(capsys, "report", "show", report)
     assert out.startswith("UNVERIFIED PACKAGE")
+    (package / KNOWN_ANSWER).unlink()
+    manifest = read_manifest(package)
+    files = tuple(each for each in manifest.files if each.name != KNOWN_ANSWER)
+    write_manifest(package, manifest.model_copy(update={"files": files}))
     fails(capsys, 1, "the package has no known_answer.safetensors", "verify", package)
 
 
