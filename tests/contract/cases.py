@@ -68,8 +68,3 @@ def targets(environment: Environment) -> list[Row]:
 def packages_of(field: str) -> Callable[[Environment], list[Row]]:
     """Rows of target and package, for the packages that the target lists in `field`."""
     return lambda environment: [(t, package) for t in environment.targets for package in getattr(t, field)]
-
-
-def providers_of(field: str) -> Callable[[Environment], list[Row]]:
-    """Rows of provider names that the environment lists in `field`."""
-    return lambda environment: [(provider,) for provider in getattr(environment, field)]

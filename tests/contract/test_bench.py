@@ -7,7 +7,7 @@ import json
 import pytest
 
 from partita.bench.records import Bench
-from tests.contract.cases import cases, packages_of, providers_of
+from tests.contract.cases import cases, packages_of
 from tests.contract.commands import PROMPT, generated, honoured
 
 WORK = ("--prompt", PROMPT, "--token-ids", "--max-new-tokens", 6, "--rounds", 1)
@@ -30,7 +30,7 @@ def test_it_measures_the_provider_beside_the_cpu(environment, target, package, p
     assert (ours.why.copies, ours.why.partitions) == (len(decode["copies"]), len(decode["partitions"]))
 
 
-@cases("provider", providers_of("library_missing"))
+@cases("provider", lambda environment: [(name,) for name in environment.library_missing[:1]])
 def test_one_that_cannot_start_is_said_and_the_cpu_measured(environment, provider, packages, partita):
     done = partita("bench", packages / "llama-gqa-fp32", "--providers", provider, "cpu", *WORK, "--json")
     assert done.code == 3, done

@@ -55,7 +55,7 @@ def test_a_provider_whose_constructor_fails_is_retried_on_the_cpu(environment, _
     assert "device_missing" in allowed.err, allowed
 
 
-@cases("provider, ort_name", lambda environment: [(name, ORT_NAMES[name]) for name in environment.library_missing])
+@cases("provider, ort_name", lambda environment: [(name, ORT_NAMES[name]) for name in environment.library_missing[:1]])
 def test_a_library_that_cannot_be_loaded_leaves_the_provider_out(
     environment, provider, ort_name, plain, partita, model
 ):

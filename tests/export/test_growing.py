@@ -169,7 +169,7 @@ def test_it_is_asked_for_on_the_command_line(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["export", str(tiny_checkpoint("llama")), str(out), "--max-length", "32", "--cache", "growing"]
+    words = ["export", str(tiny_checkpoint("llama")), str(out), "--max-length", "64", "--cache", "growing"]
     assert cli.run(words) == 0, capsys.readouterr().err
     manifest = read_manifest(out)
     assert manifest.graph.attention == "growing"
