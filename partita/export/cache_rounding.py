@@ -153,8 +153,7 @@ def read_text(options: ExportOptions, checkpoint: Checkpoint, manifest: Manifest
     if found is None or (useless and not chosen):
         ids = np.random.Generator(np.random.PCG64(2)).integers(0, manifest.graph.vocab_size, TEXT_TOKENS).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length))
-    judged = options.max_perplexity_ratio is not None
-    measured = measured_tokens(manifest.source.parameters, judged=judged)
+    measured = measured_tokens(options, manifest.source.parameters)
     name, begin = path.name, measured if options.calibrate is None else 0
     if begin and len(found.ids) >= begin + FEWEST_TOKENS:
         name = f"{name} after what quality is measured on"

@@ -1,10 +1,10 @@
 """The known answer: what the original model computes for a fixed prompt, stored in the package.
 
-The original runs in float32 with the attention implementation that transformers uses by default for its type, whole
-sequences at a time and without a cache: nothing it does is shared with the exported graph. Only where prompts have a
-graph with weights of its own, what comes after the prompt is computed over transformers' cache. The text is longer than
-every window, attention chunk and original context of up to `CROSSED_TOKENS` tokens. Any execution provider can replay
-the answer later without torch.
+The source model runs in float32 with the attention implementation that transformers uses by default for its type.
+Greedy tokens are generated over transformers' cache; their logits come from one pass over the whole sequence without a
+cache. Only where prompts have a graph with weights of its own, the logits after the prompt are computed over that
+cache. The text is longer than every window, attention chunk and original context of up to `CROSSED_TOKENS` tokens. Any
+execution provider can replay the answer later without torch.
 """
 
 from __future__ import annotations
@@ -269,10 +269,9 @@ def compute(
         if afterwards is not None:
             sequence, logits = _changed_between(model, sequence[:, :count], steps, keep, afterwards)
         else:
-            while sequence.shape[1] < count + steps:
-                sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
-                last = last_logits(model, sequence, keep + steps)
-            logits = last if len(last) == keep + steps else last_logits(model, sequence, keep + steps)
+            if sequence.shape[1] < count + steps:
+                sequence = _with_greedy_tokens(model, sequence, steps, last)
+            logits = last_logits(model, sequence, keep + steps)
         name = text_config(model)._attn_implementation
     del model
     clear_for(checkpoint)
@@ -296,6 +295,20 @@ def last_logits(model: Any, sequence: torch.Tensor, count: int) -> torch.Tensor:
     """Float32 logits [count, V] of the last tokens of `sequence` [1, T], which the model reads as a whole."""
     logits: torch.Tensor = _read(model, sequence, count, use_cache=False).logits[0, -count:].float()
     return logits
+
+
+def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: torch.Tensor) -> torch.Tensor:
+    """`sequence` [1, T] with `steps` greedy tokens after it; `last` [1, V]: the logits after its last token.
+
+    The tokens are generated over transformers' own cache. A model that cannot use one reads the whole sequence again
+    for every token.
+    """
+    with suppress(Exception):
+        return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
+    for _ in range(steps):
+        sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
+        last = last_logits(model, sequence, 1)
+    return sequence
 
 
 def _read(model: Any, sequence: torch.Tensor, count: int, *, use_cache: bool) -> Any:
@@ -349,6 +362,8 @@ def _changed_between(
     name = cache_argument(model) or CACHE_ARGUMENTS[0]
     result = _read(model, sequence, keep, use_cache=True)
     logits, cache = [result.logits[0, -keep:]], {name: getattr(result, name)}
+    if cache[name] is None:
+        raise UnsupportedModelError(f"{type(model).__name__} returns no cache")
     change(model)
     for _ in range(steps):
         token = logits[-1][-1].argmax().reshape(1, 1)

@@ -183,13 +183,14 @@ def _search_text(draft: Draft) -> tuple[Text, bool]:
     length = min(mixing.WINDOW_TOKENS, draft.max_length)
     raw, sha256 = texts.read(path, "quality_text")
     found = texts.tokens(raw, draft.checkpoint, vocabulary)
-    measured = measured_tokens(draft.fake.parameters, judged=options.max_perplexity_ratio is not None)
-    useless = found is not None and texts.says_nothing(found.part(0, measured), SHORTEST_TEXT)
+    measured = measured_tokens(options, draft.fake.parameters)
+    fewest = min(SHORTEST_TEXT, measured)
+    useless = found is not None and texts.says_nothing(found.part(0, measured), fewest)
     if found is None or (useless and "quality-text" not in draft.work.asked):
         ids = np.random.Generator(np.random.PCG64(1)).integers(0, vocabulary, wanted).tolist()
         return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length)), True
     name = path.name
-    texts.refuse_useless(found.part(0, measured), SHORTEST_TEXT, path, "quality_text")
+    texts.refuse_useless(found.part(0, measured), fewest, path, "quality_text")
     rest = found.part(measured, measured + wanted)
     if len(rest.ids) >= mixing.FEWEST_TOKENS:
         return Text(f"{name} after what quality is measured on", sha256, rest.windows(length)), True

@@ -213,7 +213,7 @@ def _check_packing(options: ExportOptions) -> None:
             if value is None or (name == "calibrate" and options.rounds):
                 continue
             raise UsageError(f"`{name}={value}` is about packed weights: it needs `precision=int4` or int8")
-        _check_quality_text(options)
+        _check_quality(options)
         return
     calibrates = options.rounding in quantisers.CALIBRATING
     if calibrates and options.calibrate is None:
@@ -235,21 +235,22 @@ def _check_packing(options: ExportOptions) -> None:
         )
 
 
-def _check_quality_text(options: ExportOptions) -> None:
-    """Check that there is something to measure on a text, of weights that are not packed. Raises UsageError."""
-    if options.quality_text is None:
-        return
-    said = f"`quality_text={options.quality_text}`"
-    if not options.measures and options.precision != AUTO:  # of `auto` it shows when the checkpoint is known
-        raise UsageError(
-            f"{said} is about what rounding costs, and `precision={options.precision}` rounds nothing: "
-            "choose another, or leave it out"
-        )
-    if not options.verify:
-        raise UsageError(
-            f"{said}: the quality is measured against the source model, which `verify=False` does not run; "
-            "leave one of the two out"
-        )
+def _check_quality(options: ExportOptions) -> None:
+    """Check that there is a quality to measure, of weights that are not packed. Raises UsageError."""
+    for name in ("quality_text", "quality_tokens"):
+        value = getattr(options, name)
+        if value is None:
+            continue
+        if not options.measures and options.precision != AUTO:  # of `auto` it shows when the checkpoint is known
+            raise UsageError(
+                f"`{name}={value}` is about what rounding costs, and `precision={options.precision}` rounds nothing: "
+                "choose another, or leave it out"
+            )
+        if not options.verify:
+            raise UsageError(
+                f"`{name}={value}`: the quality is measured against the source model, which `verify=False` does not "
+                "run; leave one of the two out"
+            )
 
 
 def _check_activations(options: ExportOptions) -> None:

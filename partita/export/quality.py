@@ -27,6 +27,7 @@ from partita.export import texts
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import clear_for, load
+from partita.export.options import ExportOptions
 from partita.export.progress import Stage
 from partita.export.quality_figures import Measured, id_type, phases_of, quality_of
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
@@ -34,18 +35,14 @@ from partita.package import QUALITY, Manifest
 from partita.package_records import Quality
 
 SCHEMA = "partita.quality/1"
-MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
-TOKENS_TIMES_PARAMETERS, JUDGED_TOKENS_TIMES_PARAMETERS = 2.5e11, 1e12
-"""Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU. More
-are read where the ratio decides whether the package is published.
-"""
-NARROW_TOKENS_TIMES_PARAMETERS = 1.25e11
-MOST_NARROW_TOKENS, MOST_NARROW_WINDOWS = 512, 16
-"""Of a package that is rounded to 16 bits, and to no integers: its losses are off by a hundredth of what those of int4
-are, so a few hundred tokens say as much of it.
+MEASURED_TOKENS = 512
+"""Tokens of the text that are read by default."""
+MOST_JUDGED_TOKENS, FEWEST_JUDGED_TOKENS, TOKENS_TIMES_PARAMETERS = 8192, 1024, 1e12
+"""Tokens where the ratio decides whether the package is published: fewer the larger the model is, which runs on the CPU
+over all of them.
 """
 SHORTEST_TEXT = 256
-"""Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""
+"""Fewest tokens of a text, unless fewer are asked for: the change of the loss is a few thousandths."""
 
 BLOCK_ELEMENTS = 1 << 18
 """Logits that are compared at once: few enough to stay in the processor's cache."""
@@ -97,41 +94,38 @@ def read_text(
     checkpoint: Checkpoint,
     vocab_size: int,
     max_length: int,
-    parameters: int,
+    wanted: int,
     told: Callable[[str], object] = len,
     *,
-    judged: bool = False,
-    integers: bool = True,
     chosen: bool = True,
 ) -> Text:
-    """The beginning of the text in `path`, as windows. Raises UsageError when it cannot be read or is too short.
+    """The first `wanted` tokens of the text in `path`, as windows. Raises UsageError when it cannot be read or is too
+    short.
 
-    A checkpoint without a tokenizer that loads is given fixed random tokens, and `told` so, as is one whose tokenizer
-    makes too few tokens of a text that nobody has `chosen`. `judged`: the ratio decides what is published. `integers`:
-    it is such that weights or the cache are rounded to; else few tokens are taken.
+    Fixed random tokens replace the text where no tokenizer of the checkpoint loads, and where the tokenizer makes too
+    few tokens of a text that the user has not `chosen`; `told` receives a note about it.
     """
     text, sha256 = texts.read(path, "quality_text")
-    wanted = measured_tokens(parameters, judged=judged, integers=integers)
+    fewest = min(SHORTEST_TEXT, wanted)
     name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
-    useless = found is not None and texts.says_nothing(found.part(0, wanted), SHORTEST_TEXT)
+    useless = found is not None and texts.says_nothing(found.part(0, wanted), fewest)
     if found is None or (useless and not chosen):
         why = "the checkpoint's tokenizer has no tokens for it" if useless else "no tokenizer of the checkpoint loads"
         told(f"{why}: the quality of the package is measured on random tokens")
         name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
         found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist())
     taken = found.part(0, wanted)
-    texts.refuse_useless(taken, SHORTEST_TEXT, path, "quality_text")
-    windows = taken.windows(min(WINDOW_TOKENS, max_length))
-    return Text(name, sha256, windows if integers else windows[:MOST_NARROW_WINDOWS])
+    texts.refuse_useless(taken, fewest, path, "quality_text")
+    return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
 
 
-def measured_tokens(parameters: int, *, judged: bool = False, integers: bool = True) -> int:
-    """How many tokens of a text are taken for a model of so many parameters, rounded to `integers` or to 16 bits."""
-    if not integers:
-        wanted = NARROW_TOKENS_TIMES_PARAMETERS / max(1, parameters)
-        return int(min(MOST_NARROW_TOKENS, max(SHORTEST_TEXT, wanted)))
-    product = JUDGED_TOKENS_TIMES_PARAMETERS if judged else TOKENS_TIMES_PARAMETERS
-    return int(min(MOST_TOKENS, max(FEWEST_TOKENS, product / max(1, parameters))))
+def measured_tokens(options: ExportOptions, parameters: int) -> int:
+    """How many tokens of a text the quality of a model with so many parameters is measured on."""
+    if options.quality_tokens is not None:
+        return options.quality_tokens
+    if options.max_perplexity_ratio is None:
+        return MEASURED_TOKENS
+    return int(min(MOST_JUDGED_TOKENS, max(FEWEST_JUDGED_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
 
 
 class _Blocks:

@@ -1,7 +1,7 @@
 """The weight files of a checkpoint: which tensors they hold, and regions of those tensors.
 
-No file is read whole: names, shapes and dtypes come from the headers, and each safetensors file is opened anew for each
-region, so that the pages of the last one do not stay in memory.
+No file is read whole: names, shapes and dtypes come from the headers. A safetensors file is mapped, and opened anew after
+`MAPPED_BYTES`, because pages that were read stay in memory while it is open.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ ZIP = b"PK\x03\x04"
 """How a file begins that torch has written since 1.6."""
 SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
+MAPPED_BYTES = 32 << 20
 PATTERN_SECONDS = 0.5
 """For a regular expression of a file and one name; real ones take microseconds."""
 LONGEST_PATTERN = 1 << 13
@@ -319,6 +320,9 @@ class OpenFiles:
         self.folder = folder
         self.computed: dict[Any, torch.Tensor] = {}
         self._loaded: dict[str, Mapping[str, torch.Tensor]] = {}
+        self._mapped: tuple[str, Any] = "", None
+        """Name and handle of the safetensors file that is open."""
+        self._mapped_bytes = 0
 
     def __enter__(self) -> OpenFiles:
         return self
@@ -326,6 +330,7 @@ class OpenFiles:
     def __exit__(self, *details: Any) -> None:
         self.computed.clear()
         self._loaded.clear()
+        self._mapped = "", None
 
     def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
         """The elements of a tensor in `region`, start and stop on every axis. Raises CheckpointError."""
@@ -338,7 +343,10 @@ class OpenFiles:
                 self._loaded[info.file] = _load_bin(path)
             return self._loaded[info.file][info.name][index]
         try:
-            with safe_open(str(path), framework="pt") as handle:
-                return torch.as_tensor(handle.get_slice(info.name)[index])
+            if self._mapped[0] != info.file or self._mapped_bytes > MAPPED_BYTES:
+                self._mapped = "", None
+                self._mapped, self._mapped_bytes = (info.file, safe_open(str(path), framework="pt")), 0
+            self._mapped_bytes += info.size_bytes
+            return torch.as_tensor(self._mapped[1].get_slice(info.name)[index])
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error

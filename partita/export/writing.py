@@ -187,17 +187,13 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
     path, contract = path_of(work.options.quality_text), exported.contract
     if runtime.scorer is None or not work.options.measures or path is None:
         return None
-    parameters = exported.original_parameters
-    checkpoint, told = exported.checkpoint, partial(tell, work)
     return quality.read_text(
         path,
-        checkpoint,
+        exported.checkpoint,
         contract.vocab_size,
         contract.max_length,
-        parameters,
-        told,
-        judged=work.options.max_perplexity_ratio is not None,
-        integers=work.options.rounds,
+        quality.measured_tokens(work.options, exported.original_parameters),
+        partial(tell, work),
         chosen="quality-text" in work.asked,
     )
 

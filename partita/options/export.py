@@ -99,6 +99,10 @@ class ExportOptions(TargetOptions):
         "int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text that "
         "ships with Partita."
     )
+    quality_tokens: int | None = option(
+        "Tokens of the quality text to compare on. Default: 512; more with --max-perplexity-ratio.",
+        range=Range(32, MAX_TOKENS),
+    )
     max_length: int | None = option(
         "Cache length N: maximum number of prompt and generated tokens together. Default: the model's, up to 2048.",
         range=Range(2, MAX_TOKENS),

@@ -226,9 +226,12 @@ def test_what_is_kept_stays_small(positions: int, vocabulary: int) -> None:
     assert count >= min(32, vocabulary)
 
 
-def test_16_bits_are_measured_on_few_tokens() -> None:
-    assert measured_tokens(1_000_000, integers=False) == 512 < measured_tokens(1_000_000)
-    assert measured_tokens(10**10, integers=False) == 256 < measured_tokens(10**10)
+def test_tokens_that_are_measured() -> None:
+    options = ExportOptions("a", Path("b"), precision="int4")
+    judged = replace(options, max_perplexity_ratio=1.01)
+    assert measured_tokens(options, 10**6) == measured_tokens(options, 10**10) == 512
+    assert measured_tokens(judged, 10**6) == 8192 and measured_tokens(judged, 10**10) == 1024
+    assert measured_tokens(replace(judged, quality_tokens=40), 10**6) == 40
 
 
 def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
@@ -236,12 +239,13 @@ def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: Ti
     checkpoint, text = open_checkpoint(str(tiny_checkpoint("llama"))), tmp_path / "text.txt"
     text.write_text("the list")
     told: list[str] = []
-    found = read_text(text, checkpoint, 128, 64, 1000, told.append, integers=False, chosen=False)
+    found = read_text(text, checkpoint, 128, 64, 512, told.append, chosen=False)
     assert found.name == "random tokens" and found.windows.shape == (8, 64) and "random tokens" in told[0]
     with pytest.raises(UsageError, match="too short"):
-        read_text(text, checkpoint, 128, 64, 1000, integers=False)
+        read_text(text, checkpoint, 128, 64, 512)
 
 
+@pytest.mark.parametrize("given", [{"quality_text": Path("text")}, {"quality_tokens": 100}])
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -249,9 +253,9 @@ def test_a_text_that_nobody_chose_gives_way_to_random_tokens(tiny_checkpoint: Ti
         ({"precision": "bf16", "verify": False}, "leave one of the two out"),
     ],
 )
-def test_a_text_that_measures_nothing_is_refused(options: dict[str, Any], said: str) -> None:
+def test_a_text_that_measures_nothing_is_refused(given: dict[str, Any], options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        check_options(ExportOptions("a", Path("b"), quality_text=Path("text"), **options))
+        check_options(ExportOptions("a", Path("b"), **given, **options))
 
 
 def test_options_say_what_is_measured() -> None:
@@ -292,7 +296,7 @@ def test_a_package_that_cannot_read_the_text_is_not_published(
     checkpoint, manifest = open_checkpoint(str(tiny_checkpoint("llama", num_hidden_layers=1))), read_manifest(half)
     work = Work(ExportOptions(checkpoint.given, tmp_path, precision="fp16"), Silent(), tmp_path)
     made: Any = SimpleNamespace(checkpoint=checkpoint, contract=manifest.graph)
-    text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 1000, integers=False)
+    text = read_text(heldout_path(), checkpoint, manifest.graph.vocab_size, 64, 512)
     said = r"in fp16 it cannot read heldout\.txt.*not finite; nothing was written; name another `precision`, as bf16"
     with pytest.raises(UnsupportedModelError, match=said):
         writing._measured(made, work, manifest, text, Runtime(replay, scorer=opened))
