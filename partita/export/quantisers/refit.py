@@ -13,8 +13,8 @@ import torch
 from partita.export.quantisers.base import Grid, Quantised, Quantiser, finished, not_zero, steps
 from partita.export.quantisers.nearest import ranged
 
-SHARES = (0.75, 0.79, 0.82, 0.86, 0.89, 0.93, 0.96, 1.0)
-"""Of the whole range, those that are tried. Below three quarters nothing was best for a block of trained weights."""
+SHARES = (0.8, 0.86, 0.91, 0.96, 1.0)
+"""Shares of the whole range that are tried. Eight shares from 0.75 on have 0.1 to 0.3 % less squared error."""
 FINE = 8
 """From so many bits on, cutting a range off costs more than finer steps bring: the whole range is refitted."""
 
