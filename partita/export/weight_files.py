@@ -1,7 +1,7 @@
 """The weight files of a checkpoint: which tensors they hold, and regions of those tensors.
 
-No file is read whole: names, shapes and dtypes come from the headers. A safetensors file is mapped, and opened anew after
-`MAPPED_BYTES`, because pages that were read stay in memory while it is open.
+No file is read whole: names, shapes and dtypes come from the headers. A safetensors file is mapped, and opened anew
+after `MAPPED_BYTES`, because pages that were read stay in memory while it is open.
 """
 
 from __future__ import annotations
