@@ -21,7 +21,7 @@ Captured = pytest.CaptureFixture[str]
 def refused(folder: Path, tmp_path: Path, capsys: Captured) -> str:
     """Export from the command line, which must end with exit code 1, one line, and nothing left."""
     out = tmp_path / "made" / "out"
-    assert run(["export", str(folder), str(out), "--max-length", "32"]) == 1
+    assert run(["export", str(folder), str(out), "--max-length", "64"]) == 1
     printed, err = capsys.readouterr()
     assert printed == "" and err.startswith(f"partita: {folder}") and err.count("\n") == 1, err
     assert not out.parent.exists()
@@ -72,7 +72,7 @@ def test_extra_tensors_alone_are_a_note(
         tensors["model.norm.extra"] = torch.ones(2)
 
     folder = rewritten(own_copy(tiny_checkpoint("llama")), change)
-    assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "32", "--no-verify"]) == 0
+    assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "64", "--no-verify"]) == 0
     err = capsys.readouterr().err
     told = "vision_tower (3 tensors, 117 KiB), model.layers.7 (1 tensor, 8 B), model.norm.extra"
     assert f"left out, because the logits do not depend on it: {told}" in err
@@ -206,7 +206,7 @@ def test_an_auto_map_of_another_kind(
 def test_without_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: Captured) -> None:
     """The export works and says so; generate takes token ids, and says so when it is given text."""
     folder, out = tiny_checkpoint("llama", tokenizer=False), tmp_path / "out"
-    assert run(["export", str(folder), str(out), "--max-length", "32"]) == 0
+    assert run(["export", str(folder), str(out), "--max-length", "64"]) == 0
     assert "has no tokenizer: generate will need token ids" in capsys.readouterr().err
     generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
     assert run([*generate, "some text"]) != 0
@@ -226,7 +226,7 @@ def test_a_tokenizer_that_cannot_be_loaded_does_not_stop_an_export(
         (folder / "tokenizer.json").unlink()
         code = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_evil.Evil", None]}}
         (folder / "tokenizer_config.json").write_text(json.dumps(code))
-    assert run(["export", str(folder), str(out), "--max-length", "32"]) == 0
+    assert run(["export", str(folder), str(out), "--max-length", "64"]) == 0
     generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
     assert "note: the checkpoint's tokenizer cannot be loaded (" in capsys.readouterr().err
     assert run([*generate, "1,5,9", "--token-ids"]) == 0
