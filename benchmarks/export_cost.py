@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int)
     parser.add_argument("--target", default="cpu")
     given = parser.parse_args()
-    from partita.library.scratch import own_compile_cache
+    from partita.library.exporting import own_compile_cache
 
     table = Table()
     with own_compile_cache():

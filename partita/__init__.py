@@ -41,13 +41,12 @@ if TYPE_CHECKING:
     from partita.library.generation import Generation, GenerationStep
     from partita.library.inspecting import inspect
     from partita.library.loading import load
-    from partita.library.machine import providers
     from partita.library.model import Model, VerificationError, request
     from partita.library.placing import PlacementError, place
     from partita.library.report import CheckFailedError, Report
     from partita.library.requests import Answer, Piece, Ticket, Work
     from partita.library.sampling import Sampling
-    from partita.library.supporting import support
+    from partita.library.supporting import providers, support
 
 __version__ = "0.1.0"
 
@@ -63,13 +62,12 @@ _HOMES = {
     "library.generation": "Generation GenerationStep",
     "library.inspecting": "inspect",
     "library.loading": "load",
-    "library.machine": "providers",
     "library.model": "Model VerificationError request",
     "library.placing": "PlacementError place",
     "library.report": "CheckFailedError Report",
     "library.requests": "Answer Piece Ticket Work",
     "library.sampling": "Sampling",
-    "library.supporting": "support",
+    "library.supporting": "providers support",
 }
 _OFFERED = {name: home for home, names in _HOMES.items() for name in names.split()}
 

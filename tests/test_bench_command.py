@@ -12,8 +12,7 @@ import pytest
 
 from partita.bench.records import Bench
 from partita.errors import GenerationError
-from partita.library import bench_rounds
-from partita.library.bench_rounds import Race
+from partita.library import benching
 from partita.library.remote import PROCESS
 from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint
@@ -32,7 +31,7 @@ def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_rounds, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(benching, "PAUSE_SECONDS", 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
 
 
@@ -48,13 +47,13 @@ def test_two_chains_take_turns_and_are_compared(
     package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[tuple[int, str]] = []
-    take_turn = Race.take_turn
+    take_turn = benching.Race.take_turn
 
-    def noted(self: Race, racer: bench_rounds.Racer, number: int) -> None:
+    def noted(self: benching.Race, racer: benching.Racer, number: int) -> None:
         order.append((number, racer.entry.name))
         take_turn(self, racer, number)
 
-    monkeypatch.setattr(Race, "take_turn", noted)
+    monkeypatch.setattr(benching.Race, "take_turn", noted)
     words = ("--rounds", "2", "--max-new-tokens", "6", "--provider-option", "cuda.device_id=0")
     found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", *words)
     assert order == [(0, NO_DEVICE), (0, "cpu"), (1, "cpu"), (1, NO_DEVICE), (2, NO_DEVICE), (2, "cpu")]
@@ -163,15 +162,15 @@ def test_one_that_fails_in_the_middle_keeps_what_it_finished(
 ) -> None:
     from partita.cli import run
 
-    take_turn = Race.take_turn
+    take_turn = benching.Race.take_turn
 
-    def killed(self: Race, racer: bench_rounds.Racer, number: int) -> None:
+    def killed(self: benching.Race, racer: benching.Racer, number: int) -> None:
         if number == 2 and racer.entry.name == NO_DEVICE:
             assert racer.engine is not None
             psutil.Process(racer.engine.process_id).kill()
         take_turn(self, racer, number)
 
-    monkeypatch.setattr(Race, "take_turn", killed)
+    monkeypatch.setattr(benching.Race, "take_turn", killed)
     words = ["--providers", NO_DEVICE, "cpu", "--rounds", "3", "--max-new-tokens", "4", "--json"]
     assert run(["bench", str(package), *words]) == 3
     lost, cpu = json.loads(capsys.readouterr().out)["contenders"]
@@ -196,14 +195,14 @@ def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
     """In round `when`, between the turns of the two contenders."""
     from partita.cli import run
 
-    take_turn = Race.take_turn
+    take_turn = benching.Race.take_turn
 
-    def interrupted(self: Race, racer: bench_rounds.Racer, number: int) -> None:
+    def interrupted(self: benching.Race, racer: benching.Racer, number: int) -> None:
         if number == when and any(o.lane.turns and o.lane.turns[-1].round == when for o in self.racers):
             raise KeyboardInterrupt
         take_turn(self, racer, number)
 
-    monkeypatch.setattr(Race, "take_turn", interrupted)
+    monkeypatch.setattr(benching.Race, "take_turn", interrupted)
     before = bench_children()
     words = ["--providers", NO_DEVICE, "cpu", "--rounds", "5", "--max-new-tokens", "4", "--json"]
     assert run(["bench", str(package), *words]) == 130
@@ -223,14 +222,14 @@ def test_ctrl_c_while_it_observes_keeps_every_figure_and_writes_the_result(
 ) -> None:
     from partita.cli import run
 
-    observe_one = Race.observe_one
+    observe_one = benching.Race.observe_one
 
-    def interrupted(self: Race, racer: bench_rounds.Racer, file: Path | None) -> None:
+    def interrupted(self: benching.Race, racer: benching.Racer, file: Path | None) -> None:
         if racer.entry.name == "cpu":
             raise KeyboardInterrupt
         observe_one(self, racer, file)
 
-    monkeypatch.setattr(Race, "observe_one", interrupted)
+    monkeypatch.setattr(benching.Race, "observe_one", interrupted)
     file = tmp_path / "bench.json"
     assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json", "--out", str(file)]) == 130
     found = json.loads(capsys.readouterr().out)
@@ -246,10 +245,10 @@ def test_a_report_that_cannot_be_written_is_an_error_beside_the_figures(
 ) -> None:
     from partita.cli import run
 
-    def fails(self: Race, racer: bench_rounds.Racer, file: Path | None) -> None:
+    def fails(self: benching.Race, racer: benching.Racer, file: Path | None) -> None:
         raise GenerationError("no room")
 
-    monkeypatch.setattr(Race, "observe_one", fails)
+    monkeypatch.setattr(benching.Race, "observe_one", fails)
     given = ["bench", str(package), "--provider", "cpu", *QUICK, "--json"]
     assert run([*given, "--report", str(tmp_path / "reports")]) == 1
     out, err = capsys.readouterr()

@@ -11,8 +11,7 @@ from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, write_stdout
 from partita.dtypes import EXACT
-from partita.library.exporting import run_export
-from partita.library.scratch import own_compile_cache
+from partita.library.exporting import own_compile_cache, run_export
 from partita.observations.text_format import human_bytes, nats, plural
 from partita.options.export import ExportCommand
 from partita.package import Manifest

@@ -25,7 +25,7 @@ from partita.library.engine import Engine, ReportRequest
 from partita.library.generation import Generation, sampling_options
 from partita.library.loading import open_engine
 from partita.library.model import Model
-from partita.library.notes import chunk_ignored, idle, inferred, unverified
+from partita.library.notes import chunk_ignored, idle, inferred, placeholder_note, unverified
 from partita.library.run_report import limits_error
 from partita.observations.text_format import human_bytes, percent, plural
 from partita.options.flags import option_flags
@@ -37,7 +37,6 @@ from partita.partition_reports.outcome import FEW_STEPS, TOO_FEW
 from partita.remedies import shell
 from partita.runtime.chat_templates import conversation
 from partita.runtime.pins import parse_pins
-from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, read_said, system_of
 from partita.runtime.text import Text, load_text
 

@@ -124,7 +124,7 @@ def check(options: CheckCommand) -> None:
     """Check a report against its requirements. Raises ReportCheckError after showing what fails."""
     from partita.check import gate
     from partita.check.document import headline
-    from partita.library.checking import gate_of, vocabulary
+    from partita.library.report import gate_of, vocabulary
 
     file, baseline = Path(options.file), path_of(options.baseline)
     if file == baseline == storage.STDIN:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from partita.export.before_loading import check
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress, Silent, stage
 from partita.extras import checked_versions
+from partita.files import temporary_directory
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import takes
 from partita.options.export import ExportOptions as Options
@@ -189,3 +191,24 @@ def _reader() -> Reader:
         return True
 
     return Reader(stop_token_ids, chat)
+
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""Read by torch when it is imported (torch/_inductor/runtime/cache_dir_utils.py)."""
+
+
+@contextmanager
+def own_compile_cache() -> Iterator[None]:
+    """A folder for torch's compile cache that goes with the command; whoever names one keeps it.
+
+    torch makes `TMPDIR/torchinductor_USER` as soon as it is imported, and leaves it there. An export compiles nothing.
+    """
+    if VARIABLE in os.environ:
+        yield
+        return
+    with temporary_directory() as folder:
+        os.environ[VARIABLE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[VARIABLE]

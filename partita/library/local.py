@@ -43,11 +43,10 @@ from partita.runtime.engine.loop import Engine as Loop
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Drafter, Prefix, Request
 from partita.runtime.machine import environment
-from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.prefix_file import Said, identity, read_prefix, read_said, write_prefix
-from partita.runtime.run_facts import run_facts
+from partita.runtime.run_facts import run_facts, with_optimised
 from partita.runtime.runner import Runner, load_runner
 
 

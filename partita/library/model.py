@@ -15,7 +15,6 @@ from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, method_takes, public
 from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
 from partita.library.generation import Generation, Progress, sampling_options
-from partita.library.notes import chunk_ignored
 from partita.library.report import Report
 from partita.library.requests import (
     Work,
@@ -27,6 +26,7 @@ from partita.library.requests import (
     seeded,
     stops,
 )
+from partita.library.notes import chunk_ignored, placeholder_note
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
@@ -36,7 +36,6 @@ from partita.options.placement import PlaceOptions
 from partita.options.sampling import Sampling
 from partita.package_records import Evaluation, Verification
 from partita.runtime.engine.checks import BEGIN_WITH_ONE, check_adapter
-from partita.runtime.placeholders import placeholder_note
 from partita.runtime.prefix_file import Said, ids_after, prompt_after, read_said, said_by_system, said_by_text
 from partita.runtime.text import Text, load_text
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Self
 
 from partita.check import gate
-from partita.check.gate import GateResult
+from partita.check.gate import Gate, GateResult
+from partita.check.limits import Limits, check_limits
+from partita.check.requirements import Vocabulary, parse_requirement
+from partita.diagnosis.reasons.base import load_reasons
 from partita.diff import compare as comparing
 from partita.diff.records import ReportDiff
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.explain import node_explanation
 from partita.explain.node_explanation import Explanation
 from partita.files import check_writable, write_text
-from partita.library.checking import gate_of, vocabulary
 from partita.library.edge import public
 from partita.observations.text_format import short_provider
 from partita.options.fields import checked
@@ -22,6 +24,7 @@ from partita.options.reports import CheckOptions
 from partita.partition_reports import records, storage
 from partita.partition_reports.render.show import load_view
 from partita.partition_reports.verdict import say_placed
+from partita.providers.resolve import parse_chain
 
 NAMES = 5
 """Most nodes that an error lists."""
@@ -151,3 +154,36 @@ def put_text(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
         check_writable(Path(path), what)
         write_text(text, Path(path), what)
     return text
+
+
+def gate_of(wanted: CheckOptions, words: Vocabulary, *, baseline: bool) -> Gate:
+    """What is wanted as a gate. `baseline`: there is a report to keep up with.
+
+    Raises UsageError for what makes no sense.
+    """
+    limits = Limits.of(wanted)
+    check_limits(limits, ())
+    if wanted.max_slowdown is not None and not baseline:
+        raise UsageError("`max_slowdown` needs `baseline` to compare with")
+    return Gate(
+        limits=limits,
+        max_unexplained=wanted.max_unexplained,
+        cache_in_place=wanted.cache_in_place,
+        min_tokens_per_second=wanted.min_tokens_per_second,
+        requirements=tuple(parse_requirement(text, words) for text in wanted.require),
+        max_slowdown=wanted.max_slowdown,
+    )
+
+
+def vocabulary(report: records.Report) -> Vocabulary:
+    """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
+    seen = [entry.provider for entry in report.chain]
+    seen += [entry.provider for phase in report.phases for entry in phase.providers]
+
+    def provider(name: str) -> str:
+        found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
+        if found is not None:
+            return found
+        return parse_chain(name, argument="require")[0].ort_name
+
+    return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))

@@ -1,4 +1,4 @@
-"""The support table of an execution provider, as a function: which operators it supports, as measured."""
+"""Execution providers, as functions: which run here, and which operators one of them supports, as measured."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target, chain_of, read_chain_options
 from partita.library.dry_run import dry_environment
 from partita.library.edge import takes
+from partita.machine.records import MachineReport
 from partita.messages import did_you_mean, nearest
 from partita.observations.text_format import listing
 from partita.options.groups import ProviderChain
+from partita.options.inspection import ProvidersOptions
 from partita.options.placement import SupportOptions
 from partita.package import check_folder
 from partita.providers.cuda import PROVIDER as CUDA
-from partita.providers.resolve import Resolution, resolve_one
+from partita.providers.generic import parse_libraries
+from partita.providers.resolve import Resolution, all_names, resolve_one
 from partita.support.records import ProviderFacts, SupportTable, Versions
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -196,3 +199,14 @@ def _versions(opset: int | None) -> Versions:
         cpu=found.cpu,
         operating_system=found.operating_system,
     )
+
+
+@takes(ProvidersOptions)
+def providers(options: ProvidersOptions) -> MachineReport:
+    """Try every execution provider in a process of its own, and say what keeps those that do not run; takes seconds.
+
+    `provider_libraries`: files of plugin providers by name. Raises ArgumentError for a file that is no library.
+    """
+    from partita.runtime.machine import describe_machine
+
+    return describe_machine(parse_libraries(options.provider_libraries or {}, all_names()))

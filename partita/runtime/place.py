@@ -36,7 +36,6 @@ from partita.runtime.in_time import LateError, in_time, left
 from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
 from partita.runtime.observe import session_facts
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes
-from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
 from partita.runtime.ort.errors import SHORTER
@@ -55,7 +54,7 @@ from partita.runtime.run_errors import (
     let_go,
     told_error,
 )
-from partita.runtime.run_facts import run_facts
+from partita.runtime.run_facts import run_facts, with_optimised
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.settling import without_crashed
 

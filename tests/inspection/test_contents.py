@@ -23,7 +23,7 @@ from partita.inspection.texts import how_kept
 from partita.library.inspecting import read
 from partita.package import MANIFEST, read_manifest
 from partita.partition_reports.render.show import load_view
-from partita.runtime.contents.companions import licence_of
+from partita.runtime.contents.build import licence_of
 from partita.runtime.contents.light import read_light
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.foreign.conftest import SAMPLES

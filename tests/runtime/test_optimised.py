@@ -11,14 +11,13 @@ import pytest
 
 from partita.errors import ResourceError
 from partita.library.run_report import Asked, join
-from partita.runtime import optimised, place
+from partita.runtime import place, run_facts
 from partita.runtime.chain import chain_entry
 from partita.runtime.machine import environment
 from partita.runtime.model_file import graph_node
-from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
 from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.pins import parse_pins
-from partita.runtime.run_facts import run_facts
+from partita.runtime.run_facts import LIMIT_BYTES, add_optimised, difference, with_captured, with_optimised
 from tests.runtime.test_place import placed, where, written
 
 NORM = """g (float[2,4,4] x, float[2,4,4] y) => (float[2,4,4] z)
@@ -68,7 +67,7 @@ def test_nodes_that_got_names_of_ours_have_them_in_the_optimised_graph_too(tmp_p
 def test_a_package_has_one_for_each_of_its_sessions(open_runner):
     runner = open_runner(observe=True, static_shapes=True)
     assert place.run_package(runner, 1) is None
-    facts = optimised.with_optimised(run_facts(runner), [entry.session for entry in runner.graphs])
+    facts = with_optimised(run_facts.run_facts(runner), [entry.session for entry in runner.graphs])
     assert len(facts.sessions) == 2
     for session in facts.sessions:
         planned = {name for stream in session.plan or () for name in stream}
@@ -94,14 +93,14 @@ def test_a_failure_becomes_a_sentence(tmp_path, monkeypatch):
     def fails(path, active, opening):
         raise NativeFailureError(RuntimeError("no room\nat all"), ())
 
-    monkeypatch.setattr(optimised, "open_native", fails)
+    monkeypatch.setattr(run_facts, "open_native", fails)
     result = placed(written(tmp_path / "m.onnx", NORM))
     assert result.error is None and session_of(result).optimised is None
     assert "no room at all" in session_of(result).optimised_why
 
 
 def test_a_graph_that_was_placed_otherwise_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(optimised, "read_optimised", lambda session: ((), (("Other", "pow"),)))
+    monkeypatch.setattr(run_facts, "read_optimised", lambda session: ((), (("Other", "pow"),)))
     session = session_of(placed(written(tmp_path / "m.onnx", NORM)))
     assert session.optimised is None
     assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_why
@@ -114,26 +113,26 @@ def test_the_order_of_a_plan_does_not_matter_and_a_missing_one_does():
 
 
 def test_weights_above_the_limit_are_not_held_once_more(open_runner, monkeypatch):
-    monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
+    monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
     runner = open_runner(observe=True)
-    (facts,) = run_facts(runner).sessions
+    (facts,) = run_facts.run_facts(runner).sessions
     known = add_optimised(facts, runner.graphs[0].session, LIMIT_BYTES + 1)
     assert known.optimised is None and "256 MiB" in known.optimised_why
 
 
 def test_a_provider_that_compiles_has_none(open_runner, monkeypatch):
-    monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
+    monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
     runner = open_runner(observe=True)
-    session, (facts,) = runner.graphs[0].session, run_facts(runner).sessions
+    session, (facts,) = runner.graphs[0].session, run_facts.run_facts(runner).sessions
     (entry,) = session.active
     session.active = (replace(entry, provider=replace(entry.provider, compiles=True)),)
     assert "cpu compiles" in add_optimised(facts, session, 0).optimised_why
 
 
 def test_no_second_session_after_memory_ran_out(open_runner, monkeypatch):
-    monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
+    monkeypatch.setattr(run_facts, "open_native", lambda *_: pytest.fail("a second session was opened"))
     runner = open_runner(observe=True)
-    facts = run_facts(runner)
+    facts = run_facts.run_facts(runner)
     error = ResourceError("memory ran out")
     assert place.with_graphs(facts, [runner.graphs[0].session], error) is facts
 

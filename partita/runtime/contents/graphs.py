@@ -13,8 +13,7 @@ from partita.inspection.records import GraphFacts, OperatorCount, PortFacts
 from partita.package import inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.contents.light import read_light
-from partita.runtime.contents.modules import Weight, weights_in
-from partita.runtime.contents.tensors import UNKNOWN, Stored, beside, initializers
+from partita.runtime.contents.modules import UNKNOWN, Stored, Weight, beside, initializers, weights_in
 from partita.runtime.model_file import all_nodes, data_files
 from partita.runtime.onnx_model import read_port
 
