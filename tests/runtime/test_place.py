@@ -24,6 +24,7 @@ from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.errors import run_error
 from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package
 from partita.runtime.run_errors import RunLateError, told_error
+from tests.runtime.handmade import handmade
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
@@ -541,19 +542,19 @@ def test_sizes_of_outputs():
     assert output_bytes("seq(tensor(float))", None) is None
 
 
-@pytest.mark.parametrize("options", [{}, {"static_shapes": True, "prefill_chunk": 8, "attention": "onnx24"}])
-def test_a_package_runs_both_phases_on_dummy_tokens(tiny_package, options):
-    result = place_package(tiny_package(**options), where())
+@pytest.mark.parametrize(("shapes", "prefill"), [("any", 16), ("pair", 5)])
+def test_a_package_runs_both_phases_on_dummy_tokens(tmp_path, shapes, prefill):
+    result = place_package(handmade(tmp_path / "package", shapes=shapes), where())
     steps = [(step.phase, step.tokens) for step in result.facts.steps]
-    assert result.error is None and steps == [("prefill", 8 if options else 16)] * 3 + [("decode", 1)] * 3
+    assert result.error is None and steps == [("prefill", prefill)] * 3 + [("decode", 1)] * 3
     assert all(session.events for session in result.facts.sessions)
     assert all(state.same_address for state in result.facts.states)
     assert result.facts.finish_reason is None
 
 
-def test_more_runs_than_the_cache_is_long(tiny_package):
-    result = place_package(tiny_package(), where(runs=70))
-    assert result.error is None and len(result.facts.steps) == 140
+def test_more_runs_than_the_cache_is_long(tmp_path):
+    result = place_package(handmade(tmp_path / "package", states=("key",)), where(runs=50))
+    assert result.error is None and len(result.facts.steps) == 100
 
 
 def test_shapes_that_follow_from_the_inputs(tmp_path):

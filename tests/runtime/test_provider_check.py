@@ -39,13 +39,9 @@ CRASHES = {
         '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }',
         ["killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"],
     ),
-    "segmentation fault": (
-        "__attribute__((constructor)) static void boom(void) { *(volatile int *)0 = 1; }",
-        ["killed by SIGSEGV while loading the provider's library, without any output"],
-    ),
     "exit": (
         "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
-        ["ended with exit code 7 while loading"],
+        ["ended with exit code 7 while loading the provider's library, without any output"],
     ),
 }
 
@@ -209,9 +205,12 @@ def test_every_stage_of_the_child_has_words():
 
 
 def test_outcomes_come_in_the_order_of_the_requests():
-    requests = [{"provider": {"ort_name": name}} for name in ("CPUExecutionProvider", "NoExecutionProvider")] * 2
+    requests = [
+        {"provider": {"ort_name": name}}
+        for name in ("CPUExecutionProvider", "NoExecutionProvider", "CPUExecutionProvider")
+    ]
     found = examine(requests, slots=3)
-    assert [(entry.found or {}).get("correct") for entry in found] == [True, None, True, None]
+    assert [(entry.found or {}).get("correct") for entry in found] == [True, None, True]
 
 
 def test_no_process_is_started_when_only_the_cpu_is_there(monkeypatch):

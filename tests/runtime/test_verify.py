@@ -145,7 +145,7 @@ def test_logits_that_are_not_finite_never_agree(bad):
     assert comparison.result().max_rel_error == float("inf")
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("shapes", ["any", "pair"])
 def test_a_package_whose_logits_are_not_finite_is_unverified_whatever_its_batch(tmp_path, batch, shapes):
     folder = handmade(tmp_path / "package", batch=batch, shapes=shapes)
