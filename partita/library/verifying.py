@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.dtypes import precision
 from partita.errors import PackageError, UsageError
@@ -47,7 +47,8 @@ def verify_with(
 ) -> Verification:
     """Replay the known answer of a package, or compare a folder of another exporter with `reference`.
 
-    Raises PackageError for such a folder without a reference, and as `verify_against` does.
+    The files have been checked. `told` receives the state of the chain. Raises PackageError for such a folder without a
+    reference, and as `verify_against` does.
     """
     if reference is not None:
         return verify_against(folder, manifest, reference, target, threads, told=told, audience=audience)
@@ -55,59 +56,26 @@ def verify_with(
         raise PackageError(
             f"{folder}: Partita did not write it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
         )
-    return verify(folder, manifest, target, threads, told=told, audience=audience)
-
-
-def verify(
-    folder: Path,
-    manifest: Manifest,
-    target: Target,
-    threads: int | None,
-    *,
-    told: Callable[[Sequence[Resolution]], object] = len,
-    audience: Audience = QUIET,
-    answers: Path | None = None,
-) -> Verification:
-    """Replay the known answer of a package whose files have been checked. `told` receives the state of the chain;
-    `answers`: the folder of the known answer, where it is not in the package.
-    """
     with _explained(audience):
-        return replay(
-            folder,
-            target.chain,
-            threads=threads,
-            manifest=manifest,
-            options=target.options,
-            pins=parse_pins(target.pins, target.chain),
-            told=told,
-            answers=answers,
-        )
+        return replay(folder, target.chain, told=told, **_opening(manifest, target, threads))
 
 
 def evaluate(
-    folder: Path,
-    manifest: Manifest,
-    target: Target,
-    threads: int | None,
-    *,
-    told: Callable[[Sequence[Resolution]], object] = len,
-    audience: Audience = QUIET,
+    folder: Path, manifest: Manifest, target: Target, threads: int | None, *, audience: Audience = QUIET
 ) -> Evaluation:
-    """Measure the quality of a package whose files have been checked. `told` receives the state of the chain.
+    """Measure the quality of a package whose files have been checked.
 
     Raises PackageError when the package has no text, ProviderError when the chain cannot be honoured, ResourceError,
     and GenerationError when a run fails.
     """
     with _explained(audience):
-        return measure(
-            folder,
-            target.chain,
-            threads=threads,
-            manifest=manifest,
-            options=target.options,
-            pins=parse_pins(target.pins, target.chain),
-            told=told,
-        )
+        return measure(folder, target.chain, **_opening(manifest, target, threads))
+
+
+def _opening(manifest: Manifest, target: Target, threads: int | None) -> dict[str, Any]:
+    """How replays and measurements open a package."""
+    pins = parse_pins(target.pins, target.chain)
+    return {"threads": threads, "manifest": manifest, "options": target.options, "pins": pins}
 
 
 @contextmanager
@@ -133,7 +101,7 @@ def verify_against(
 
     No tolerance applies to quantised weights: the detail then has the largest error, and the status is unverified.
     Raises UsageError for a package, which has its own known answer, CheckpointError, InstallationError without torch,
-    and as `verify` does.
+    and what a replay raises.
     """
     if manifest.foreign is None:
         raise UsageError(f"`reference` is for folders that Partita did not write; {folder} has its own known answer")
@@ -150,8 +118,9 @@ def verify_against(
         scratch = Path(made)
         known_answer.check_memory(spilled.resident_parameters(checkpoint.tensors, scratch), graph.cache_bytes)
         answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length, scratch=scratch)
-        known_answer.save(answer, Path(made))
-        found = verify(folder, manifest, target, threads, told=told, audience=audience, answers=Path(made))
+        known_answer.save(answer, scratch)
+        with _explained(audience):
+            found = replay(folder, target.chain, told=told, answers=scratch, **_opening(manifest, target, threads))
     bits = precision(graph.precision).bits
     if bits is None:
         return found

@@ -1,30 +1,26 @@
 """Forms of an operator: its examples, brought to each of its versions, with other constants and ranks.
 
-`examples.jsonl` is made from the backend tests of the onnx package (tools/examples.py); `recipes.jsonl` is written by
-hand for operators without such a test. An older version of an operator may have as attribute what a newer one has as
-input (the axes of Squeeze), and fewer of either.
+An older version of an operator may have as attribute what a newer one has as input (the axes of Squeeze), and fewer of
+either.
 """
 
 from __future__ import annotations
 
 import base64
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.runtime.lab.schema import OUTPUT_TYPES, Operator, element_in, history, parse_type
+from partita.runtime.lab.schema import OUTPUT_TYPES, Example, Operator, Port, element_in, examples, history, parse_type
 from partita.runtime.lab.variant import NODE, Feed, Variant
 
 if TYPE_CHECKING:
     import onnx
 
-EXAMPLES = ("examples.jsonl", "recipes.jsonl")
 MOST_RANK = 6
 PLAINEST = 8
 """Forms of an operator that probes try."""
@@ -107,7 +103,8 @@ def constants(base: Form) -> Iterator[Form]:
 
 def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
     """The example as this version writes it; nothing where that cannot be said."""
-    newer = _version_of(operator, example.since)
+    versions = history(operator.domain, operator.name)
+    newer = next((entry for entry in versions if entry.since == example.since), None)
     inputs = (
         list(example.inputs) if newer is None or example.since == operator.since else _by_name(operator, newer, example)
     )
@@ -172,11 +169,6 @@ def _moved(operator: Operator, newer: Operator | None, example: Example) -> dict
         if port is not None and name is not None and port.values is not None and name.lower() not in present:
             found[name] = list(port.values)
     return found
-
-
-def _version_of(operator: Operator, since: int) -> Operator | None:
-    """Another version of the same operator."""
-    return next((entry for entry in history(operator.domain, operator.name) if entry.since == since), None)
 
 
 def _as_kind(value: Any, kind: str) -> Any:
@@ -339,7 +331,7 @@ def assignments(form: Form) -> tuple[list[Types], int]:
             allowed.setdefault(slot.variable, slot.types)
     chosen = _output_variable(form, allowed)
     if chosen is not None:
-        allowed[chosen] = _output_types(form, chosen)
+        allowed[chosen] = next(slot.types for slot in form.operator.outputs if slot.variable == chosen)
         base = (*dict(base).items(), *(() if chosen in dict(base) else ((chosen, _first_of(allowed[chosen], "")),)))
     names = tuple(allowed)
     total = math.prod(len(allowed[name]) for name in names)
@@ -376,11 +368,6 @@ def _output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
     if slot is None or slot.variable in of_inputs or len(slot.types) < 2 or _type_attribute(form) is None:
         return None
     return slot.variable
-
-
-def _output_types(form: Form, variable: str) -> tuple[str, ...]:
-    """What the output's variable allows."""
-    return next(slot.types for slot in form.operator.outputs if slot.variable == variable)
 
 
 def _type_attribute(form: Form) -> str | None:
@@ -453,69 +440,4 @@ def _tensor(
             return given
     return onnx.TensorProto(
         name=name, data_type=element.number, dims=list(shape), raw_data=bytes(dtypes.size_bytes(element.name, shape))
-    )
-
-
-# --- examples ---
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """One input of an example."""
-
-    kind: str
-    """As schemas spell it."""
-    shape: tuple[int, ...]
-    """Of the tensor, or of the tensors in it."""
-    values: tuple[Any, ...] | None
-    """Its elements, where there are few: shapes, axes and scales have to make sense."""
-
-    @property
-    def is_tensor(self) -> bool:
-        """Not a sequence, an optional or a map."""
-        return self.kind.startswith("tensor(")
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One form of one operator."""
-
-    domain: str
-    name: str
-    since: int
-    """The version of the operator that it is an example of."""
-    inputs: tuple[Port | None, ...]
-    """None for one that is left out."""
-    outputs: tuple[bool, ...]
-    attributes: Mapping[str, Any]
-    node: str
-    """The whole node in base64, where it has bodies or attributes that JSON has no words for; else empty."""
-
-
-@cache
-def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
-    """Every example, by domain and name of the operator, those of the newest version first."""
-    found: dict[tuple[str, str], list[Example]] = {}
-    for name in EXAMPLES:
-        for line in files("partita.runtime.lab").joinpath(name).read_text(encoding="utf-8").splitlines():
-            if line and not line.startswith("#"):
-                example = read_example(json.loads(line))
-                found.setdefault((example.domain, example.name), []).append(example)
-    return {key: tuple(sorted(listed, key=lambda entry: -entry.since)) for key, listed in found.items()}
-
-
-def read_example(raw: Mapping[str, Any]) -> Example:
-    """An example from a line of the file."""
-    ports = [
-        port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
-        for port in raw["inputs"]
-    ]
-    return Example(
-        domain=raw["domain"],
-        name=raw["op"],
-        since=raw["since"],
-        inputs=tuple(ports),
-        outputs=tuple(map(bool, raw["outputs"])),
-        attributes=raw.get("attributes", {}),
-        node=raw.get("node", ""),
     )

@@ -1,12 +1,18 @@
-"""Operator schemas of the onnx package and of ONNX Runtime, with types as these spell them: seq(tensor(int64))."""
+"""Operators: schemas of the onnx package and of ONNX Runtime, with types as these spell them, and examples of each.
+
+`examples.jsonl` is made from the backend tests of the onnx package (tools/examples.py); `recipes.jsonl` is written by
+hand for operators without such a test.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
@@ -15,6 +21,7 @@ from partita.runtime.ort.registry import all_operator_schemas
 if TYPE_CHECKING:
     import onnx
 
+EXAMPLES = ("examples.jsonl", "recipes.jsonl")
 INTERNAL = ("com.ms.", "com.microsoft.", "ai.onnx.preview")
 """Prefixes of domains whose operators do not occur in files."""
 NOT_IN_FILES = frozenset({"MemcpyFromHost", "MemcpyToHost"})
@@ -273,3 +280,65 @@ def types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.
         if slot is not None and name in kinds and (text := spell_type(kinds[name])) in slot.types:
             found.setdefault(slot.variable, text)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One input of an example."""
+
+    kind: str
+    """As schemas spell it."""
+    shape: tuple[int, ...]
+    """Of the tensor, or of the tensors in it."""
+    values: tuple[Any, ...] | None
+    """Its elements, where there are few: shapes, axes and scales have to make sense."""
+
+    @property
+    def is_tensor(self) -> bool:
+        """Not a sequence, an optional or a map."""
+        return self.kind.startswith("tensor(")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One form of one operator."""
+
+    domain: str
+    name: str
+    since: int
+    """The version of the operator that it is an example of."""
+    inputs: tuple[Port | None, ...]
+    """None for one that is left out."""
+    outputs: tuple[bool, ...]
+    attributes: Mapping[str, Any]
+    node: str
+    """The whole node in base64, where it has bodies or attributes that JSON has no words for; else empty."""
+
+
+@cache
+def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
+    """Every example, by domain and name of the operator, those of the newest version first."""
+    found: dict[tuple[str, str], list[Example]] = {}
+    for name in EXAMPLES:
+        for line in files("partita.runtime.lab").joinpath(name).read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                example = read_example(json.loads(line))
+                found.setdefault((example.domain, example.name), []).append(example)
+    return {key: tuple(sorted(listed, key=lambda entry: -entry.since)) for key, listed in found.items()}
+
+
+def read_example(raw: Mapping[str, Any]) -> Example:
+    """An example from a line of the file."""
+    ports = [
+        port and Port(port["type"], tuple(port["shape"]), tuple(port["values"]) if "values" in port else None)
+        for port in raw["inputs"]
+    ]
+    return Example(
+        domain=raw["domain"],
+        name=raw["op"],
+        since=raw["since"],
+        inputs=tuple(ports),
+        outputs=tuple(map(bool, raw["outputs"])),
+        attributes=raw.get("attributes", {}),
+        node=raw.get("node", ""),
+    )

@@ -149,9 +149,9 @@ class Session:
         return tuple(_port_info(port) for port in self._native.get_outputs())
 
     def failure_of_run(self, key: str) -> str:
-        """What ONNX Runtime says when a run on inputs of 1 fails; empty when it succeeds, or no run is asked for.
+        """ONNX Runtime's message when a run on inputs of 1 fails; empty when it succeeds, or without `key`.
 
-        `key`: of the model's metadata, where sizes of inputs are asked for, by name and in JSON. All are floats.
+        `key`: of the model's metadata, with the sizes of float inputs by name, in JSON.
         """
         sizes = json.loads(self.metadata(key) or "null")
         if sizes is None:
@@ -233,10 +233,9 @@ class Session:
         return self._keepers[dtype, rank]
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes by provider, as of partitioning; None when this build cannot tell.
+        """Nodes by provider, as of partitioning; None when this build has no list.
 
-        Nodes of a provider that prefers the NHWC layout (WebGPU) are missing from the list of ONNX Runtime 1.27.
-        Another layout would bring them into it, and could change where they run, so it is not asked for.
+        ONNX Runtime 1.27 lists no nodes of a provider that prefers the NHWC layout (WebGPU).
         """
         return self._assigned
 
@@ -265,10 +264,9 @@ class Session:
         self.profiling = False
 
     def close(self) -> None:
-        """End profiling, delete the temporary folder and let go of the native session. May be called twice.
+        """End profiling, delete the temporary folder and release the native session. May be called twice.
 
-        Buffers on a device have to be gone by then: a provider may crash when its memory outlives its session (seen
-        with WebGPU, ONNX Runtime 1.27).
+        Release buffers on a device first: memory that outlives its session crashes WebGPU (ONNX Runtime 1.27).
         """
         self.end_profiling()
         self._cleanup()
@@ -324,8 +322,7 @@ def _places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
 def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """Open `path` on the providers of `active`, in their order. Raises NativeFailureError when ONNX Runtime does.
 
-    The CPU provider is always registered by ONNX Runtime, last; `Opening.strict` keeps it from taking a node. The
-    retries on the CPU provider that the Python package makes by itself are off.
+    ONNX Runtime always registers the CPU provider, last. The Python package's own retries on it are off.
     """
     with held():  # a signal cannot end native code, and behind it there must be a session that can be closed
         return _open_held(path, active, opening)
@@ -386,9 +383,7 @@ def _own_settings(opening: Opening) -> Iterator[None]:
 
 
 def _without_links(path: Path, opening: Opening) -> Opening:
-    """To open the model with its weights named as the files that they are links to: ONNX Runtime before 1.27 follows no
-    link out of the model's folder (microsoft/onnxruntime#27353), as a snapshot of the Hugging Face cache has.
-    """
+    """Name weights by their link targets; ONNX Runtime before 1.27 follows none (microsoft/onnxruntime#27353)."""
     import onnx
 
     model = onnx.load_from_string(opening.model) if opening.model else onnx.load(path, load_external_data=False)
