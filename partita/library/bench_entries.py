@@ -10,8 +10,8 @@ from typing import TypeVar
 from partita.errors import GenerationError, ReportError, UsageError
 from partita.files import claim, refuse_same
 from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
-from partita.library.requests import prompt_rows
 from partita.library.chain import ChainOptions, read_by, read_chain_options
+from partita.library.requests import prompt_rows
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
 from partita.options.fields import PathText

@@ -15,6 +15,7 @@ from partita.library.audience import LOGGER
 from partita.library.edge import ArgumentError, method_takes, public
 from partita.library.engine import CLOSED, FORKED, BatchOptions, Engine, PrefixRequest, PrefixSaved, ReportRequest
 from partita.library.generation import Generation, Progress, sampling_options
+from partita.library.notes import chunk_ignored, placeholder_note
 from partita.library.report import Report
 from partita.library.requests import (
     Work,
@@ -26,7 +27,6 @@ from partita.library.requests import (
     seeded,
     stops,
 )
-from partita.library.notes import chunk_ignored, placeholder_note
 from partita.library.speculation import Speculation, check_speculation
 from partita.observations.records import ChainEntry
 from partita.options.bench import BenchOptions
