@@ -17,7 +17,7 @@ def test_usable_providers_and_the_reasons_of_the_others(environment, partita):
     entries = {entry["name"]: entry for entry in honoured(partita("providers", "--json")).json["providers"]}
     usable = {name for name, entry in entries.items() if entry["status"] == "usable"}
     assert usable == set(environment.usable) - elsewhere
-    for provider, reason in (*all_unusable(environment), *((name, "device_missing") for name in elsewhere)):
+    for reason, provider in (*all_unusable(environment), *(("device_missing", name) for name in elsewhere)):
         entry = entries[provider]
         assert (entry["status"], entry["reason"]) == ("unavailable", reason), entry
         assert entry["evidence"] and entry["remedy"], entry
