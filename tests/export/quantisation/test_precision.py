@@ -392,7 +392,7 @@ def test_without_a_tokenizer_tokens_are_random_and_that_is_said(
 ) -> None:
     package = exported(tiny_checkpoint("llama", tokenizer=False), precision="int4", block_size=32)
     found = checked(package).quality
-    assert found is not None and found.text == "random tokens" and found.tokens > 4000 and found.top1_agreement > 0.2
+    assert found is not None and found.text == "random tokens" and found.tokens > 400 and found.top1_agreement > 0.2
 
 
 def test_a_checkpoint_with_an_infinite_weight_is_refused(
