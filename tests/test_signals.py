@@ -146,3 +146,24 @@ def test_ctrl_c_while_the_command_is_imported_is_one_line_and_its_exit_code() ->
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=child_environment())
     assert (done.returncode, done.stderr, done.stdout) == (130, "partita: interrupted\n", "")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_in_a_callback_whose_exceptions_python_drops_comes_again(number: int, code: int) -> None:
+    program = (
+        "import signal, time\n"
+        "from partita.signals import TerminatedError, ended_by_exception\n"
+        "class Dropped:\n"
+        "    def __del__(self):\n"
+        f"        signal.raise_signal({int(number)})\n"
+        "with ended_by_exception():\n"
+        "    try:\n"
+        "        Dropped()\n"
+        "        time.sleep(60)\n"
+        "    except TerminatedError as error:\n"
+        "        raise SystemExit(error.exit_code)\n"
+        "    except KeyboardInterrupt:\n"
+        "        raise SystemExit(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=child_environment(), capture_output=True, timeout=50)
+    assert (done.returncode, done.stderr) == (code, b"")

@@ -61,15 +61,21 @@ def verify_with(
 
 
 def evaluate(
-    folder: Path, manifest: Manifest, target: Target, threads: int | None, *, audience: Audience = QUIET
+    folder: Path,
+    manifest: Manifest,
+    target: Target,
+    threads: int | None,
+    *,
+    told: Callable[[Sequence[Resolution]], object] = len,
+    audience: Audience = QUIET,
 ) -> Evaluation:
     """Measure the quality of a package whose files have been checked.
 
-    Raises PackageError when the package has no text, ProviderError when the chain cannot be honoured, ResourceError,
-    and GenerationError when a run fails.
+    `told` receives the state of the chain. Raises PackageError when the package has no text, ProviderError when the
+    chain cannot be honoured, ResourceError, and GenerationError when a run fails.
     """
     with _explained(audience):
-        return measure(folder, target.chain, **_opening(manifest, target, threads))
+        return measure(folder, target.chain, told=told, **_opening(manifest, target, threads))
 
 
 def _opening(manifest: Manifest, target: Target, threads: int | None) -> dict[str, Any]:

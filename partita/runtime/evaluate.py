@@ -22,6 +22,7 @@ from partita.errors import GenerationError, PackageError
 from partita.package import QUALITY, Manifest, read_manifest
 from partita.package_records import Evaluation
 from partita.providers.base import Provider
+from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Request
@@ -152,10 +153,11 @@ def evaluate(
     manifest: Manifest | None = None,
     options: Mapping[str, Mapping[str, str]] | None = None,
     pins: Sequence[Pin] = (),
+    told: Callable[[Sequence[Resolution]], object] = len,
 ) -> Evaluation:
     """Read the package's text on the providers of `chain` and compare it with the original's figures.
 
-    Raises PackageError when the package has no figures, ProviderError,
+    `told` receives the state of the chain. Raises PackageError when the package has no figures, ProviderError,
     ResourceError, or GenerationError when a run fails.
     """
     original = _read_figures(folder, manifest)
@@ -163,6 +165,7 @@ def evaluate(
     losses, divergence = (np.full(original.losses.shape, np.nan) for _ in range(2))
     agrees = np.zeros(original.losses.shape, np.bool_)
     with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
         scorer = Scorer(runner)
         for first in range(0, len(original.windows), scorer.rows):
 
