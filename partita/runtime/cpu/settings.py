@@ -77,8 +77,8 @@ def set_up(
 def takes_exact(path: Path) -> bool:
     """Whether the model in `path` runs with `EXACT`.
 
-    With it ONNX Runtime turns int8 weights into uint8, and gives a DequantizeLinear without zero point one of the wrong
-    shape; the run then fails (1.31.1, seen).
+    With it ONNX Runtime turns constant int8 weights into uint8, and gives a DequantizeLinear without zero point one of
+    the wrong shape; the run then fails (1.31.1, seen). Constants may also come from nodes that ONNX Runtime folds.
     """
     import onnx
 
@@ -86,14 +86,14 @@ def takes_exact(path: Path) -> bool:
         model = read_light(path)
     except (OSError, ValueError):  # ONNX Runtime reports what is wrong with the file
         return False
-    weights = {
-        tensor.name
-        for graph in all_graphs(model.graph)
-        for tensor in graph.initializer
-        if tensor.data_type == onnx.TensorProto.INT8
-    }
-    nodes = [node for node in all_nodes(model.graph) if node.input and node.input[0] in weights]
-    nodes += [node for function in model.functions for node in all_nodes(function)]  # where constants have other names
+    graphs = list(all_graphs(model.graph))
+    safe = {port.name for graph in graphs for port in graph.input}
+    safe |= {name for node in all_nodes(model.graph) if node.op_type == "QuantizeLinear" for name in node.output}
+    weights = [tensor for graph in graphs for tensor in graph.initializer]
+    safe |= {tensor.name for tensor in weights if tensor.data_type != onnx.TensorProto.INT8}
+    safe -= {tensor.name for tensor in weights if tensor.data_type == onnx.TensorProto.INT8}
+    nodes = [node for node in all_nodes(model.graph) if node.input and node.input[0] not in safe]
+    nodes += [node for function in model.functions for node in all_nodes(function)]
     return not any(node.op_type == "DequantizeLinear" and not any(node.input[2:]) for node in nodes)
 
 

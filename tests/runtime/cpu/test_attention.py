@@ -166,31 +166,47 @@ def test_the_session_configuration_of_the_cpu_provider(chain, options, key, valu
     assert settings.set_up(Path("model.onnx"), active, Opening(), None)[0].config.get(key) == value
 
 
-def rounded_product(path: Path, kind: type[np.signedinteger | np.unsignedinteger], *, zero_point: bool) -> Path:
-    """A file with the product of `x` [1, 4] and a weight of 8-bit integers [4, 2]."""
-    constants = {"weight": np.ones((4, 2), kind), "scale": np.ones(2, np.float32)}
-    if zero_point:
-        constants["zero"] = np.zeros(2, kind)
+WEIGHT = np.array([[100, -100], [1, 2], [-128, 127], [90, 3]])
+"""Beyond seven bits: ONNX Runtime leaves others as they are."""
+
+
+def rounded_product(path: Path, kind: type[np.int8 | np.uint8], form: str, *, zero_point: bool) -> np.ndarray:
+    """Writes the product of `x` [1, 4] and a weight of 8-bit integers [4, 2] to a file; the weight as numbers."""
+    weight = WEIGHT.astype(kind)
+    stored = numpy_helper.from_array(weight.T.copy() if form == "Transpose" else weight, "stored")
+    given = {"scale": np.ones(2, np.float32), **({"zero": np.zeros(2, kind)} if zero_point else {})}
+    values = [numpy_helper.from_array(value, name) for name, value in given.items()]
+    before = {
+        "initializer": [],
+        "Constant": [helper.make_node("Constant", [], ["weight"], value=stored)],
+        "Transpose": [helper.make_node("Transpose", ["stored"], ["weight"], perm=[1, 0])],
+    }[form]
+    if form == "initializer":
+        stored.name = "weight"
+    if form != "Constant":
+        values.append(stored)
     nodes = [
-        helper.make_node("DequantizeLinear", list(constants), ["w"], axis=1),
+        *before,
+        helper.make_node("DequantizeLinear", ["weight", *given], ["w"], axis=1),
         helper.make_node("MatMul", ["x", "w"], ["y"]),
     ]
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 2))]
-    values = [numpy_helper.from_array(value, name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], values)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    return path
+    return weight.astype(np.float32)
 
 
-@pytest.mark.parametrize(("kind", "zero_point"), [(np.int8, True), (np.int8, False), (np.uint8, False)])
+@pytest.mark.parametrize("form", ["initializer", "Constant", "Transpose"])
+@pytest.mark.parametrize(("kind", "zero_point"), [(np.int8, True), (np.int8, False), (np.uint8, True)])
 @pytest.mark.parametrize("unit", ["", "avx512_vnni", None])
-def test_integer_products_are_exact_where_the_session_runs(monkeypatch, tmp_path, unit, kind, zero_point):
+def test_integer_products_are_exact_where_the_session_runs(monkeypatch, tmp_path, unit, kind, zero_point, form):
     monkeypatch.setattr(settings, "integer_unit", lambda: unit)
-    path = rounded_product(tmp_path / "model.onnx", kind, zero_point=zero_point)
+    path = tmp_path / "model.onnx"
+    weight = rounded_product(path, kind, form, zero_point=zero_point)
     opened, _ = settings.set_up(path, CPU, Opening(), None)
-    assert opened.config.get(settings.EXACT) == ("1" if unit == "" and (zero_point or kind is np.uint8) else None)
+    assert opened.config.get(settings.EXACT) == ("1" if unit == "" and zero_point else None)
     session = open_native(path, CPU, opened)
     outputs, failure = session.run_once({"x": np.ones((1, 4), np.float32)})
     session.close()
     assert outputs is not None and not failure, failure
-    assert outputs[0].tolist() == [[4.0, 4.0]]
+    assert outputs[0].tolist() == [weight.sum(0).tolist()]
