@@ -41,6 +41,7 @@ from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER, Manifest
 from partita.process import address_space_left, give_back
+from partita.signals import received
 from partita.tokenizer_limits import load_full
 
 SCHEMA = "partita.known_answer/1"
@@ -303,8 +304,12 @@ def _with_greedy_tokens(model: Any, sequence: torch.Tensor, steps: int, last: to
     The tokens are generated over transformers' own cache. A model that cannot use one reads the whole sequence again
     for every token.
     """
-    with suppress(Exception):
+    try:
         return _changed_between(model, sequence, steps, 1, lambda _: None)[0]
+    except Exception as error:
+        signalled = received()
+        if signalled is not None:
+            raise signalled from error
     for _ in range(steps):
         sequence = torch.cat([sequence, last[-1].argmax().reshape(1, 1)], dim=1)
         last = last_logits(model, sequence, 1)

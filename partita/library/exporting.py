@@ -199,7 +199,7 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 @contextmanager
 def own_compile_cache() -> Iterator[None]:
-    """A folder for torch's compile cache that goes with the command; whoever names one keeps it.
+    """A folder for torch's compile cache that goes with the command; a folder that the user has named stays.
 
     torch makes `TMPDIR/torchinductor_USER` as soon as it is imported, and leaves it there. An export compiles nothing.
     """

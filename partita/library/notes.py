@@ -72,7 +72,7 @@ def _placeholders(folder: Path) -> dict[int, str]:
 
 
 def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | None:
-    """What a user has to know of prompts that hold such a token; None when none does."""
+    """A note on prompts that hold a token of an image, a video or sound; None when none does."""
     known = _placeholders(folder)
     held = {token for prompt in prompts for token in prompt if token in known}
     if not held:

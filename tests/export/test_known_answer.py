@@ -129,3 +129,24 @@ def test_the_headline_says_what_was_not_exercised(tiny_checkpoint: TinyCheckpoin
 def test_a_length_of_verification_without_verification_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="`verify_length`"):
         export(ExportOptions("any", tmp_path / "out", verify=False, verify_length=2048), replay=replay)
+
+
+@pytest.mark.parametrize("signalled", [None, KeyboardInterrupt()])
+def test_a_model_without_a_usable_cache_gives_the_same_answer(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, signalled: BaseException | None
+) -> None:
+    checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
+    wanted = known_answer.compute(checkpoint, 288, 64)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no cache")
+
+    monkeypatch.setattr(known_answer, "_changed_between", fails)
+    monkeypatch.setattr(known_answer, "received", lambda: signalled)
+    if signalled is not None:
+        with pytest.raises(KeyboardInterrupt):
+            known_answer.compute(checkpoint, 288, 64)
+        return
+    found = known_answer.compute(checkpoint, 288, 64)
+    for name in ("prompt", "prefill_logits", "tokens", "decode_logits"):
+        assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
